@@ -1,0 +1,67 @@
+# Everything runs in .venv, which is built here from pyproject.toml and constraints.txt. Nothing to install by hand.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON  ?= python3
+WORKERS ?= auto
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# One thread per test process: the models are tiny and the cores are shared by the processes. No test reaches a hub.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
+
+.PHONY: help quickstart test test-slow test-gpu lint format docs bench lock clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+quickstart: $(VENV)/.quickstart  ## compare ERM, SAM and delta-SAM on a small real task
+	$(BIN)/python examples/plain_loop.py
+
+test: $(VENV)/.dev  ## all tests that are quick and need no GPU
+	$(PYTEST) -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+
+test-slow: $(VENV)/.dev  ## the slow tests
+	$(PYTEST) -q -m "slow and not gpu"
+
+test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
+	$(PYTEST) -q -m gpu
+
+lint: $(VENV)/.dev  ## style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## what the linter can mend by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev  ## the documentation, to docs/_build/html; warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+bench: $(VENV)/.dev  ## time and memory of a step of every method, beside the field
+	$(BIN)/deltasam bench step
+
+lock: $(VENV)/.dev  ## write the installed versions to constraints.txt
+	$(BIN)/python tools/lock.py
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$$($(PYTHON) --version) is too old, deltasam needs 3.10: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps depend on what decides the content of the environment; the sources are installed in place.
+$(VENV)/.quickstart: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[quickstart]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.quickstart

@@ -1,0 +1,53 @@
+"""Sharpness-aware fine-tuning of language models, per instance.
+
+A method replaces ``loss.backward()``: it fills ``.grad`` and leaves the weights bit for bit as they were.
+
+    >>> import torch
+    >>> from torch.nn.functional import cross_entropy
+    >>> from deltasam import DeltaSAM
+    >>> model = torch.nn.Linear(4, 2)
+    >>> inputs, labels = torch.randn(8, 4), torch.randint(2, (8,))
+    >>> method = DeltaSAM(rho=0.05, eta=1e-4)
+    >>> step = method.backward(model, inputs, lambda model, x: cross_entropy(model(x), labels, reduction="none"))
+    >>> step.losses.shape
+    torch.Size([8])
+
+The public names are imported when they are first used, so that ``import deltasam`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. The block for type checkers below says the same; a test compares the two.
+_EXPORTS: dict[str, tuple[str, ...]] = {
+    "deltasam.methods": ("ERM", "SAM", "DeltaSAM", "Step"),
+    "deltasam.batches": ("MicroBatches",),
+    "deltasam.objectives": ("Objective",),
+}
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from deltasam.batches import MicroBatches as MicroBatches
+    from deltasam.methods import ERM as ERM
+    from deltasam.methods import SAM as SAM
+    from deltasam.methods import DeltaSAM as DeltaSAM
+    from deltasam.methods import Step as Step
+    from deltasam.objectives import Objective as Objective
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'deltasam' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,92 @@
+"""Finds the command that was asked for and runs it; imports nothing heavy before that."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+from deltasam.cli._commands import COMMANDS
+from deltasam.cli._errors import CommandError
+
+USAGE_ERROR = 2  # what tyro and argparse exit with
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: The words after ``deltasam``; those of the process by default.
+
+    Returns:
+        The exit code: 0, 1 for a mistake the command reports, 2 for an unknown command or option, 130 when interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["--version"], ["-V"]):
+        from deltasam import __version__
+
+        print(f"deltasam {__version__}")
+        return 0
+    if not words or words[0] in ("-h", "--help"):
+        print(help_text())
+        return 0
+    name = _match(words)
+    if name is None:
+        return _not_a_command(words)
+    return _run(name, words[len(name.split()) :])
+
+
+def help_text(group: str = "") -> str:
+    """The list of commands, or of those whose name starts with the word ``group``."""
+    shown = {name: command for name, command in COMMANDS.items() if not group or name.split()[0] == group}
+    width = max(map(len, shown))
+    lines = [f"usage: deltasam {group or 'COMMAND'} ... [--help]", ""]
+    if not group:
+        lines += ["Sharpness-aware fine-tuning of language models, per instance.", ""]
+    lines += [f"  {name:<{width}}  {command.summary}" for name, command in shown.items()]
+    lines += ["", f"deltasam {next(iter(shown))} --help tells the options of a command."]
+    return "\n".join(lines)
+
+
+def _match(words: Sequence[str]) -> str | None:
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if name in COMMANDS:
+            return name
+    return None
+
+
+def _not_a_command(words: Sequence[str]) -> int:
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    first = words[0]
+    if first in groups:
+        rest = [word for word in words[1:] if not word.startswith("-")]
+        asked_for_help = not rest and bool(set(words[1:]) & {"-h", "--help"})
+        if asked_for_help:
+            print(help_text(first))
+            return 0
+        if not rest:
+            print(help_text(first), file=sys.stderr)
+            return USAGE_ERROR
+    typed = " ".join(words[:2]) if first in groups else first
+    known = [*COMMANDS, *sorted(groups)]
+    close = difflib.get_close_matches(typed, known, n=1, cutoff=0.5)
+    hint = f" Did you mean `deltasam {close[0]}`?" if close else ""
+    print(f"deltasam: unknown command {typed!r}.{hint} `deltasam --help` lists the commands.", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    import tyro
+
+    options = (tyro.conf.FlagCreatePairsOff,)  # --json, not also --no-json
+
+    try:
+        command = tyro.cli(COMMANDS[name].load(), args=list(arguments), prog=f"deltasam {name}", config=options)
+        return int(command.run() or 0)
+    except CommandError as error:
+        print(f"deltasam {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"deltasam {name}: interrupted", file=sys.stderr)
+        return 130

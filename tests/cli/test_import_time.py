@@ -1,0 +1,69 @@
+"""The command line and the package answer at once: what they import, and how long it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "numpy", "transformers", "datasets", "matplotlib", "pandas", "rich", "pydantic")
+
+
+def loaded_after(code: str) -> set[str]:
+    """The heavy modules that running this code has imported."""
+    check = f"import sys; print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, check=True)
+    return set(result.stderr.split())
+
+
+def best_seconds(code: str, repeats: int) -> float:
+    """The shortest of some runs: noise of a busy machine only ever adds."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def test_import_of_the_package_loads_nothing_heavy() -> None:
+    assert loaded_after("import deltasam; dir(deltasam)") == set()
+
+
+def test_a_method_loads_torch_and_what_torch_loads() -> None:
+    assert loaded_after("from deltasam import SAM") == loaded_after("import torch")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert loaded_after("from deltasam.cli import main; main(['--help'])") == set()
+
+
+@pytest.mark.parametrize("command", ["env", "bench step", "list methods"])
+def test_help_of_a_command_does_not_load_torch(command: str) -> None:
+    code = f"""
+from deltasam.cli import main
+try:
+    main({[*command.split(), "--help"]!r})
+except SystemExit as end:
+    assert end.code == 0, end
+"""
+    assert "torch" not in loaded_after(code)
+
+
+def test_help_answers_in_well_under_a_second() -> None:
+    assert best_seconds("from deltasam.cli import main; main(['--help'])", repeats=3) < 0.6
+
+
+def test_import_adds_little_to_torch() -> None:
+    """``from deltasam import SAM`` after torch: timed inside one process, so torch's own import does not blur it."""
+    code = """
+import time, torch
+start = time.perf_counter()
+from deltasam import SAM
+taken = time.perf_counter() - start
+raise SystemExit(0 if taken < 0.2 else f"importing deltasam took {taken:.2f} s beyond torch")
+"""
+    results = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False) for _ in "ab"]
+    assert any(result.returncode == 0 for result in results), results[0].stderr

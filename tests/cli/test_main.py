@@ -1,0 +1,73 @@
+"""The command line, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import deltasam
+import pytest
+from deltasam.cli._commands import COMMANDS
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deltasam.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for name, command in COMMANDS.items():
+        assert name in result.stdout
+        assert command.summary in result.stdout
+    assert run().stdout == result.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == f"deltasam {deltasam.__version__}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    result = run(*name.split(), "--help")
+    assert result.returncode == 0, result.stderr
+    assert f"usage: deltasam {name}" in result.stdout
+
+
+def test_a_group_alone_lists_its_commands() -> None:
+    shown = run("bench", "--help")
+    assert shown.returncode == 0
+    assert "bench step" in shown.stdout
+    assert "list methods" not in shown.stdout.split("\n\n")[1]
+    assert run("bench").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("evn", "deltasam env"), ("lst", "deltasam list"), ("bench setp", "deltasam bench step")]
+)
+def test_unknown_command_gets_a_suggestion(typed: str, meant: str) -> None:
+    result = run(*typed.split())
+    assert result.returncode == 2
+    assert f"unknown command '{typed}'" in result.stderr
+    assert meant in result.stderr
+
+
+def test_a_word_like_no_command_gets_the_way_out_only() -> None:
+    result = run("xyzzy")
+    assert result.returncode == 2
+    assert "Did you mean" not in result.stderr
+    assert "deltasam --help" in result.stderr
+
+
+def test_unknown_option_gets_a_suggestion() -> None:
+    result = run("env", "--jsno")
+    assert result.returncode == 2
+    assert "--json" in result.stderr + result.stdout
+
+
+def test_env_tells_versions_as_json() -> None:
+    facts = json.loads(run("env", "--json").stdout)
+    assert {"python", "platform", "deltasam", "torch", "cuda"} <= set(facts)
+    assert facts["deltasam"] == deltasam.__version__

@@ -1,0 +1,35 @@
+"""What every test gets: fixed seeds, and the real data where it lies beside the repository."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.data import find_shared
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with the real datasets, models and paper; skips the test where it is absent."""
+    folder = find_shared()
+    if folder is None:
+        pytest.skip("the folder shared/ with the real data is not beside this repository (or set DELTASAM_SHARED)")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``gpu`` say why they are skipped where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,45 @@
+"""Every public name can be imported, and the two lists of ``deltasam/__init__.py`` agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import deltasam
+import pytest
+
+
+def public_modules() -> list[str]:
+    """Every module below deltasam without a leading underscore in its path."""
+    found = [module.name for module in pkgutil.walk_packages(deltasam.__path__, "deltasam.")]
+    return ["deltasam", *(name for name in found if not any(part.startswith("_") for part in name.split(".")))]
+
+
+@pytest.mark.parametrize("name", public_modules())
+def test_every_name_of_all_exists(name: str) -> None:
+    module = importlib.import_module(name)
+    names = getattr(module, "__all__", [])
+    missing = [public for public in names if not hasattr(module, public)]
+    assert not missing, f"{name}.__all__ names what {name} does not have: {missing}"
+    assert len(set(names)) == len(names), f"{name}.__all__ names something twice"
+
+
+def test_type_checkers_see_the_lazy_names() -> None:
+    tree = ast.parse(Path(deltasam.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        (node.module, alias.name) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == {(module, name) for module, names in deltasam._EXPORTS.items() for name in names}
+
+
+def test_unknown_name_is_a_clear_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'DeltaSMA'; it has .*DeltaSAM"):
+        _ = deltasam.DeltaSMA
+
+
+def test_version_is_the_one_of_the_package() -> None:
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'version = "{deltasam.__version__}"' in pyproject
