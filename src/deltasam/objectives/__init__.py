@@ -1,0 +1,37 @@
+"""Objectives: a model and a batch go in, one loss per instance comes out, scaled so that their mean is the objective.
+
+=========================  ============================  =======================================================
+objective                  loss of instance i            mean equals
+=========================  ============================  =======================================================
+:class:`Classification`    cross-entropy                 Hugging Face's sequence classification loss
+:class:`Regression`        squared error                 the same with ``num_labels=1``
+:class:`Tokens`            token cross-entropies         Hugging Face's masked LM and token classification loss
+:class:`CausalLM`          next-token cross-entropies    Hugging Face's causal LM loss
+:class:`Seq2Seq`           target cross-entropies        Hugging Face's sequence-to-sequence loss
+:class:`Contrastive`       two rows of NT-Xent           NT-Xent over the 2N views, as in Mirror-BERT
+=========================  ============================  =======================================================
+
+All take Hugging Face models and batches as they are, plain modules with batches ``(inputs, labels)``, and anything
+else through the callables ``predict(model, batch)`` and ``labels(batch)``. A method accepts any other callable
+``objective(model, batch) -> (N,)`` as well.
+"""
+
+from deltasam.objectives._base import Objective, at_least_float32, symmetric_kl
+from deltasam.objectives._causal import CausalLM
+from deltasam.objectives._classification import Classification
+from deltasam.objectives._contrastive import Contrastive
+from deltasam.objectives._regression import Regression
+from deltasam.objectives._seq2seq import Seq2Seq
+from deltasam.objectives._tokens import Tokens
+
+__all__ = [
+    "CausalLM",
+    "Classification",
+    "Contrastive",
+    "Objective",
+    "Regression",
+    "Seq2Seq",
+    "Tokens",
+    "at_least_float32",
+    "symmetric_kl",
+]

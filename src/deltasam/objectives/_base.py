@@ -1,0 +1,103 @@
+"""What every objective is: a batch goes in, one loss per instance comes out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class Objective(ABC):
+    r"""Maps a model and a batch to the losses of the instances, :math:`l_i(w)`, shape ``(N,)``.
+
+    The losses are scaled so that the objective of the batch is their **mean**. For a loss averaged over tokens that
+    means :math:`l_i = N \cdot \sum_t \mathrm{nll}_{it} / \mathrm{tokens\ in\ the\ batch}`.
+
+    Methods need nothing but ``objective(model, batch) -> (N,)``, so any callable of that shape will do. The three
+    parts below exist for the consistency regularisers (R-Drop, R3F, SMART, VAT), which compare two sets of outputs.
+
+    Attributes:
+        separable: Whether the loss of an instance depends on that instance alone, so that a batch may be cut into
+            single instances. False where the instances of a batch serve each other as negatives.
+        directional: Whether the divergence is the mean of two directed ones (Kullback-Leibler), see :meth:`directed`.
+    """
+
+    separable: ClassVar[bool] = True
+    directional: ClassVar[bool] = False
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Losses of the instances, shape ``(N,)``, with their graph."""
+        return self.losses(self.forward(model, batch), batch)
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        """Outputs of the model that the losses and divergences are computed from (logits, predictions, embeddings)."""
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        """Losses of the instances from the outputs, shape ``(N,)``."""
+
+    @abstractmethod
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """How far two outputs for the same batch are apart, per instance, shape ``(N,)``, symmetric, zero if equal."""
+
+    def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        r"""Divergence of the second outputs from the first, :math:`KL(p_1 \| p_2)` for distributions, shape ``(N,)``.
+
+        The divergence itself where it has no direction (``directional`` is False).
+        """
+        return self.divergence(first, second, batch)
+
+    def items(self, batch: Any) -> Tensor | None:
+        """What the mean divides by, if it is not the number of instances (for example the number of target tokens).
+
+        Micro-batches are weighted by it, so that their sum is the objective of the large batch.
+        """
+        return None
+
+    def held(self, model: nn.Module, batch: Any) -> Tensor | None:
+        """The part of the outputs that stays at w while the weights are perturbed, with its graph; None if none does.
+
+        An adversary on one of two views is such an objective: the other view's embeddings are computed once, at w,
+        and handed to :meth:`complete` in every pass of the step.
+        """
+        return None
+
+    def complete(self, model: nn.Module, batch: Any, held: Tensor) -> Tensor:
+        """All outputs, as :meth:`forward` gives them, from the held part and a pass over the rest of the batch."""
+        raise NotImplementedError(
+            f"{type(self).__name__} holds no part of its outputs at w: call forward(model, batch)"
+        )
+
+    def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most objectives have nothing to prepare
+        """Called once at the start of every step, before any pass, with the model at w (SMART moves its teacher)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to put into a checkpoint; empty for the objectives without state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, but load_state_dict got {sorted(state)}")
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """The values in float32 if they are in half precision; float32 and float64 stay what they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def symmetric_kl(first: Tensor, second: Tensor) -> Tensor:
+    r""":math:`\frac12 [KL(p\|q) + KL(q\|p)]` over the last dimension of two sets of logits, in float32 at least."""
+    log_p = at_least_float32(first).log_softmax(-1)
+    log_q = at_least_float32(second).log_softmax(-1)
+    return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+
+
+def directed_kl(first: Tensor, second: Tensor) -> Tensor:
+    r""":math:`KL(p\|q)` over the last dimension of two sets of logits, in float32 at least."""
+    log_p = at_least_float32(first).log_softmax(-1)
+    log_q = at_least_float32(second).log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)

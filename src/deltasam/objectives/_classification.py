@@ -1,0 +1,105 @@
+"""Classification of the instances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deltasam.objectives._base import at_least_float32, directed_kl, symmetric_kl
+from deltasam.objectives._checks import check_integer, check_range, check_smoothing
+from deltasam.objectives._supervised import Supervised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(Supervised):
+    r"""Cross-entropy of each instance, :math:`l_i = -\log p(y_i | x_i)`, in float32 at least.
+
+    The mean equals the loss of Hugging Face's sequence classification heads and, with ``multi_label``, that of their
+    ``problem_type="multi_label_classification"``. The divergence is the symmetric Kullback-Leibler divergence; with
+    ``multi_label`` the mean of those of the classes' yes-or-no distributions.
+
+    Args:
+        label_smoothing: Share of the target's probability that is spread evenly over all classes.
+        multi_label: Each class is a question of its own: labels of shape (N, C) with zeros and ones (or
+            probabilities), :math:`l_i` the mean of the C binary cross-entropies.
+        labels: Key of the labels in the batch, or a callable that takes the labels out of the batch.
+        predict: How to get the logits (N, C), ``predict(model, batch)``, where a plain call will not do.
+
+    Raises:
+        ValueError: For labels that are missing, of another shape or type, or (on the CPU) out of range.
+
+    Example:
+        >>> import torch
+        >>> model, batch = torch.nn.Linear(3, 2), (torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+        >>> Classification()(model, batch).shape
+        torch.Size([4])
+
+    Relations:
+        :class:`Tokens` classifies every token of a sequence, :class:`Regression` predicts numbers.
+    """
+
+    directional: ClassVar[bool] = True
+
+    label_smoothing: float = 0.0
+    multi_label: bool = False
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
+        if self.multi_label and self.label_smoothing:
+            raise ValueError(
+                f"label_smoothing is {self.label_smoothing} with multi_label=True, where it is not defined: "
+                "smooth the labels themselves (they may be probabilities) and leave label_smoothing at 0"
+            )
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        """Cross-entropies from the logits (N, C), shape (N,)."""
+        logits = at_least_float32(outputs)
+        labels = self.targets(batch).to(logits.device)
+        if self.multi_label:
+            if labels.shape != logits.shape:
+                raise ValueError(
+                    f"Classification(multi_label=True): labels have shape {tuple(labels.shape)}, logits "
+                    f"{tuple(logits.shape)}; labels must be (N, C), a zero or one for every class of every instance"
+                )
+            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(-1)
+        _check(logits, labels)
+        return F.cross_entropy(logits, labels.long(), reduction="none", label_smoothing=self.label_smoothing)
+
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """Symmetric Kullback-Leibler divergence of the predicted distributions, shape (N,)."""
+        if self.multi_label:
+            # KL(p||q) + KL(q||p) of two Bernoulli distributions is (p - q)(logit p - logit q).
+            first, second = at_least_float32(first), at_least_float32(second)
+            return 0.5 * ((first.sigmoid() - second.sigmoid()) * (first - second)).mean(-1)
+        return symmetric_kl(first, second)
+
+    def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """Kullback-Leibler divergence of the second predicted distributions from the first, shape (N,)."""
+        if self.multi_label:
+            # A yes-or-no distribution is a softmax over the logits (x, 0).
+            first, second = (torch.stack((x, torch.zeros_like(x)), -1) for x in (first, second))
+            return directed_kl(first, second).mean(-1)
+        return directed_kl(first, second)
+
+
+def _check(logits: Tensor, labels: Tensor) -> None:
+    check_integer(
+        labels,
+        "Classification",
+        "for numbers to predict use Regression(), for zeros and ones of shape (N, C) Classification(multi_label=True)",
+    )
+    if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"Classification: labels have shape {tuple(labels.shape)}, logits {tuple(logits.shape)}, but must have "
+            "(N,) and (N, C); for a label at every token use Tokens(), Seq2Seq() or CausalLM()"
+        )
+    if logits.shape[1] < 2:
+        raise ValueError(
+            f"Classification: logits have shape {tuple(logits.shape)}, one class, which makes every loss zero; "
+            "set the model's num_labels to 2 or more, or use Regression() or Classification(multi_label=True)"
+        )
+    check_range(labels, logits.shape[1], "Classification")

@@ -1,0 +1,45 @@
+"""What a Hugging Face decoder needs when the labels are kept from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from deltasam.objectives._batch import unwrapped
+
+
+def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor:
+    """The decoder's inputs for the labels (N, T; -100 for padding): the labels moved right by one.
+
+    The model's own way where it has one (mBART moves its language code to the front), else the common one.
+    """
+    inner = unwrapped(model)
+    prepare = getattr(inner, "prepare_decoder_input_ids_from_labels", None)
+    if prepare is not None:
+        made: Tensor = prepare(labels=labels)
+        return made
+    config = getattr(inner, "config", None)
+    start, pad = getattr(config, "decoder_start_token_id", None), getattr(config, "pad_token_id", None)
+    if start is None or pad is None:
+        raise ValueError(
+            f"Seq2Seq: the batch has no 'decoder_input_ids', and {type(inner).__name__} cannot make them: it has no "
+            "prepare_decoder_input_ids_from_labels, and no config with decoder_start_token_id and pad_token_id; "
+            "put decoder_input_ids into the batch, or give Seq2Seq(predict=...)"
+        )
+    moved = labels.roll(1, dims=1)
+    moved[:, 0] = start
+    return moved.masked_fill(moved == -100, pad)
+
+
+def without_cache(model: nn.Module, inputs: Any) -> Any:
+    """Tells a model that would fill a key-value cache not to: with labels it knows, without it copies all keys."""
+    if not isinstance(inputs, Mapping) or "use_cache" in inputs:
+        return inputs
+    inner = unwrapped(model)
+    caches = getattr(getattr(inner, "config", None), "use_cache", False)
+    if caches and "use_cache" in inspect.signature(inner.forward).parameters:
+        return {**inputs, "use_cache": False}
+    return inputs
