@@ -1,0 +1,87 @@
+"""Batches of any shape: how many instances, some of the instances, several batches that make up one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class MicroBatches(tuple[Any, ...]):
+    """Several batches that are one: the step takes *one* perturbation for all of them, in two sweeps.
+
+    ``method.backward(model, MicroBatches(parts), objective)`` equals ``method.backward`` on the large batch, at the
+    activation memory of one part. It is a type of its own because a plain list is what a ``DataLoader`` yields for
+    one batch (``[inputs, labels]``). Calling ``backward`` once per part instead gives each part a perturbation of its
+    own (m-sharpness with m = the size of a part).
+
+    Example:
+        >>> parts = MicroBatches([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(4, 3), torch.zeros(4))])
+        >>> [batch_size(part) for part in parts]
+        [2, 4]
+    """
+
+    def __new__(cls, batches: Iterable[Any]) -> MicroBatches:
+        parts = tuple(batches)
+        if not parts:
+            raise ValueError("MicroBatches got no batch; pass at least one")
+        return super().__new__(cls, parts)
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """All tensors in nested mappings, lists and tuples."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from tensors(value)
+
+
+def batch_size(batch: Any) -> int | None:
+    """Number of instances: the first dimension of ``labels`` if there is one, else of the first tensor; or None."""
+    if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor) and batch["labels"].ndim:
+        return int(batch["labels"].shape[0])
+    return next((int(tensor.shape[0]) for tensor in tensors(batch) if tensor.ndim), None)
+
+
+def take(batch: Any, index: Tensor, size: int) -> Any:
+    """The instances ``index`` of a batch of ``size``: every tensor (or list) of that length is indexed, others stay.
+
+    Example:
+        >>> take({"x": torch.arange(4), "scale": torch.tensor(2.0)}, torch.tensor([0, 3]), 4)
+        {'x': tensor([0, 3]), 'scale': tensor(2.)}
+    """
+
+    def pick(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == size:
+            return leaf.index_select(0, index.to(leaf.device))
+        return leaf
+
+    return tree_map(pick, batch)
+
+
+def repeat(batch: Any, times: int, size: int) -> Any:
+    """The batch ``times`` times over, one copy after another: (x_1..x_N, x_1..x_N, ...)."""
+
+    def double(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == size:
+            return torch.cat([leaf] * times)
+        return leaf
+
+    return tree_map(double, batch)
+
+
+def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Applies a function to every leaf of nested mappings, lists and tuples; mappings come back as plain dicts."""
+    if isinstance(batch, Mapping):
+        return {key: tree_map(function, value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(tree_map(function, value) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(tree_map(function, value) for value in batch)
+    return function(batch)

@@ -1,0 +1,44 @@
+"""Methods: each one replaces ``loss.backward()`` by ``method.backward(model, batch, objective)``.
+
+A method answers one question: at which weights is the gradient of the batch taken? It does so in the four verbs of
+:class:`deltasam.passes.Passes`: ``losses`` (no graph), ``gradient`` (of weighted losses), ``ascend`` (to w + eps and
+back), ``accumulate`` (into ``.grad``).
+
+From the paper to the code:
+
+============================  ==========================================================================
+:math:`w`                     ``model.parameters()``; those a method may perturb: ``passes.params``
+:math:`l_i(w)`                ``step.losses``, shape (N,)
+:math:`l_i(w + \\epsilon)`      ``step.perturbed_losses``
+:math:`g_i` (Eq. 5)           ``step.weights``, from a :class:`~deltasam.weighting.Weighting`
+:math:`r`                     ``random_direction`` in :mod:`deltasam.perturb`
+:math:`\\epsilon^*` (Eq. 7)     the move made by ``passes.ascend``
+:math:`\\rho, \\eta`             ``rho``, ``eta``
+:math:`\\mathcal{R}`            ``step.sharpness``
+============================  ==========================================================================
+"""
+
+from deltasam.methods._asam import ASAM
+from deltasam.methods._base import Method, Step
+from deltasam.methods._delta_sam import DeltaSAM
+from deltasam.methods._erm import ERM
+from deltasam.methods._esam import ESAM
+from deltasam.methods._fisher_sam import FisherSAM
+from deltasam.methods._gsam import GSAM
+from deltasam.methods._look_sam import LookSAM
+from deltasam.methods._sam import SAM
+from deltasam.methods._subset_sam import SubsetSAM
+
+__all__ = [
+    "ASAM",
+    "ERM",
+    "ESAM",
+    "GSAM",
+    "SAM",
+    "DeltaSAM",
+    "FisherSAM",
+    "LookSAM",
+    "Method",
+    "Step",
+    "SubsetSAM",
+]

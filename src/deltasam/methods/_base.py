@@ -1,0 +1,191 @@
+"""What every method is: a frozen record of its hyperparameters whose ``backward`` replaces ``loss.backward()``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
+from deltasam.perturb import Selection
+from deltasam.randomness import Randomness
+
+Self = TypeVar("Self", bound="Method")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """What happened in one step. Tensors are detached and on the model's device: nothing here waits for a GPU.
+
+    Attributes:
+        losses: :math:`l_i(w)`, shape (N,).
+        forwards: Forward passes made.
+        backwards: Backward passes made.
+        perturbed_losses: :math:`l_i(w + \\epsilon)`, shape (N,), or None if nothing was perturbed.
+        weights: g, shape (N,), if the method weights the instances.
+        grad_norm: The norm of the gradient that was followed uphill, without the loss scale.
+        skipped: Whether the perturbation was left out because that gradient was zero or not finite; the step is then
+            the plain gradient.
+    """
+
+    losses: Tensor
+    forwards: int
+    backwards: int
+    perturbed_losses: Tensor | None = None
+    weights: Tensor | None = None
+    grad_norm: Tensor | None = None
+    skipped: Tensor | None = None
+
+    @property
+    def loss(self) -> Tensor:
+        """The objective of the batch at w: the mean of the losses."""
+        return self.losses.mean()
+
+    @property
+    def sharpness(self) -> Tensor:
+        """How much the perturbation raised the mean loss: R_batch, or R_inst, as far as the method measures it."""
+        if self.perturbed_losses is None:
+            return torch.zeros_like(self.losses[0])
+        return self.perturbed_losses.mean() - self.losses.mean()
+
+    @property
+    def why_skipped(self) -> str | None:
+        """None if the perturbation took place, else the reason in words. Waits for the device."""
+        if self.skipped is None or not bool(self.skipped):
+            return None
+        norm = float("nan") if self.grad_norm is None else float(self.grad_norm)
+        what = f"zero or too small to divide by ({norm:g})" if abs(norm) < 1 else f"not finite ({norm:g})"
+        return f"the norm of the perturbation gradient was {what}; the step took the plain gradient"
+
+    def metrics(self) -> dict[str, float]:
+        """The step in numbers for a log. Waits for the device."""
+        values: dict[str, Any] = {"loss": self.loss, "sharpness": self.sharpness, "grad_norm": self.grad_norm}
+        if self.weights is not None:
+            values |= {"weights_mean": self.weights.mean(), "weights_max": self.weights.max()}
+            values["weights_std"] = self.weights.std(unbiased=False)
+        values["skipped"] = self.skipped
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A way to take the gradient of a batch. The method is its own configuration and never touches the optimizer.
+
+    Attributes:
+        params: Which parameters are perturbed: a preset or a predicate, see :func:`deltasam.select`.
+        randomness: ``"shared"``: all passes of a step see the same dropout masks; ``"independent"``: each its own.
+        state: What the method remembers between steps (nothing, for most); part of :meth:`state_dict`.
+    """
+
+    params: Selection = "all"
+    randomness: Randomness = "shared"
+    state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    #: Forward and backward passes of a step, as the docs list them.
+    passes: ClassVar[str] = "1/1"
+
+    def __post_init__(self) -> None:
+        """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
+        if self.randomness not in ("shared", "independent"):
+            raise ValueError(f"randomness={self.randomness!r} must be 'shared' or 'independent'")
+
+    def backward(
+        self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
+    ) -> Step:
+        """Adds the method's gradient to ``.grad``, as ``loss.backward()`` would, and leaves the weights as they were.
+
+        Args:
+            model: The model, in the mode (usually train) it is to be used in.
+            batch: Whatever the objective takes; or :class:`~deltasam.MicroBatches` for one perturbation over several.
+            objective: ``objective(model, batch) -> (N,)``, the loss of every instance.
+            scale: Factor on the loss: ``1 / steps`` when accumulating, or a ``torch.amp.GradScaler``.
+
+        Returns:
+            What happened, as detached tensors.
+        """
+        prepare = getattr(objective, "prepare", None)
+        if prepare is not None:
+            prepare(model)
+        step = self._step(
+            Passes(
+                model, batch, objective,
+                params=self.params, scale=scale, randomness=self.randomness, replay=not self._is_plain(),
+            )  # fmt: skip
+        )
+        self.state["steps"] = self.steps + 1
+        if step.skipped is not None:
+            self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
+        return step
+
+    @abstractmethod
+    def _step(self, passes: Passes) -> Step:
+        """The method itself, in the verbs of :class:`~deltasam.passes.Passes`."""
+
+    def _is_plain(self) -> bool:
+        """Whether this step is plain training: a perturbing method with rho = 0 costs what plain training costs."""
+        return getattr(self, "rho", None) == 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps this method has taken (restored by :meth:`load_state_dict`)."""
+        return int(self.state.get("steps", 0))
+
+    @property
+    def skipped(self) -> int:
+        """How many steps left the perturbation out. Waits for the device."""
+        return int(self.state.get("skipped", 0))
+
+    def replace(self: Self, **changes: Any) -> Self:
+        """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``."""
+        init = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        unknown = sorted(set(changes) - set(init))
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no hyperparameter {unknown[0]!r}; it has {sorted(init)}")
+        other = type(self)(**{**init, **changes})
+        object.__setattr__(other, "state", self.state)
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to put into a checkpoint: numbers and tensors only. Without it a resumed run is still valid."""
+        return {key: dict(value) if isinstance(value, dict) else value for key, value in self.state.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave; then a resumed run continues exactly."""
+        self.state.clear()
+        self.state.update(state)
+
+
+def plain_step(passes: Passes) -> Step:
+    """Plain training: one forward, one backward, nothing else."""
+    return finish(passes, passes.accumulate(at_w=True))
+
+
+def finish(
+    passes: Passes,
+    losses: Tensor,
+    *,
+    perturbed: Tensor | None = None,
+    ascent: Ascent | None = None,
+    weights: Tensor | None = None,
+) -> Step:
+    """The record of a finished step."""
+    return Step(
+        losses=losses,
+        forwards=passes.count.forwards,
+        backwards=passes.count.backwards,
+        perturbed_losses=perturbed,
+        weights=weights,
+        grad_norm=None if ascent is None else ascent.norm,
+        skipped=None if ascent is None else ascent.skipped,
+    )
+
+
+def check_number(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
+    """Raises a ValueError that names the hyperparameter, its value and the allowed range."""
+    inside = (low < value if open_low else low <= value) and value <= high
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not inside:
+        left = "(" if open_low else "["
+        raise ValueError(f"{name}={value!r} must be a number in {left}{low:g}, {high:g}{']' if high < float('inf') else ')'}")

@@ -1,0 +1,29 @@
+"""Plain training, in the same shape as the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deltasam.methods._base import Method, Step, plain_step
+from deltasam.passes import Passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ERM(Method):
+    r"""Empirical risk minimisation: :math:`\nabla \frac1N \sum_i l_i(w)`.
+
+    Cost: 1 forward, 1 backward, no extra memory.
+
+    Example:
+        >>> import torch
+        >>> model, objective = torch.nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> step = ERM().backward(model, torch.ones(4, 2), objective)
+        >>> step.losses.shape, step.forwards, step.backwards
+        (torch.Size([4]), 1, 1)
+    """
+
+    def _step(self, passes: Passes) -> Step:
+        return plain_step(passes)
+
+    def _is_plain(self) -> bool:
+        return True

@@ -1,0 +1,81 @@
+"""Efficient SAM: some tensors are perturbed, and only the instances that suffer most are trained on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.passes import Passes
+from deltasam.perturb import global_norm
+from deltasam.weighting._base import seed_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ESAM(Method):
+    r"""ESAM, both parts: stochastic weight perturbation and sharpness-sensitive data selection.
+
+    1. Every tensor takes part with probability beta; :math:`\epsilon = \rho\, g / (\beta \lVert g \rVert)` over those.
+    2. The :math:`\lceil \gamma N \rceil` instances with the largest :math:`l_i(w + \epsilon) - l_i(w)` are kept; the
+       gradient is that of their mean loss at :math:`w + \epsilon`.
+
+    Cost: 3 forwards (one without a graph, one over the kept instances only), 2 backwards (the first with respect to a
+    part of the parameters, the second over the kept instances). With gamma = 1 there is nothing to select: 2 and 2.
+    Extra memory: one copy of the parameters that take part. The kept instances draw dropout masks of their own, since
+    they form a batch of another shape.
+
+    Attributes:
+        rho: Radius; 0 is plain training (on all instances).
+        beta: Probability that a tensor is perturbed.
+        gamma: Share of the instances that are trained on.
+        seed: Seed of the choice of tensors, a new choice every step.
+
+    References:
+        Du et al., Efficient Sharpness-aware Minimization for Improved Training of Neural Networks, ICLR 2022.
+
+    Example:
+        >>> model, objective = torch.nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> step = ESAM(beta=1.0, gamma=0.5).backward(model, torch.rand(4, 2), objective)
+        >>> step.forwards, step.backwards, step.perturbed_losses.shape
+        (3, 2, torch.Size([4]))
+    """
+
+    rho: float = 0.05
+    beta: float = 0.6
+    gamma: float = 0.5
+    seed: int = 0
+    passes = "3/2"
+
+    def __post_init__(self) -> None:
+        """Checks the hyperparameters."""
+        super().__post_init__()
+        check_number("rho", self.rho, 0)
+        check_number("beta", self.beta, 0, 1, open_low=True)
+        check_number("gamma", self.gamma, 0, 1, open_low=True)
+
+    def _step(self, passes: Passes) -> Step:
+        if self._is_plain():
+            return plain_step(passes)
+        moving = [p for p, used in zip(passes.params.values(), self._draw(len(passes.params)), strict=True) if used]
+        losses, grads = passes.gradient(params=moving)
+        norm = global_norm([g for g in grads if g is not None])
+        with passes.ascend(grads, self.rho / self.beta, norm=norm, params=moving) as ascent:
+            if self.gamma == 1:
+                perturbed = passes.accumulate()
+            else:
+                perturbed = passes.losses()
+                kept = math.ceil(self.gamma * losses.shape[0])
+                index = torch.topk(perturbed - losses, kept).indices.sort().values
+                passes.subset(index).accumulate()
+        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+
+    def _draw(self, tensors: int) -> list[bool]:
+        """Which tensors take part in this step; at least one does."""
+        generator = torch.Generator().manual_seed(seed_of(self.seed, self.steps))
+        draws = torch.rand(tensors, generator=generator)
+        chosen: list[bool] = (draws < self.beta).tolist()
+        if not any(chosen):
+            chosen[int(draws.argmin())] = True
+        return chosen

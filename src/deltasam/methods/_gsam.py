@@ -1,0 +1,74 @@
+"""Surrogate-gap guided SAM: descend the perturbed loss and the surrogate gap together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.passes import Passes
+from deltasam.perturb import dot
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSAM(Method):
+    r"""GSAM: the perturbed gradient, minus what of the plain gradient is orthogonal to it.
+
+    .. math:: g = \nabla l(w), \quad g_p = \nabla l(w + \rho\, g / \lVert g \rVert), \quad
+              \text{gradient} = g_p - \alpha\, g_\perp, \quad
+              g_\perp = g - \frac{\langle g, g_p \rangle}{\lVert g_p \rVert^2}\, g_p
+
+    Cost: 2 forwards, 2 backwards; two extra copies of the parameters (the plain gradient is kept for the end).
+
+    The paper lets rho follow the learning rate, :meth:`rho_at`: ``method.replace(rho=...)`` before each step.
+
+    Attributes:
+        rho: Radius of the perturbation.
+        alpha: Weight of the orthogonal part; 0 is SAM.
+
+    References:
+        Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, ICLR 2022.
+
+    Example:
+        >>> GSAM.rho_at(lr=5e-5, lr_max=1e-4, rho_max=0.05, rho_min=0.01)
+        0.03
+    """
+
+    rho: float = 0.05
+    alpha: float = 0.4
+    passes = "2/2"
+
+    def __post_init__(self) -> None:
+        """Checks the hyperparameters."""
+        super().__post_init__()
+        check_number("rho", self.rho, 0)
+        check_number("alpha", self.alpha, 0)
+
+    @staticmethod
+    def rho_at(*, lr: float, lr_max: float, rho_max: float, rho_min: float, lr_min: float = 0.0) -> float:
+        """The radius that stands to its range as the learning rate stands to its own."""
+        return rho_min + (rho_max - rho_min) * (lr - lr_min) / (lr_max - lr_min)
+
+    def _step(self, passes: Passes) -> Step:
+        if self._is_plain():
+            return plain_step(passes)
+        names = list(passes.trainable)
+        # The orthogonal part is taken over everything that is trained, also where only a part is perturbed.
+        losses, plain = passes.gradient(params=list(passes.trainable.values()))
+        g = {name: value for name, value in zip(names, plain, strict=True) if value is not None}
+        with passes.fresh_grads() as trained:
+            with passes.ascend([g.get(name) for name in passes.params], self.rho, consume=False) as ascent:
+                perturbed = passes.accumulate()
+            with torch.no_grad():
+                both = [n for n in names if n in g and trained[n].grad is not None]
+                gp = [trained[n].grad.to_dense() for n in both]  # type: ignore[union-attr]
+                share = dot([g[n].to_dense() for n in both], gp) / dot(gp, gp)
+                # gp - alpha (g - share gp); a skipped ascent leaves gp = g, whose orthogonal part is nothing.
+                alpha = torch.where(ascent.skipped | ~torch.isfinite(share), 0.0, self.alpha * torch.ones_like(share))
+                keep = torch.where(alpha == 0, torch.ones_like(share), 1 + alpha * share)
+                for name, value in zip(both, gp, strict=True):
+                    here = alpha.to(value.device)
+                    away = torch.where(here == 0, torch.zeros_like(value), here.to(value.dtype) * g[name].to_dense())
+                    trained[name].grad = value * keep.to(value.device, value.dtype) - away
+        return finish(passes, losses, perturbed=perturbed, ascent=ascent)

@@ -1,0 +1,328 @@
+"""The passes of one step: where the model, the batch and the objective meet, with the same randomness every time.
+
+A method is written in four verbs: ``losses`` (no gradient), ``gradient`` (of the weighted losses, for the ascent),
+``ascend`` (to w + eps and back), ``accumulate`` (``backward`` into ``.grad``). Micro-batches, loss scaling, autocast,
+random streams, buffers, counting and checking the losses are dealt with here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from deltasam.batches import MicroBatches, batch_size, take, tensors
+from deltasam.perturb import Selection, global_norm, perturbed, select, step_size, trainable
+from deltasam.randomness import Randomness, Replay, accelerators
+
+ObjectiveLike = Callable[[nn.Module, Any], Tensor]
+
+
+class Scaler(Protocol):
+    """What ``torch.amp.GradScaler`` and its relatives offer."""
+
+    def scale(self, outputs: Tensor) -> Tensor:
+        """The loss times the current scale."""
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """A move to w + eps: the norm of the gradient it follows (unscaled) and whether there was none to follow."""
+
+    norm: Tensor
+    skipped: Tensor
+
+
+@dataclass
+class Count:
+    """How many passes a step has made so far; a sweep over micro-batches is one pass."""
+
+    forwards: int = 0
+    backwards: int = 0
+
+
+class Passes:
+    """The passes of one step of a method.
+
+    Args:
+        model: The model, in the mode (train or eval) it is to be used in.
+        batch: One batch, or :class:`~deltasam.MicroBatches`.
+        objective: Maps (model, batch) to losses of shape (N,).
+        params: Which parameters may be perturbed.
+        scale: Factor on the loss, or a ``GradScaler``.
+        randomness: Whether extra passes see the same random draws.
+        replay: Remember the random streams and buffers for extra passes; a method with a single pass needs none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        objective: ObjectiveLike,
+        *,
+        params: Selection = "all",
+        scale: float | Tensor | Scaler = 1.0,
+        randomness: Randomness = "shared",
+        replay: bool = True,
+    ) -> None:
+        self.model = model
+        # DDP synchronises in backward(); the ascent is each rank's own, so it goes through the module inside.
+        self.inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        self.objective = objective
+        self.params = select(self.inner, params)
+        self.trainable = trainable(self.inner)
+        self.count = Count()
+        self.sizes: list[int | None] = [None] * len(self.batches)
+        self._scale = scale
+        self._shares = self._micro_batch_shares()
+        devices = accelerators([*self.trainable.values(), *tensors(self.batches)])
+        self._replay = Replay(self.inner, devices, randomness) if replay else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where scalars of the step live: with the first trainable parameter."""
+        return next(iter(self.params.values())).device
+
+    # -- the four verbs ------------------------------------------------------------------------------------------
+
+    def losses(self, *, at_w: bool = False) -> Tensor:
+        """Losses of the instances without a graph, shape (N,). One forward.
+
+        Args:
+            at_w: This is the pass at w whose traces (random draws, BatchNorm statistics) the step leaves behind.
+        """
+        self.count.forwards += 1
+        with torch.no_grad(), self._pass(at_w):
+            return self.evaluate().detach()
+
+    def gradient(
+        self,
+        weights: Tensor | Callable[[Tensor], Tensor] | None = None,
+        *,
+        at_w: bool = True,
+        params: Sequence[nn.Parameter] | None = None,
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Losses and the gradient of their weighted mean, leaving ``.grad`` alone. One forward, one backward.
+
+        Args:
+            weights: g, shape (N,), or what computes them from the losses (a single batch only); uniform by default.
+            at_w: As in :meth:`losses`.
+            params: With respect to what; the parameters chosen for perturbation by default.
+
+        Returns:
+            The losses (N,), detached, and one gradient per parameter, None where it took no part. The gradients carry
+            the loss scale.
+        """
+        self.count.forwards += 1
+        self.count.backwards += 1
+        targets = list(self.params.values()) if params is None else list(params)
+        total: list[Tensor | None] = [None] * len(targets)
+        parts = []
+        with torch.enable_grad(), self._pass(at_w):
+            for k in range(len(self.batches)):
+                losses = self._evaluate(k, self.inner, graph=True)
+                g = weights(losses.detach()) if callable(weights) else self._part(weights, k)
+                with self._no_autocast(losses):
+                    grads = torch.autograd.grad(self._mean(losses, k, g), targets, allow_unused=True)
+                total = [_sum(a, b) for a, b in zip(total, grads, strict=True)]
+                parts.append(losses.detach())
+                del losses, grads
+        return self._joined(parts), total
+
+    @contextmanager
+    def ascend(
+        self,
+        direction: Sequence[Tensor | None],
+        rho: float,
+        *,
+        norm: Tensor | None = None,
+        params: Sequence[nn.Parameter] | None = None,
+        consume: bool = True,
+    ) -> Iterator[Ascent]:
+        r"""Moves to :math:`w + \rho \cdot direction / norm` (Eq. 1's one ascent step) and always back.
+
+        Args:
+            direction: One tensor per parameter, carrying the loss scale; None stays.
+            rho: The radius.
+            norm: What to divide by; the 2-norm of the direction by default.
+            params: The parameters that move; those chosen for perturbation by default.
+            consume: The direction's memory may be used for the move.
+
+        Yields:
+            The norm, unscaled, and whether the move was skipped because it was zero or not finite.
+        """
+        moving = list(self.params.values()) if params is None else list(params)
+        if norm is None:
+            norm = global_norm([d for d in direction if d is not None]).to(self.device)
+        step = step_size(rho, norm)
+        with perturbed(moving, direction, step, consume=consume):
+            yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0)
+
+    def accumulate(self, *, at_w: bool = False) -> Tensor:
+        """Adds the gradient of the mean loss to ``.grad`` as ``backward`` does. One forward, one backward.
+
+        Args:
+            at_w: As in :meth:`losses`.
+
+        Returns:
+            The losses, detached.
+        """
+        self.count.forwards += 1
+        self.count.backwards += 1
+        parts = []
+        with torch.enable_grad(), self._pass(at_w):
+            for k in range(len(self.batches)):
+                losses = self._evaluate(k, self.model, graph=True)
+                with self._no_autocast(losses):
+                    self._mean(losses, k, None).backward()  # type: ignore[no-untyped-call]
+                parts.append(losses.detach())
+                del losses
+        return self._joined(parts)
+
+    def evaluate(self) -> Tensor:
+        """Losses of all instances (N,), scaled so that their mean is the objective: the caller sets the scene."""
+        return self._joined([self._evaluate(k, self.inner) for k in range(len(self.batches))])
+
+    # -- helpers for the methods ---------------------------------------------------------------------------------
+
+    def extra(self) -> AbstractContextManager[None]:
+        """A pass other than the one at w: same random draws, same buffers, no trace."""
+        if self._replay is None:
+            raise RuntimeError("this step was set up for a single pass (replay=False)")
+        return self._replay.extra()
+
+    @contextmanager
+    def fresh_grads(self) -> Iterator[dict[str, nn.Parameter]]:
+        """Sets ``.grad`` aside, so that what is accumulated inside can be worked on; adds the two afterwards."""
+        aside = {name: p.grad for name, p in self.trainable.items()}
+        for p in self.trainable.values():
+            p.grad = None
+        try:
+            yield self.trainable
+        except BaseException:
+            for name, p in self.trainable.items():
+                p.grad = aside[name]
+            raise
+        for name, p in self.trainable.items():
+            before = aside[name]
+            if before is not None and p.grad is not None and not before.is_sparse:
+                p.grad = before.add_(p.grad)  # .grad keeps its address
+            else:
+                p.grad = _sum(before, p.grad)
+
+    def scaled(self, value: Tensor) -> Tensor:
+        """The value times the loss scale."""
+        if isinstance(self._scale, (int, float)):
+            return value if self._scale == 1 else value * self._scale
+        if isinstance(self._scale, Tensor):
+            return value * self._scale.to(value.device)
+        return self._scale.scale(value)
+
+    def subset(self, index: Tensor) -> Passes:
+        """The passes of this step over some instances of its batch only; they are counted with the others.
+
+        Raises:
+            ValueError: The step has several micro-batches, or the batch has no tensors to index.
+        """
+        size = self.sizes[0] or batch_size(self.batches[0])
+        if len(self.batches) > 1 or size is None:
+            raise ValueError("a part of the batch can be taken from one batch of tensors only, not from MicroBatches")
+        other = copy(self)
+        other.batches = MicroBatches([take(self.batches[0], index, size)])
+        other.sizes = [index.shape[0]]
+        return other
+
+    # -- the mechanism -------------------------------------------------------------------------------------------
+
+    def _pass(self, at_w: bool) -> AbstractContextManager[None]:
+        return nullcontext() if at_w else self.extra()
+
+    def _evaluate(self, k: int, model: nn.Module, *, graph: bool = False) -> Tensor:
+        losses = self.objective(model, self.batches[k])
+        check_losses(losses, graph=graph)
+        expected = self.sizes[k]
+        if expected is not None and losses.shape[0] != expected:
+            raise ValueError(
+                f"the objective returned {losses.shape[0]} losses where {expected} were expected: it must return "
+                "one loss per instance, in every pass of a step"
+            )
+        self.sizes[k] = losses.shape[0]
+        return losses
+
+    def _micro_batch_shares(self) -> list[Any]:
+        """Weight of each micro-batch's mean in the mean of them all: its share of the instances, or of the items."""
+        if len(self.batches) == 1:
+            return [1.0]
+        items = getattr(self.objective, "items", None)
+        counts = [items(batch) if items else None for batch in self.batches]
+        if any(count is None for count in counts):
+            counts = self.sizes = [batch_size(batch) for batch in self.batches]
+            if any(size is None for size in self.sizes):
+                raise ValueError("MicroBatches of no tensors: give the objective an items(batch) method that counts")
+        total = sum(counts)
+        return [count / total for count in counts]
+
+    def _mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
+        mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()
+        if len(self.batches) > 1:
+            mean = mean * self._shares[k]
+        return self.scaled(mean)
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        """Losses of all instances, scaled so that their mean is the objective of the whole batch."""
+        if len(parts) == 1:
+            return parts[0]
+        total = sum(part.shape[0] for part in parts)
+        return torch.cat([p * (s * total / p.shape[0]) for p, s in zip(parts, self._shares, strict=True)])
+
+    def _part(self, weights: Tensor | None, k: int) -> Tensor | None:
+        if weights is None or len(self.batches) == 1:
+            return weights
+        sizes = [int(size or 0) for size in self.sizes]
+        return weights[sum(sizes[:k]) : sum(sizes[: k + 1])]
+
+    @staticmethod
+    def _no_autocast(losses: Tensor) -> AbstractContextManager[Any]:
+        # The user's autocast region surrounds backward() too; plain training leaves it before loss.backward().
+        kind = losses.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def check_losses(losses: Any, *, graph: bool) -> None:
+    """One clear error for each way an objective can go wrong.
+
+    Raises:
+        TypeError: Not a floating-point tensor.
+        ValueError: Not of shape (N,), empty, or without a graph.
+    """
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"the objective returned {type(losses).__name__}, not a tensor of losses of shape (N,)")
+    if losses.ndim == 0:
+        raise ValueError(
+            "the objective returned a scalar; methods need the loss of every instance, shape (N,): compute it with "
+            "reduction='none', or use deltasam.Classification() and its relatives, which take Hugging Face models"
+        )
+    if losses.ndim != 1:
+        raise ValueError(f"the objective returned losses of shape {tuple(losses.shape)}, not (N,): reduce or squeeze them")
+    if not losses.is_floating_point():
+        raise TypeError(f"the objective returned {losses.dtype} losses; they must be floating point")
+    if losses.shape[0] == 0:
+        raise ValueError("the objective returned no losses: the batch is empty")
+    if graph and not losses.requires_grad:
+        raise ValueError(
+            "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad, or "
+            "used only frozen parts of the model"
+        )
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second  # not in place: autograd may hand the same tensor to two parameters

@@ -1,0 +1,215 @@
+"""Which parameters, which norm, and the move to w + eps that always moves back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Preset = Literal["all", "no-embeddings", "no-bias-norm", "norms", "lora"]
+Selection = Preset | Callable[[str, nn.Parameter], bool]
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that take gradients, by name; a tied parameter is listed once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def select(model: nn.Module, which: Selection = "all") -> dict[str, nn.Parameter]:
+    """The trainable parameters that a method may perturb.
+
+    Args:
+        model: The model.
+        which: ``"all"``; ``"no-embeddings"``: all but the tables of ``nn.Embedding`` (tied heads included);
+            ``"no-bias-norm"``: neither biases nor the parameters of normalisation layers; ``"norms"``: only those of
+            normalisation layers; ``"lora"``: only adapters; or a predicate ``(name, parameter) -> bool``.
+
+    Returns:
+        The chosen parameters by name.
+
+    Raises:
+        ValueError: Nothing is trainable, nothing was chosen, or the preset is unknown.
+
+    Example:
+        >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), "norms"))
+        ['1.weight', '1.bias']
+    """
+    params = trainable(model)
+    if not params:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter: set requires_grad=True on some")
+    chosen = {name: p for name, p in params.items() if _predicate(model, which)(name, p)}
+    if not chosen:
+        raise ValueError(f"params={which!r} chose none of the {len(params)} trainable parameters, e.g. {next(iter(params))!r}")
+    return chosen
+
+
+def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Parameter], bool]:
+    if callable(which):
+        return which
+    norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters(recurse=False)}
+    if which == "all":
+        return lambda name, p: True
+    if which == "no-embeddings":
+        tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+        return lambda name, p: id(p) not in tables
+    if which == "no-bias-norm":
+        return lambda name, p: id(p) not in norms and not name.endswith("bias")
+    if which == "norms":
+        return lambda name, p: id(p) in norms
+    if which == "lora":
+        return lambda name, p: "lora_" in name
+    raise ValueError(f"params={which!r} is not one of 'all', 'no-embeddings', 'no-bias-norm', 'norms', 'lora' or a predicate")
+
+
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all tensors together, accumulated in float32 at least, on the first one's device."""
+    if not tensors:
+        return torch.zeros(())
+    values = [t.coalesce().values() if t.is_sparse else t for t in tensors]
+    dtype = torch.promote_types(values[0].dtype, torch.float32)
+    norms: list[Tensor] = list(torch._foreach_norm(values, 2, dtype=dtype))
+    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+
+
+def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """The inner product of two lists of tensors, accumulated in float32 at least."""
+    dtype = torch.promote_types(first[0].dtype, torch.float32)
+    products = [(a.to(dtype) * b.to(dtype)).sum() for a, b in zip(first, second, strict=True)]
+    return torch.stack([p.to(products[0].device) for p in products]).sum()
+
+
+def random_direction(params: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """r ~ N(0, I), one tensor per parameter, the same for the same seed and shapes on the same kind of device.
+
+    Drawn from generators of its own, so that the global streams (dropout, data order) stand still.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+    direction = []
+    for p in params:
+        if p.device not in generators:
+            generators[p.device] = torch.Generator(p.device).manual_seed(seed)
+        direction.append(torch.empty_like(p, requires_grad=False).normal_(generator=generators[p.device]))
+    return direction
+
+
+class Moved:
+    """Parameters away from w. :meth:`mirror` takes them to the other side of w; leaving the context takes them back."""
+
+    def __init__(self, params: Sequence[nn.Parameter], origin: Sequence[Tensor]) -> None:
+        self._params = params
+        self._origin = origin
+
+    @torch.no_grad()
+    def mirror(self) -> None:
+        """w + eps becomes w - eps: ``2 w - (w + eps)`` is exact where ``w + eps`` was rounded, so the two points are
+        symmetric about w even in float32, which the second difference of Eq. 5 needs."""
+        torch._foreach_lerp_([p.data for p in self._params], list(self._origin), 2.0)
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def perturbed(
+    params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
+) -> Iterator[Moved]:
+    """Moves the parameters to ``w + step * direction`` and back to w, bit for bit, whatever happens inside.
+
+    Extra memory: one copy of the moved parameters. On the CPU the new values are built inside the direction's own
+    memory, which the parameters borrow for the while: no copy is made and none is copied back. Elsewhere the values
+    change in place (CUDA graphs, compiled and sharded models hold the addresses), and come back from a copy.
+
+    Args:
+        params: The parameters to move.
+        direction: One tensor per parameter; None leaves it where it is.
+        step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
+        consume: The direction's memory may be overwritten.
+
+    Yields:
+        A handle that can :meth:`~Moved.mirror` the move.
+    """
+    pairs = [(p, d) for p, d in zip(params, direction, strict=True) if d is not None]
+    moved = [p for p, _ in pairs]
+    on_cpu = all(type(p.data) is Tensor and p.device.type == "cpu" for p in moved)
+    move = _borrowed if on_cpu else _in_place
+    with move(moved, [d for _, d in pairs], step, consume) as handle:
+        yield handle
+
+
+@contextmanager
+def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
+    origin = [p.data for p in params]
+    size = float(step)  # the value is on the host already: nothing waits
+    uses = Counter(_address(d) for d in direction)
+    try:
+        with torch.no_grad():
+            for p, d, w in zip(params, direction, origin, strict=True):
+                if size == 0:  # keeps what is not finite in the direction out of the weights
+                    continue
+                # Another layout or dtype would leak into .grad, which takes its layout from the parameter; and autograd
+                # may hand the same tensor to two parameters.
+                alike = not d.is_sparse and d.dtype == w.dtype and d.stride() == w.stride()
+                fits = consume and alike and uses[_address(d)] == 1
+                p.data = torch.add(w, d, alpha=size, out=d if fits else None)
+        torch.clear_autocast_cache()
+        yield Moved(params, origin)
+    finally:
+        for p, w in zip(params, origin, strict=True):
+            p.data = w
+        # Autocast remembers its casts of the weights by parameter, not by value.
+        torch.clear_autocast_cache()
+
+
+def _address(tensor: Tensor) -> int:
+    return id(tensor) if tensor.is_sparse else tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
+    weights = [p.data for p in params]
+    origin = [w.clone() for w in weights]
+    try:
+        with torch.no_grad():
+            add_scaled_(weights, direction, step)
+        torch.clear_autocast_cache()
+        yield Moved(params, origin)
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(weights, origin)
+        torch.clear_autocast_cache()
+
+
+def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
+    """``weights += step * direction`` in place; a zero step changes nothing, even where the direction is not finite.
+
+    No host synchronisation. Dense tensors of one dtype and device take a single fused kernel (the plain SGD step of
+    ``torch.optim.SGD(fused=True)``, whose ``found_inf`` is exactly this guard).
+    """
+    first = weights[0]
+    fused = all(
+        type(w) is Tensor and not d.is_sparse and w.dtype == d.dtype == first.dtype and w.device == d.device == first.device
+        for w, d in zip(weights, direction, strict=True)
+    )
+    if fused and first.device.type == "cuda":
+        torch._fused_sgd_(
+            weights, direction, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
+            maximize=True, is_first_step=False, grad_scale=None, found_inf=(step == 0).float(),
+        )  # fmt: skip
+        return
+    for w, d in zip(weights, direction, strict=True):
+        dense = d.to_dense() if d.is_sparse else d
+        here = step.to(w.device)
+        w.add_(torch.where(here == 0, torch.zeros_like(dense), dense * here).to(w.dtype))
+
+
+def step_size(rho: float, norm: Tensor) -> Tensor:
+    """rho / norm, or 0 where that is not a number to trust: the norm is zero, not finite, or too small to divide by."""
+    size = rho / norm
+    return torch.where(torch.isfinite(size) & torch.isfinite(norm), size, torch.zeros_like(size))
+
+
+def named(params: Mapping[str, nn.Parameter], values: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Values by parameter name, without the missing ones; what goes into a checkpoint."""
+    return {name: value for name, value in zip(params, values, strict=True) if value is not None}

@@ -1,0 +1,11 @@
+"""Instance weights for delta-SAM: losses at w, w + r and w - r become g, shape (N,).
+
+Eq. 5 of the paper is :class:`FiniteDifference`; the others repair it or serve as controls.
+"""
+
+from deltasam.weighting._base import Weighting
+from deltasam.weighting._controls import RandomWeights, Uniform
+from deltasam.weighting._directional import Directional
+from deltasam.weighting._finite_difference import FiniteDifference
+
+__all__ = ["Directional", "FiniteDifference", "RandomWeights", "Uniform", "Weighting"]
