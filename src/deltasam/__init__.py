@@ -26,7 +26,20 @@ __version__ = "0.1.0"
 _EXPORTS: dict[str, tuple[str, ...]] = {
     "deltasam.methods": ("ERM", "SAM", "DeltaSAM", "Step"),
     "deltasam.batches": ("MicroBatches",),
-    "deltasam.objectives": ("Objective",),
+    "deltasam.objectives": (
+        "Objective",
+        "EmbeddingNoise",
+        "R3F",
+        "RDrop",
+        "SMART",
+        "VAT",
+        "CausalLM",
+        "Classification",
+        "Contrastive",
+        "Regression",
+        "Seq2Seq",
+        "Tokens",
+    ),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -38,7 +51,18 @@ if TYPE_CHECKING:
     from deltasam.methods import SAM as SAM
     from deltasam.methods import DeltaSAM as DeltaSAM
     from deltasam.methods import Step as Step
+    from deltasam.objectives import R3F as R3F
+    from deltasam.objectives import SMART as SMART
+    from deltasam.objectives import VAT as VAT
+    from deltasam.objectives import CausalLM as CausalLM
+    from deltasam.objectives import Classification as Classification
+    from deltasam.objectives import Contrastive as Contrastive
+    from deltasam.objectives import EmbeddingNoise as EmbeddingNoise
     from deltasam.objectives import Objective as Objective
+    from deltasam.objectives import RDrop as RDrop
+    from deltasam.objectives import Regression as Regression
+    from deltasam.objectives import Seq2Seq as Seq2Seq
+    from deltasam.objectives import Tokens as Tokens
 
 
 def __getattr__(name: str) -> Any:

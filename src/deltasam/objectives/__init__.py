@@ -14,6 +14,9 @@ objective                  loss of instance i            mean equals
 All take Hugging Face models and batches as they are, plain modules with batches ``(inputs, labels)``, and anything
 else through the callables ``predict(model, batch)`` and ``labels(batch)``. A method accepts any other callable
 ``objective(model, batch) -> (N,)`` as well.
+
+:mod:`deltasam.objectives.regularisers` wraps them: :class:`RDrop`, :class:`R3F`, :class:`SMART`, :class:`VAT` and
+:class:`EmbeddingNoise` are objectives made from an objective.
 """
 
 from deltasam.objectives._base import Objective, at_least_float32, symmetric_kl
@@ -23,15 +26,22 @@ from deltasam.objectives._contrastive import Contrastive
 from deltasam.objectives._regression import Regression
 from deltasam.objectives._seq2seq import Seq2Seq
 from deltasam.objectives._tokens import Tokens
+from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop, perturbed_embeddings
 
 __all__ = [
+    "R3F",
+    "SMART",
+    "VAT",
     "CausalLM",
     "Classification",
     "Contrastive",
+    "EmbeddingNoise",
     "Objective",
+    "RDrop",
     "Regression",
     "Seq2Seq",
     "Tokens",
     "at_least_float32",
+    "perturbed_embeddings",
     "symmetric_kl",
 ]

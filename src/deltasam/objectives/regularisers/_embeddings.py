@@ -65,6 +65,7 @@ def perturbed_embeddings(
     embeddings: Embeddings = None,
     side: Side = "encoder",
     detach: bool = False,
+    required: bool = True,
 ) -> Iterator[list[Site]]:
     """Within the context, every forward pass of the model sees ``embeddings + noise(site)``.
 
@@ -83,6 +84,7 @@ def perturbed_embeddings(
         embeddings: The layer, its name, or a predicate ``(name, module) -> bool``; None finds the word embeddings.
         side: Which side of an encoder-decoder model.
         detach: Stops the gradient from the perturbed pass into the embedding table.
+        required: Whether it is an error if the layer is not called inside the context.
 
     Yields:
         The sites visited so far; it grows with every call of the layer.
@@ -112,9 +114,9 @@ def perturbed_embeddings(
         for layer in found.layers:
             stack.callback(layer.register_forward_hook(state.adds(noise, detach)).remove)
         yield state.sites
-    if not state.sites:
+    if required and not state.sites:
         raise RuntimeError(
-            f"the embedding layer of {type(model).__name__} was not called in the forward pass, so nothing was perturbed; "
+            f"the embedding layer of {type(model).__name__} was not called in the forward pass: nothing was perturbed; "
             "pass input_ids and not inputs_embeds, or name the layer with embeddings=..."
         )
 

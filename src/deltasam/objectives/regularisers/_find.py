@@ -14,7 +14,7 @@ Embeddings = str | nn.Module | Callable[[str, nn.Module], bool] | None
 
 @dataclass(frozen=True)
 class Found:
-    """The layers to hook, the modules around them, and the side of an encoder-decoder model they belong to (or None)."""
+    """The layers to hook, the modules around them, and the half of an encoder-decoder model they are in, or None."""
 
     layers: tuple[nn.Module, ...]
     ancestors: tuple[nn.Module, ...]
@@ -25,8 +25,8 @@ def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Fou
     """Finds the embedding layer.
 
     Without ``embeddings``: the outermost module whose class has ``get_input_embeddings`` is asked, which sees through
-    DDP, PEFT, ``torch.compile``, sentence-transformers and hand-written heads. Its answer is not always the module that
-    is called (BART and T5 answer with ``shared``, and call copies of it tied to the same table), so every embedding
+    DDP, PEFT, ``torch.compile``, sentence-transformers and hand-written heads. Its answer is not always the module
+    that is called (BART and T5 answer with ``shared``, and call copies of it tied to the same table), so every embedding
     layer on that table counts, within the chosen side of an encoder-decoder model.
 
     Raises:
@@ -50,7 +50,9 @@ def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Fou
     same = [m for m in root.modules() if m is layer or (isinstance(m, nn.Embedding) and m.weight is table)]
     layers = tuple(m for m in same if not any(m is not outer and m in set(outer.modules()) for outer in same))
     if not layers:
-        raise ValueError(f"found no embedding layer in the {side} of {type(owner).__name__}; name it with embeddings=...")
+        raise ValueError(
+            f"found no embedding layer in the {side} of {type(owner).__name__}; name it with embeddings=..."
+        )
     return Found(layers, _ancestors(model, layers), region)
 
 
@@ -62,7 +64,9 @@ def _named(model: nn.Module, embeddings: str | nn.Module | Callable[[str, nn.Mod
     else:
         layers = tuple(m for name, m in model.named_modules() if embeddings(name, m))
     if not layers:
-        raise ValueError(f"embeddings={embeddings!r} is no module of {type(model).__name__}; see model.named_modules()")
+        raise ValueError(
+            f"embeddings={embeddings!r} is no module of {type(model).__name__}; see model.named_modules()"
+        )
     return layers
 
 

@@ -1,0 +1,44 @@
+"""Objectives that wrap an objective: random noise, consistency between passes, virtual adversaries.
+
+=======================  ==============================================  ================  =========================
+objective                what it adds to the wrapped one                 forwards          backwards
+=======================  ==============================================  ================  =========================
+:class:`EmbeddingNoise`  nothing: its input embeddings are noisy         1                 1
+:class:`RDrop`           divergence of two dropout masks                 1, doubled batch  1, doubled batch
+:class:`R3F`             divergence under random noise                   2                 1 through 2 passes
+:class:`VAT`             KL under the worst small noise                  2 + steps         steps, 1 through 2 passes
+:class:`SMART`           the same, symmetric, and nearness to a teacher  3 + steps         steps, 1 through 2 passes
+=======================  ==============================================  ================  =========================
+
+They take unmodified Hugging Face models (:func:`perturbed_embeddings` says how), nest in one another, and go into
+every method: ``DeltaSAM(...).backward(model, batch, RDrop(Classification()))``.
+"""
+
+from deltasam.objectives.regularisers._embedding_noise import EmbeddingNoise
+from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
+from deltasam.objectives.regularisers._find import find_embeddings
+from deltasam.objectives.regularisers._noise import draw, project, row_norm, uphill
+from deltasam.objectives.regularisers._r3f import R3F
+from deltasam.objectives.regularisers._rdrop import RDrop
+from deltasam.objectives.regularisers._smart import SMART
+from deltasam.objectives.regularisers._teacher import Teacher
+from deltasam.objectives.regularisers._vat import VAT
+from deltasam.objectives.regularisers._wrapper import Consistency, Wrapper
+
+__all__ = [
+    "R3F",
+    "SMART",
+    "VAT",
+    "Consistency",
+    "EmbeddingNoise",
+    "RDrop",
+    "Site",
+    "Teacher",
+    "Wrapper",
+    "draw",
+    "find_embeddings",
+    "perturbed_embeddings",
+    "project",
+    "row_norm",
+    "uphill",
+]

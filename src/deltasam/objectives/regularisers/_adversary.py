@@ -1,0 +1,87 @@
+"""What R3F, SMART and VAT share: a clean pass, then passes with perturbed embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
+from deltasam.objectives.regularisers._find import Embeddings, Side
+from deltasam.objectives.regularisers._wrapper import Consistency, check_choice
+from deltasam.randomness import Replay, accelerators
+
+Masks = Literal["shared", "independent"]
+
+
+@dataclass(frozen=True)
+class EmbeddingConsistency(Consistency):
+    """A consistency objective that perturbs the input embeddings.
+
+    Args:
+        objective: What is regularised.
+        masks: Whether the perturbed passes see the dropout masks of the clean one (``"shared"``) or draw their own.
+        embeddings: The embedding layer, its name, or a predicate; None finds the word embeddings.
+        side: Which side of an encoder-decoder model is perturbed.
+    """
+
+    _: KW_ONLY
+    masks: Masks = "shared"
+    embeddings: Embeddings = None
+    side: Side = "encoder"
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        super().__post_init__()
+        check_choice(type(self).__name__, "masks", self.masks, Masks)
+        check_choice(type(self).__name__, "side", self.side, Side)
+
+    def _clean(self, model: nn.Module, batch: Any) -> tuple[Tensor, list[Site], Perturbed]:
+        """The clean outputs, where the embeddings were, and what makes further passes."""
+        further = Perturbed(self, model, batch)
+        with perturbed_embeddings(model, batch=batch, embeddings=self.embeddings, side=self.side) as sites:
+            outputs = self.objective.forward(model, batch)
+        return outputs, list(sites), further
+
+
+class Perturbed:
+    """Further passes over a batch: with other embeddings, and with the clean pass's dropout masks if those are shared.
+
+    Must be made before the clean pass, whose place in the random streams it remembers.
+    """
+
+    def __init__(self, owner: EmbeddingConsistency, model: nn.Module, batch: Any) -> None:
+        self._owner, self._model, self._batch = owner, model, batch
+        shared = owner.masks == "shared"
+        self._replay = Replay(model, accelerators(model.parameters())) if shared else None
+
+    def masks(self) -> AbstractContextManager[None]:
+        """The random streams of a further pass."""
+        return nullcontext() if self._replay is None else self._replay.extra()
+
+    def __call__(self, deltas: Sequence[Tensor], *, detach: bool = False) -> Tensor:
+        """Outputs for the embeddings plus the deltas, one for every site."""
+        owner = self._owner
+        where = perturbed_embeddings(
+            self._model,
+            lambda site: deltas[site.index],
+            batch=self._batch,
+            embeddings=owner.embeddings,
+            side=owner.side,
+            detach=detach,
+        )
+        with self.masks(), where:
+            return owner.objective.forward(self._model, self._batch)
+
+    def gradient(self, deltas: Sequence[Tensor], distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        """Gradient of ``distance(outputs)``, summed, with respect to the deltas alone; also under ``no_grad``."""
+        leaves = [delta.detach().requires_grad_() for delta in deltas]
+        with torch.enable_grad():
+            total = distance(self(leaves)).sum()
+        # The user's autocast region surrounds this, but a backward pass does not belong into one.
+        with torch.autocast(total.device.type, enabled=False):
+            return torch.autograd.grad(total, leaves)

@@ -1,0 +1,90 @@
+"""Random noise on the input embeddings, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from deltasam.objectives.regularisers._embeddings import perturbed_embeddings
+from deltasam.objectives.regularisers._find import Embeddings, Side
+from deltasam.objectives.regularisers._noise import Distribution, draw
+from deltasam.objectives.regularisers._wrapper import Wrapper, check_choice, check_positive
+
+
+@dataclass(frozen=True)
+class EmbeddingNoise(Wrapper):
+    r"""The wrapped objective with :math:`z \sim U(-s, s)` added to every entry of the input embeddings.
+
+    .. math:: l_i = l(f(E(x_i) + z_i), y_i)
+
+    The paper's "w/ random noise" rows in STS, and what its "R3F" row there is: "simply adding random noise to input
+    embedding". It composes with every method; within one step all passes see the same noise, as they see the same
+    dropout masks. Padding gets none.
+
+    The noise is part of the objective, in ``model.eval()`` too: evaluate with the objective inside.
+
+    Cost: nothing but the draw.
+
+    Args:
+        objective: What is trained.
+        scale: s; the paper searches 0.01 to 0.5 and finds 0.1 (Mirror-BERT) and 0.2 (Mirror-RoBERTa). 0 changes
+            nothing.
+        noise: ``"uniform"``, the paper's, or ``"normal"`` with standard deviation s.
+        embeddings: The embedding layer, its name, or a predicate; None finds the word embeddings.
+        side: Which side of an encoder-decoder model gets the noise.
+
+    Example:
+        >>> import torch
+        >>> from deltasam import DeltaSAM, Classification
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(8, 3))
+        >>> batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
+        >>> noisy = EmbeddingNoise(Classification(), scale=0.1, embeddings="0")
+        >>> DeltaSAM(rho=0.1, eta=1.0).backward(model, batch, noisy).losses.shape
+        torch.Size([4])
+    """
+
+    _: KW_ONLY
+    scale: float = 0.1
+    noise: Distribution = "uniform"
+    embeddings: Embeddings = None
+    side: Side = "encoder"
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        super().__post_init__()
+        check_positive("EmbeddingNoise", "scale", self.scale)
+        check_choice("EmbeddingNoise", "noise", self.noise, Distribution)
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        """Outputs for the noisy embeddings."""
+        with self._noisy(model, batch):
+            return self.objective.forward(model, batch)
+
+    def held(self, model: nn.Module, batch: Any) -> Tensor | None:
+        """The part of the outputs that stays at w, with its noise, if the wrapped objective has one."""
+        with self._noisy(model, batch, required=False):
+            return self.objective.held(model, batch)
+
+    def complete(self, model: nn.Module, batch: Any, held: Tensor) -> Tensor:
+        """All outputs from the held part and a noisy pass over the rest."""
+        with self._noisy(model, batch):
+            return self.objective.complete(model, batch, held)
+
+    @contextmanager
+    def _noisy(self, model: nn.Module, batch: Any, *, required: bool = True) -> Iterator[None]:
+        if self.scale == 0:
+            yield  # plain training also in the number of random draws
+            return
+        with perturbed_embeddings(
+            model,
+            lambda site: draw(site, self.scale, self.noise),
+            batch=batch,
+            embeddings=self.embeddings,
+            side=self.side,
+            required=required,
+        ):
+            yield

@@ -1,0 +1,97 @@
+"""R-Drop: two passes with different dropout masks should agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from deltasam.batches import batch_size, repeat
+from deltasam.objectives.regularisers._wrapper import Consistency, check_choice, check_positive
+
+ForwardPasses = Literal["one", "two"]
+Reduction = Literal["paper", "released"]
+
+
+@dataclass(frozen=True)
+class RDrop(Consistency):
+    r"""R-Drop: mean loss of two passes with different dropout masks, and what they disagree on.
+
+    .. math:: l_i = \tfrac12 (l_i^1 + l_i^2) + \alpha \tfrac12 [KL(p_i^1 \| p_i^2) + KL(p_i^2 \| p_i^1)]
+
+    For objectives whose divergence has no direction it takes the place of the bracket's half: for regression
+    :math:`\alpha (f_i^1 - f_i^2)^2`. Without dropout it is the wrapped objective.
+
+    Cost: the forward and backward of a batch twice as large, and its activation memory; with ``passes="two"`` two
+    forwards and one backward through both.
+
+    Args:
+        objective: What is regularised.
+        alpha: Weight of the divergence; the paper chooses from 0.1, 0.5, 1.0, and more for translation.
+        passes: ``"one"``: one forward of the batch joined with itself. ``"two"``: two forwards, for models or
+            objectives that mix the instances of a batch (BatchNorm, in-batch negatives), and for the exact
+            per-instance methods, where row i of every layer must belong to instance i.
+        reduction: ``"paper"``, the formula above. ``"released"``: the released code for BERT, which *sums* the
+            divergence over the batch (over its target tokens, for sequences) and the two losses,
+            :math:`l_i^1 + l_i^2 + \alpha N \cdot \text{divergence}_i`, there with :math:`\alpha = 0.5`: in the terms
+            of the paper's formula alpha is N/4 there, 8 at a batch of 32, and depends on the batch size. Squared
+            differences are averaged there too, so for regression only the losses double.
+
+    References:
+        Liang et al., R-Drop: Regularized Dropout for Neural Networks, NeurIPS 2021.
+
+    Example:
+        >>> import torch
+        >>> from deltasam import ERM, Classification
+        >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+        >>> batch = (torch.randn(4, 8), torch.tensor([0, 1, 2, 0]))
+        >>> ERM().backward(model, batch, RDrop(Classification(), alpha=1.0)).losses.shape
+        torch.Size([4])
+    """
+
+    _: KW_ONLY
+    alpha: float = 1.0
+    passes: ForwardPasses = "one"
+    reduction: Reduction = "paper"
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        super().__post_init__()
+        check_positive("RDrop", "alpha", self.alpha)
+        check_choice("RDrop", "passes", self.passes, ForwardPasses)
+        check_choice("RDrop", "reduction", self.reduction, Reduction)
+
+    @property
+    def separable(self) -> bool:  # type: ignore[override]
+        """Whether the loss of an instance depends on that instance alone; the released reduction brings in N."""
+        return self.objective.separable and self.reduction == "paper"
+
+    def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
+        """Two outputs with different dropout masks."""
+        if self.passes == "two":
+            return self.objective.forward(model, batch), self.objective.forward(model, batch)
+        size = batch_size(batch)
+        if size is None:
+            raise ValueError(
+                "RDrop(passes='one'): the batch holds no tensors to join with themselves; use passes='two'"
+            )
+        outputs = self.objective.forward(model, repeat(batch, 2, size))
+        if outputs.shape[0] != 2 * size:
+            raise ValueError(
+                f"RDrop(passes='one'): a batch of {size} instances, joined with itself, gave outputs of shape "
+                f"{tuple(outputs.shape)}, not {2 * size} rows; use passes='two'"
+            )
+        return outputs.unflatten(0, (2, size)).unbind(0)
+
+    def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
+        """The formula, with the paper's or the released reduction."""
+        first, second = views
+        losses = self.objective.losses(first, batch) + self.objective.losses(second, batch)
+        divergence = self.objective.divergence(first, second, batch)
+        if self.reduction == "paper":
+            return 0.5 * losses + self.alpha * divergence
+        items = self.objective.items(batch)
+        summed = len(losses) if items is None else items.to(losses.device)
+        return losses + self.alpha * (summed if self.objective.directional else 1) * divergence

@@ -1,0 +1,112 @@
+"""A model whose weights follow those of another, as a moving average."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Teacher:
+    """The moving average of a model's trainable parameters, usable as a model; frozen parameters are shared.
+
+    It is a model of its own and not the student with other weights put in, so that nothing done to the student between
+    two passes (hooks, perturbed weights) reaches it. The average is kept in float32 at least: a thousandth of a step
+    does not survive bfloat16.
+    """
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self._model: nn.Module | None = None
+        self._average: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def move(self, student: nn.Module, beta: float) -> None:
+        """``teacher = beta * teacher + (1 - beta) * student``; at first a copy of the student, or what was loaded."""
+        inner = _inside(student)
+        if self._model is None:
+            self._model, own = _copied(inner)
+            if self._average:
+                _check_names(self._average, own)
+                self._average = {name: value.to(own[name].device) for name, value in self._average.items()}
+            else:
+                self._average = {name: _wide(p.data) for name, p in own.items()}
+                self.updates = 1
+                return
+        theirs = dict(inner.named_parameters())
+        mine = list(self._average.values())
+        torch._foreach_lerp_(mine, [theirs[name].data.to(m.dtype) for name, m in self._average.items()], 1.0 - beta)
+        self.updates += 1
+        self._show()
+
+    def model_like(self, student: nn.Module) -> nn.Module:
+        """The teacher, in the student's mode (train or eval), to be called under ``no_grad``.
+
+        Raises:
+            RuntimeError: It has not been made yet.
+        """
+        if self._model is None:
+            raise RuntimeError(
+                "the teacher does not exist before the first step: call objective.prepare(model) when a step starts "
+                " (the methods do it), or leave the proximal term out with mu=0"
+            )
+        for own, other in zip(self._model.modules(), _inside(student).modules(), strict=True):
+            own.training = other.training
+        return self._model
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of updates and the averaged weights by name; empty before the first step."""
+        if not self._average:
+            return {}
+        return {"updates": self.updates, "teacher": {name: value.clone() for name, value in self._average.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave, also before the model is known."""
+        self.updates = int(state.get("updates", 0))
+        self._average = {name: _wide(value) for name, value in state.get("teacher", {}).items()}
+        self._model = None  # made anew at the next step
+
+    def _show(self) -> None:
+        """Puts the average into the model, where it is not in the model's own memory already."""
+        assert self._model is not None
+        parameters = dict(self._model.named_parameters())
+        for name, value in self._average.items():
+            if parameters[name].data_ptr() != value.data_ptr():
+                parameters[name].data.copy_(value)
+
+
+def _wide(value: Tensor) -> Tensor:
+    """The value itself in float32 or float64, else a float32 copy."""
+    return value.detach().to(torch.promote_types(value.dtype, torch.float32))
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    inner: Any = model
+    while True:
+        if isinstance(inner, DistributedDataParallel):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):  # torch.compile
+            inner = inner._orig_mod
+        else:
+            found: nn.Module = inner
+            return found
+
+
+def _copied(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A copy of the model, and those of its parameters that are its own."""
+    shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+    frozen = {name for name, p in model.named_parameters() if id(p) in shared}
+    teacher = copy.deepcopy(model, shared)
+    own = {name: p.requires_grad_(False) for name, p in teacher.named_parameters() if name not in frozen}
+    for p in own.values():
+        p.grad = None
+    return teacher, own
+
+
+def _check_names(saved: dict[str, Tensor], own: dict[str, nn.Parameter]) -> None:
+    different = sorted(set(saved) ^ set(own))
+    if different:
+        raise ValueError(f"the saved teacher is of another model: only one of the two has {different[0]!r}")

@@ -1,0 +1,142 @@
+"""Objectives that wrap an objective: what they pass on, and how several outputs of one batch become one loss."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.objectives._base import Objective
+
+
+@dataclass(frozen=True)
+class Wrapper(Objective):
+    """An objective made from another; everything it does not change is the other's.
+
+    Args:
+        objective: The objective that is wrapped; wrappers wrap wrappers, too.
+    """
+
+    objective: Objective
+
+    def __post_init__(self) -> None:
+        """Checks what is wrapped."""
+        if not isinstance(self.objective, Objective):
+            raise TypeError(
+                f"{type(self).__name__}(objective={self.objective!r}): needs an Objective, to compare its outputs; "
+                "for example Classification(), or a subclass of deltasam.Objective with forward, losses and divergence"
+            )
+
+    @property
+    def separable(self) -> bool:  # type: ignore[override]  # a class variable of the base, here the wrapped one's
+        """Whether the loss of an instance depends on that instance alone."""
+        return self.objective.separable
+
+    @property
+    def directional(self) -> bool:  # type: ignore[override]
+        """Whether the divergence is the mean of two directed ones."""
+        return self.objective.directional
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        """Outputs of the wrapped objective."""
+        return self.objective.forward(model, batch)
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        """Losses of the wrapped objective."""
+        return self.objective.losses(outputs, batch)
+
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """Divergence of the wrapped objective."""
+        return self.objective.divergence(first, second, batch)
+
+    def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """Directed divergence of the wrapped objective."""
+        return self.objective.directed(first, second, batch)
+
+    def items(self, batch: Any) -> Tensor | None:
+        """What the wrapped objective's mean divides by."""
+        return self.objective.items(batch)
+
+    def prepare(self, model: nn.Module) -> None:
+        """Prepares the wrapped objective for a step."""
+        self.objective.prepare(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the wrapped objective, under ``objective``, and of this one; empty if neither has any."""
+        inner = self.objective.state_dict()
+        return {**({"objective": inner} if inner else {}), **self._own_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        own = {key: value for key, value in state.items() if key != "objective"}
+        self.objective.load_state_dict(state.get("objective", {}))
+        self._load_own_state(own)
+
+    def _own_state(self) -> dict[str, Any]:
+        return {}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        Objective.load_state_dict(self, state)
+
+
+@dataclass(frozen=True)
+class Consistency(Wrapper):
+    """A wrapper whose loss compares several outputs of the model for the same batch, its views.
+
+    A subclass says how to get the views, and how they make one loss per instance. For a wrapper around this one the
+    outputs are the views stacked, ``(views, N, ...)``, and its divergence is the mean over the views.
+    """
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Losses of the instances, shape ``(N,)``; like ``losses(forward(...))`` but without the stacked copy."""
+        return self.combine(self.views(model, batch), batch)
+
+    @abstractmethod
+    def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
+        """The outputs to compare, each as the wrapped objective's :meth:`forward` gives them."""
+
+    @abstractmethod
+    def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
+        """Losses of the instances from the views, shape ``(N,)``."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        """The views, stacked."""
+        return torch.stack(tuple(self.views(model, batch)))
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        """Losses of the instances from the stacked views."""
+        return self.combine(outputs.unbind(0), batch)
+
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """Mean over the views of the wrapped objective's divergence."""
+        pairs = zip(first.unbind(0), second.unbind(0), strict=True)
+        return torch.stack([self.objective.divergence(a, b, batch) for a, b in pairs]).mean(0)
+
+    def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """Mean over the views of the wrapped objective's directed divergence."""
+        pairs = zip(first.unbind(0), second.unbind(0), strict=True)
+        return torch.stack([self.objective.directed(a, b, batch) for a, b in pairs]).mean(0)
+
+    def both_directions(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        r""":math:`KL(p_1\|p_2) + KL(p_2\|p_1)`, twice the divergence.
+
+        Where that has no direction (squared differences), the divergence itself, as SMART has it for regression.
+        """
+        factor = 2.0 if self.objective.directional else 1.0
+        return factor * self.objective.divergence(first, second, batch)
+
+
+def check_choice(owner: str, name: str, value: Any, choices: Any) -> None:
+    """Raises a ValueError that names the argument, its value and what it may be."""
+    if value not in get_args(choices):
+        raise ValueError(f"{owner}({name}={value!r}): must be one of {list(get_args(choices))}")
+
+
+def check_positive(owner: str, name: str, value: float, *, zero: bool = True) -> None:
+    """Raises a ValueError that names the argument and its value, if that is negative, not finite, or a bad zero."""
+    if not (value >= 0 if zero else value > 0) or value == float("inf"):
+        raise ValueError(f"{owner}({name}={value!r}): must be a number {'at least' if zero else 'greater than'} 0")
