@@ -35,7 +35,9 @@ def line(name: str, version: str, requires: str) -> str:
 
 def main() -> None:
     found = {
-        re.sub(r"[-_.]+", "-", dist.name).lower(): line(dist.name, dist.version, dist.metadata["Requires-Python"] or "")
+        re.sub(r"[-_.]+", "-", dist.name).lower(): line(
+            dist.name, dist.version, dist.metadata["Requires-Python"] or ""
+        )
         for dist in distributions()
     }
     pins = [pin for name, pin in sorted(found.items()) if name not in LEFT_OUT]

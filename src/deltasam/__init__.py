@@ -24,45 +24,62 @@ __version__ = "0.1.0"
 
 # Where each public name lives. The block for type checkers below says the same; a test compares the two.
 _EXPORTS: dict[str, tuple[str, ...]] = {
-    "deltasam.methods": ("ERM", "SAM", "DeltaSAM", "Step"),
-    "deltasam.batches": ("MicroBatches",),
-    "deltasam.objectives": (
-        "Objective",
-        "EmbeddingNoise",
-        "R3F",
-        "RDrop",
-        "SMART",
-        "VAT",
-        "CausalLM",
-        "Classification",
-        "Contrastive",
-        "Regression",
-        "Seq2Seq",
-        "Tokens",
+    "deltasam.methods": (
+        "ERM",
+        "SAM",
+        "DeltaSAM",
+        "ASAM",
+        "GSAM",
+        "ESAM",
+        "LookSAM",
+        "SubsetSAM",
+        "FisherSAM",
+        "Method",
+        "Step",
     ),
+    "deltasam.weighting": ("FiniteDifference", "Directional", "Uniform", "RandomWeights", "Weighting"),
+    "deltasam.objectives": (
+        "Classification",
+        "Regression",
+        "Tokens",
+        "CausalLM",
+        "Seq2Seq",
+        "Contrastive",
+        "Objective",
+    ),
+    "deltasam.batches": ("MicroBatches",),
+    "deltasam.perturb": ("select",),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = ["__version__", *_HOME]
+__all__ = list(_HOME)
 
 if TYPE_CHECKING:
     from deltasam.batches import MicroBatches as MicroBatches
+    from deltasam.methods import ASAM as ASAM
     from deltasam.methods import ERM as ERM
+    from deltasam.methods import ESAM as ESAM
+    from deltasam.methods import GSAM as GSAM
     from deltasam.methods import SAM as SAM
     from deltasam.methods import DeltaSAM as DeltaSAM
+    from deltasam.methods import FisherSAM as FisherSAM
+    from deltasam.methods import LookSAM as LookSAM
+    from deltasam.methods import Method as Method
     from deltasam.methods import Step as Step
-    from deltasam.objectives import R3F as R3F
-    from deltasam.objectives import SMART as SMART
-    from deltasam.objectives import VAT as VAT
+    from deltasam.methods import SubsetSAM as SubsetSAM
     from deltasam.objectives import CausalLM as CausalLM
     from deltasam.objectives import Classification as Classification
     from deltasam.objectives import Contrastive as Contrastive
-    from deltasam.objectives import EmbeddingNoise as EmbeddingNoise
     from deltasam.objectives import Objective as Objective
-    from deltasam.objectives import RDrop as RDrop
     from deltasam.objectives import Regression as Regression
     from deltasam.objectives import Seq2Seq as Seq2Seq
     from deltasam.objectives import Tokens as Tokens
+    from deltasam.perturb import select as select
+    from deltasam.weighting import Directional as Directional
+    from deltasam.weighting import FiniteDifference as FiniteDifference
+    from deltasam.weighting import RandomWeights as RandomWeights
+    from deltasam.weighting import Uniform as Uniform
+    from deltasam.weighting import Weighting as Weighting
 
 
 def __getattr__(name: str) -> Any:

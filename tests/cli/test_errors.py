@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+
 from deltasam.cli import CommandError, main
 from deltasam.cli._commands import COMMANDS, Command
 

@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 
-import deltasam
 import pytest
+
+import deltasam
 from deltasam.cli._commands import COMMANDS
 
 

@@ -7,8 +7,9 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-import deltasam
 import pytest
+
+import deltasam
 
 
 def public_modules() -> list[str]:
@@ -36,7 +37,7 @@ def test_type_checkers_see_the_lazy_names() -> None:
 
 
 def test_unknown_name_is_a_clear_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'DeltaSMA'; it has .*DeltaSAM"):
+    with pytest.raises(AttributeError, match=r"no attribute 'DeltaSMA'; it has .*DeltaSAM"):
         _ = deltasam.DeltaSMA
 
 

@@ -1,4 +1,4 @@
-"""The command ``deltasam``: every command is a typed frozen dataclass in a file of its own, listed in ``_commands``."""
+"""The command ``deltasam``: each subcommand is a typed frozen dataclass in a file of its own, see ``_commands``."""
 
 from deltasam.cli._errors import CommandError
 from deltasam.cli._main import main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``deltasam``; those of the process by default.
 
     Returns:
-        The exit code: 0, 1 for a mistake the command reports, 2 for an unknown command or option, 130 when interrupted.
+        The exit code: 0; 1 for a mistake the command reports; 2 for an unknown command or option; 130 when stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["--version"], ["-V"]):
@@ -86,6 +87,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return int(command.run() or 0)
     except CommandError as error:
         print(f"deltasam {name}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `deltasam ... | head`: the reader has gone, and the interpreter's own flush must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print(f"deltasam {name}: interrupted", file=sys.stderr)

@@ -37,18 +37,24 @@ class Env:
 def environment() -> dict[str, str]:
     """The facts about this installation, by name; packages that are not installed are left out."""
     facts = {"python": sys.version.split()[0], "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            facts[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return facts | _devices() | _commit()
+    installed = {package: version for package in PACKAGES if (version := _version(package))}
+    return facts | installed | _devices() | _commit()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _devices() -> dict[str, str]:
     import torch
 
-    facts = {"cpu threads": str(torch.get_num_threads()), "cuda": str(torch.version.cuda or "not in this build of torch")}
+    facts = {
+        "cpu threads": str(torch.get_num_threads()),
+        "cuda": str(torch.version.cuda or "not in this build of torch"),
+    }
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         facts[f"gpu {index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"

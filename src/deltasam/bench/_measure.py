@@ -1,0 +1,111 @@
+"""From options to numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+
+import torch
+
+from deltasam import __version__
+from deltasam.bench import isolate
+from deltasam.bench._clock import Spread, interleaved, ratios
+from deltasam.bench._contestants import ADAMW, BARE_SGD, Contestant, contestants
+from deltasam.bench._memory import peak_bytes
+from deltasam.bench._passes import counted_passes
+from deltasam.bench._workbench import Workbench, set_up
+from deltasam.bench.options import StepOptions
+from deltasam.bench.report import Report, Row
+
+
+def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> Report:
+    """Runs the measurement.
+
+    Args:
+        options: What to measure.
+        field: The contestants, ERM and SAM first; those the options name by default.
+
+    Returns:
+        One row per contestant.
+    """
+    bench = set_up(options)
+    rows = _isolated(options, bench) if options.isolate else _steps(options, bench, field)
+    return Report(options=options, rows=tuple(rows), machine=_machine(bench))
+
+
+def _steps(options: StepOptions, bench: Workbench, field: Sequence[Contestant] | None) -> list[Row]:
+    entries = list(field or contestants(options.methods, with_field=options.field))
+    works = {entry.name: entry.build(bench, ADAMW) for entry in entries}
+    seconds = interleaved(
+        works,
+        rounds=options.rounds,
+        warmup=options.warmup,
+        clock=options.clock,
+        synchronize=bench.synchronize,
+        repeats={entry.name: entry.period for entry in entries},
+    )
+    works.clear()  # frees the optimizers' states before memory is measured
+    peaks = {entry.name: _peak(entry, bench) for entry in entries} if options.memory else {}
+    rows = []
+    for entry in entries:
+        forwards, backwards = _passes(entry, bench)
+        rows.append(
+            Row(
+                name=entry.name,
+                origin=entry.origin,
+                seconds=Spread.of(seconds[entry.name]),
+                times_erm=ratios(seconds, entry.name, "ERM"),
+                times_sam=ratios(seconds, entry.name, "SAM"),
+                forwards=forwards,
+                backwards=backwards,
+                extra_copies=(peaks[entry.name] - peaks["ERM"]) / bench.parameter_bytes if peaks else None,
+            )
+        )
+    return rows
+
+
+def _isolated(options: StepOptions, bench: Workbench) -> list[Row]:
+    seconds = isolate.run(options, bench)
+    return [
+        Row(
+            name=name,
+            origin="deltasam" if name == isolate.OURS else "field",
+            seconds=Spread.of(seconds[name]),
+            times_ours=ratios(seconds, name, isolate.OURS),
+        )
+        for name in seconds
+    ]
+
+
+def _peak(entry: Contestant, bench: Workbench) -> int:
+    """Peak memory from a fresh start over one period and a step, so that what is kept between steps counts too."""
+
+    def work() -> None:
+        step = entry.build(bench, BARE_SGD)
+        for _ in range(entry.period + (entry.period > 1)):
+            step()
+
+    bench.model.zero_grad()
+    return peak_bytes(work, bench.device)
+
+
+def _passes(entry: Contestant, bench: Workbench) -> tuple[float, float]:
+    """Forward and backward passes of a step, on average over one period."""
+    step = entry.build(bench, BARE_SGD)
+    with counted_passes(bench.model, bench.size) as count:
+        for _ in range(entry.period):
+            step()
+    return count.forwards / entry.period, count.backwards / entry.period
+
+
+def _machine(bench: Workbench) -> dict[str, str]:
+    on_gpu = bench.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(bench.device) if on_gpu else f"{platform.machine()} CPU",
+        "threads": str(torch.get_num_threads()),
+        "load": "" if on_gpu or not hasattr(os, "getloadavg") else f"{os.getloadavg()[0]:.1f}",
+        "torch": torch.__version__,
+        "deltasam": __version__,
+        "parameters": str(sum(p.numel() for p in bench.model.parameters())),
+    }

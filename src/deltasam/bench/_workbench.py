@@ -1,0 +1,119 @@
+"""The model, the batch and the objective that all contestants share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.bench.options import StepOptions
+from deltasam.objectives import Classification
+
+# layers, hidden, heads, vocabulary
+SHAPES: dict[str, tuple[int, int, int, int]] = {
+    "mlp": (3, 256, 1, 1),
+    "bert-tiny": (2, 32, 2, 128),
+    "bert-4x256": (4, 256, 4, 30522),
+    "bert-base": (12, 768, 12, 30522),
+    "roberta-large": (24, 1024, 16, 50265),
+}
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """One model and one batch, on the device, with the precision to run them in."""
+
+    model: nn.Module
+    batch: dict[str, Tensor]
+    objective: Callable[[nn.Module, Any], Tensor]
+    device: torch.device
+    autocast: torch.dtype | None
+
+    @property
+    def size(self) -> int:
+        """Instances in the batch."""
+        return int(self.batch["labels"].shape[0])
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of one copy of the trainable parameters, the unit of extra memory."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context that forward passes run in."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def loss(self, model: nn.Module | None = None) -> Tensor:
+        """The mean loss, for the contestants that know nothing of instances."""
+        return self.objective(model or self.model, self.batch).mean()
+
+    def synchronize(self) -> None:
+        """Waits for the device, so that the clock sees all work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def set_up(options: StepOptions) -> Workbench:
+    """Builds the model and the batch; sets threads, seed and the precision of matrix products for this process."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch sees no CUDA device; use --device cpu")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
+    torch.manual_seed(options.seed)
+    device = torch.device(name)
+    model, batch = _mlp(options) if options.model == "mlp" else _transformer(options)
+    batch["labels"] = torch.randint(CLASSES, (options.batch,))
+    return Workbench(
+        model=model.to(device).train(),
+        batch={key: value.to(device) for key, value in batch.items()},
+        objective=_mlp_objective if options.model == "mlp" else Classification(),
+        device=device,
+        autocast=PRECISIONS.get(options.precision),
+    )
+
+
+def _mlp(options: StepOptions) -> tuple[nn.Module, dict[str, Tensor]]:
+    layers, hidden, _, _ = _shape(options)
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(hidden, hidden), nn.GELU(), nn.Dropout(options.dropout)]
+    return nn.Sequential(*parts, nn.Linear(hidden, CLASSES)), {"inputs": torch.randn(options.batch, hidden)}
+
+
+def _mlp_objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["inputs"]), batch["labels"], reduction="none")
+
+
+def _transformer(options: StepOptions) -> tuple[nn.Module, dict[str, Tensor]]:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    layers, hidden, heads, vocab = _shape(options)
+    config = BertConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=max(512, options.length),
+        hidden_dropout_prob=options.dropout,
+        attention_probs_dropout_prob=options.dropout,
+        num_labels=CLASSES,
+    )
+    tokens = torch.randint(vocab, (options.batch, options.length))
+    return BertForSequenceClassification(config), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def _shape(options: StepOptions) -> tuple[int, int, int, int]:
+    layers, hidden, heads, vocab = SHAPES[options.model]
+    return options.layers or layers, options.hidden or hidden, options.heads or heads, options.vocab or vocab

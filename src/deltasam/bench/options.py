@@ -1,0 +1,75 @@
+"""What to measure. Imports nothing but the standard library: the command line reads it for its help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Shape = Literal["mlp", "bert-tiny", "bert-4x256", "bert-base", "roberta-large"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Measures a training step of every method: time, passes counted by hooks, extra memory.
+
+    Args:
+        model: Shape of the model; its weights are random, so nothing is downloaded.
+        layers: Number of layers, instead of the shape's.
+        hidden: Width, instead of the shape's.
+        heads: Attention heads, instead of the shape's.
+        vocab: Size of the vocabulary, instead of the shape's.
+        batch: Instances in a batch (N).
+        length: Tokens in an instance (T).
+        dropout: Dropout probability.
+        device: Where to run; auto takes a GPU if there is one.
+        precision: tf32 changes the matrix products, bf16 and fp16 run under autocast.
+        methods: Methods to measure beside ERM and SAM, e.g. delta-sam; all by default.
+        field: Whether to measure the implementations of other packages too, where they are installed.
+        rounds: Timed rounds; in each, every contestant takes its turn.
+        warmup: Rounds before the clock starts.
+        clock: Time on the wall, or of the processor, which a busy machine disturbs less.
+        memory: Whether to measure peak memory.
+        isolate: Measure only norm + perturb + restore of SAM, against other packages.
+        threads: Threads of torch on the CPU; torch's own choice by default.
+        seed: Seed of the weights and the batch.
+        json: Write the results to this file.
+        plot: Draw the ratios into this file (png, pdf or svg; needs matplotlib).
+    """
+
+    model: Shape = "bert-4x256"
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    vocab: int | None = None
+    batch: int = 16
+    length: int = 64
+    dropout: float = 0.1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    methods: tuple[str, ...] = ()
+    field: bool = True
+    rounds: int = 7
+    warmup: int = 2
+    clock: Literal["wall", "cpu"] = "wall"
+    memory: bool = True
+    isolate: bool = False
+    threads: int | None = None
+    seed: int = 0
+    json: Path | None = None
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the sizes.
+
+        Raises:
+            ValueError: A size is not positive, or dropout is not a probability.
+        """
+        for name in ("layers", "hidden", "heads", "vocab", "batch", "length", "rounds", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if self.warmup < 0:
+            raise ValueError(f"warmup={self.warmup} must be at least 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be a probability below 1")

@@ -1,0 +1,131 @@
+"""The results: as a record, a table in the terminal, a JSON file, a plot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from importlib import util
+from pathlib import Path
+from typing import Literal
+
+from deltasam.bench._clock import Spread
+from deltasam.bench.options import StepOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One contestant. Ratios are taken within each round; what was not measured is None.
+
+    Attributes:
+        name: The method, or the package and the method.
+        origin: Ours or the field's.
+        seconds: Time of a step.
+        times_erm: Time as a multiple of plain training.
+        times_sam: Time as a multiple of our SAM.
+        times_ours: In the isolated measurement, time as a multiple of ours.
+        forwards: Forward passes of a step, in batches, counted by hooks.
+        backwards: Backward passes of a step, likewise.
+        extra_copies: Peak memory beyond plain training, in copies of the parameters.
+    """
+
+    name: str
+    origin: Literal["deltasam", "field"]
+    seconds: Spread
+    times_erm: Spread | None = None
+    times_sam: Spread | None = None
+    times_ours: Spread | None = None
+    forwards: float | None = None
+    backwards: float | None = None
+    extra_copies: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All rows, with what they were measured on."""
+
+    options: StepOptions
+    rows: tuple[Row, ...]
+    machine: dict[str, str]
+
+    @property
+    def title(self) -> str:
+        """One line that says what was measured."""
+        options, machine = self.options, self.machine
+        what = "norm + perturb + restore" if options.isolate else "one training step, AdamW included"
+        size = f"{int(machine['parameters']) / 1e6:.1f}M parameters"
+        shape = "" if options.isolate else f", {options.batch} x {options.length}, dropout {options.dropout:g}"
+        where = f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}"
+        return f"{what}: {options.model}, {size}{shape}, {options.precision}, {where}, {options.clock} clock"
+
+
+def cells(report: Report) -> tuple[list[str], list[list[str]]]:
+    """The table as text: its header and its rows, without the columns that were not measured."""
+    columns = {
+        "method": [row.name for row in report.rows],
+        "ms": [f"{row.seconds.median * 1e3:.1f}" for row in report.rows],
+        "x ERM": [_ratio(row.times_erm) for row in report.rows],
+        "x SAM": [_ratio(row.times_sam) for row in report.rows],
+        "x ours": [_ratio(row.times_ours) for row in report.rows],
+        "passes": [_passes(row) for row in report.rows],
+        "memory": ["" if row.extra_copies is None else f"{row.extra_copies:+.2f} P" for row in report.rows],
+    }
+    measured = {name: column for name, column in columns.items() if any(column)}
+    return list(measured), [list(row) for row in zip(*measured.values(), strict=True)]
+
+
+def show(report: Report) -> None:
+    """Prints the table, with rich if it is installed."""
+    header, rows = cells(report)
+    note = "median ± half the distance of the quartiles"
+    if not report.options.isolate:
+        note += "; passes: forward/backward, counted by hooks; memory: peak beyond ERM, P = one copy of the parameters"
+    if util.find_spec("rich") is None:
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = [
+            "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in [header, *rows]
+        ]
+        print(report.title, *lines, note, sep="\n")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    for part in (report.title, table, note):
+        console.print(part)
+
+
+def write_json(report: Report, path: Path) -> None:
+    """Writes everything, options and machine included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(report), indent=2, default=str) + "\n")
+
+
+def plot(report: Report, path: Path) -> None:
+    """Bars of the ratios with their quartiles."""
+    from matplotlib.figure import Figure
+
+    shown = [(row, ratio) for row in report.rows if (ratio := row.times_erm or row.times_ours) is not None]
+    figure = Figure(figsize=(6, 0.5 + 0.3 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    names = [row.name for row, _ in shown]
+    middles = [ratio.median for _, ratio in shown]
+    errors = [[ratio.median - ratio.low for _, ratio in shown], [ratio.high - ratio.median for _, ratio in shown]]
+    colours = ["tab:blue" if row.origin == "deltasam" else "tab:gray" for row, _ in shown]
+    axes.barh(names, middles, xerr=errors, color=colours)
+    axes.invert_yaxis()
+    axes.set_xlabel("time of a step, x ERM" if not report.options.isolate else "time, x deltasam")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _ratio(spread: Spread | None) -> str:
+    return "" if spread is None else f"{spread.median:.2f} ±{(spread.high - spread.low) / 2:.2f}"
+
+
+def _passes(row: Row) -> str:
+    return "" if row.forwards is None or row.backwards is None else f"{row.forwards:.3g}/{row.backwards:.3g}"

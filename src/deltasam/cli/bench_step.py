@@ -1,0 +1,22 @@
+"""``deltasam bench step``: the options are those of :mod:`deltasam.bench.options`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deltasam.bench.options import StepOptions
+from deltasam.cli._errors import CommandError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchStep(StepOptions):
+    """Measures a training step of every method: time, passes counted by hooks, extra memory."""
+
+    def run(self) -> None:
+        """Measures, prints the table and writes the files that were asked for."""
+        from deltasam.bench import step
+
+        try:
+            step.run(self)
+        except (ValueError, ModuleNotFoundError) as error:
+            raise CommandError(str(error)) from error

@@ -1,0 +1,24 @@
+"""``deltasam list methods``: what there is to choose from."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListMethods:
+    """The methods with their cost (forward/backward passes of a step) and the first line of their file."""
+
+    def run(self) -> None:
+        """Prints one row per method."""
+        from rich.console import Console
+        from rich.table import Table
+
+        from deltasam.methods.catalogue import METHODS
+
+        table = Table("method", "passes", "what it does", box=None, pad_edge=False)
+        for name, method in METHODS.items():
+            summary = inspect.getdoc(inspect.getmodule(method)) or ""
+            table.add_row(name, method.passes, summary.partition("\n")[0])
+        Console().print(table)

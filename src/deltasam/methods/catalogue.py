@@ -1,0 +1,35 @@
+"""The methods by name, for command lines and configuration files."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+
+from deltasam import methods
+from deltasam.methods import Method
+
+#: Every method of the package, by class name.
+METHODS: dict[str, type[Method]] = {
+    name: kind
+    for name, kind in ((name, getattr(methods, name)) for name in methods.__all__)
+    if inspect.isclass(kind) and issubclass(kind, Method) and not inspect.isabstract(kind)
+}
+
+
+def find_method(name: str) -> type[Method]:
+    """The method of this name, however it is spelled: ``DeltaSAM``, ``delta-sam``, ``delta_sam``.
+
+    Raises:
+        ValueError: There is none; the message names the nearest one.
+
+    Example:
+        >>> find_method("delta-sam").__name__
+        'DeltaSAM'
+    """
+    spelled = {known.lower(): known for known in METHODS}
+    plain = name.lower().replace("-", "").replace("_", "")
+    if plain in spelled:
+        return METHODS[spelled[plain]]
+    close = difflib.get_close_matches(plain, spelled, n=1)
+    hint = f"did you mean {spelled[close[0]]}?" if close else f"there are {', '.join(METHODS)}"
+    raise ValueError(f"{name!r} is not a method; {hint}")

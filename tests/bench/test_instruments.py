@@ -1,0 +1,100 @@
+"""The clock, the memory counter and the pass counter, each on work whose answer is known."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from deltasam.bench._clock import Spread, interleaved, ratios
+from deltasam.bench._memory import peak_bytes
+from deltasam.bench._passes import counted_passes
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def block() -> torch.Tensor:
+    return torch.ones(MIB // 4)
+
+
+def test_peak_counts_what_is_alive_at_once() -> None:
+    def one_after_another() -> None:
+        for _ in range(3):
+            block()
+
+    def together() -> None:
+        _ = [block() for _ in range(3)]
+
+    assert peak_bytes(one_after_another, CPU) == MIB
+    assert peak_bytes(together, CPU) == 3 * MIB
+
+
+def test_peak_follows_storages_not_tensors() -> None:
+    def views() -> None:
+        whole = block()
+        part = whole[:10].view(2, 5)
+        del whole
+        part.add_(1)
+        block()
+
+    assert peak_bytes(views, CPU) == 2 * MIB
+
+
+def test_peak_sees_what_autograd_holds() -> None:
+    x = block().requires_grad_()
+
+    def work() -> None:
+        (x.exp().exp().sum()).backward()  # two saved results and one gradient in the making
+
+    peak = peak_bytes(work, CPU)
+    assert 3 * MIB <= peak <= 4 * MIB + 64
+    assert x.grad is not None
+
+
+def test_peak_does_not_count_what_was_there_before() -> None:
+    old = block()
+    assert peak_bytes(lambda: old.add_(1), CPU) < 64
+
+
+def test_passes_count_shares_of_the_batch_and_only_real_backwards() -> None:
+    model = torch.nn.Linear(3, 2)
+    x = torch.ones(4, 3)
+    with counted_passes(model, size=4) as count:
+        model(x).sum().backward()
+        with torch.no_grad():
+            model(x)
+        model(x[:2]).sum().backward()
+        model(x)  # its graph is never used
+    assert (count.forwards, count.backwards) == (3.5, 1.5)
+    model(x).sum().backward()
+    assert count.forwards == 3.5  # the hook is gone
+
+
+def test_rounds_are_interleaved_and_warmup_is_not_timed() -> None:
+    calls: list[str] = []
+    works = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    seconds = interleaved(
+        works, rounds=2, warmup=1, clock="wall", synchronize=lambda: None, repeats={"a": 2}, prepare=lambda: None
+    )
+    assert "".join(calls) == "baa" + "aab" + "baa"  # the order rotates, so that nobody always comes first
+    assert {name: len(each) for name, each in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_the_clock_measures_the_work() -> None:
+    works = {"short": lambda: time.sleep(0.01), "long": lambda: time.sleep(0.05)}
+    seconds = interleaved(works, rounds=3, warmup=0, clock="wall", synchronize=lambda: None)
+    assert min(seconds["short"]) >= 0.01
+    assert ratios(seconds, "long", "short").median > 1.5
+
+
+def test_spread_of_one_and_of_many() -> None:
+    assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0)
+    assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    assert ratios({"a": [1.0, 10.0], "b": [2.0, 20.0]}, "b", "a") == Spread(2.0, 2.0, 2.0)
+    with pytest.raises(ValueError, match="shorter"):
+        ratios({"a": [1.0], "b": [2.0, 20.0]}, "b", "a")
