@@ -46,6 +46,11 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Seq2Seq",
         "Contrastive",
         "Objective",
+        "EmbeddingNoise",
+        "R3F",
+        "RDrop",
+        "SMART",
+        "VAT",
     ),
     "deltasam.batches": ("MicroBatches",),
     "deltasam.perturb": ("select",),
@@ -67,10 +72,15 @@ if TYPE_CHECKING:
     from deltasam.methods import Method as Method
     from deltasam.methods import Step as Step
     from deltasam.methods import SubsetSAM as SubsetSAM
+    from deltasam.objectives import R3F as R3F
+    from deltasam.objectives import SMART as SMART
+    from deltasam.objectives import VAT as VAT
     from deltasam.objectives import CausalLM as CausalLM
     from deltasam.objectives import Classification as Classification
     from deltasam.objectives import Contrastive as Contrastive
+    from deltasam.objectives import EmbeddingNoise as EmbeddingNoise
     from deltasam.objectives import Objective as Objective
+    from deltasam.objectives import RDrop as RDrop
     from deltasam.objectives import Regression as Regression
     from deltasam.objectives import Seq2Seq as Seq2Seq
     from deltasam.objectives import Tokens as Tokens
