@@ -116,7 +116,7 @@ def perturbed_embeddings(
         yield state.sites
     if required and not state.sites:
         raise RuntimeError(
-            f"the embedding layer of {type(model).__name__} was not called in the forward pass: nothing was perturbed; "
+            f"the embedding layer of {type(model).__name__} was not called in the pass: nothing was perturbed; "
             "pass input_ids and not inputs_embeds, or name the layer with embeddings=..."
         )
 
@@ -179,7 +179,8 @@ class _State:
         padding = getattr(layer, "padding_idx", None)
         if padding is None or ids is None or ids.shape != output.shape[:2]:
             return None
-        return (ids != padding).unsqueeze(-1)
+        real: Tensor = ids != padding
+        return real.unsqueeze(-1)
 
 
 def _mask_position(module: nn.Module) -> int:

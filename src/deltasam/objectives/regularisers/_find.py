@@ -26,8 +26,8 @@ def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Fou
 
     Without ``embeddings``: the outermost module whose class has ``get_input_embeddings`` is asked, which sees through
     DDP, PEFT, ``torch.compile``, sentence-transformers and hand-written heads. Its answer is not always the module
-    that is called (BART and T5 answer with ``shared``, and call copies of it tied to the same table), so every embedding
-    layer on that table counts, within the chosen side of an encoder-decoder model.
+    that is called (BART and T5 answer with ``shared``, and call copies of it tied to the same table), so every
+    embedding layer on that table counts, within the chosen side of an encoder-decoder model.
 
     Raises:
         ValueError: Nothing was found.

@@ -24,7 +24,8 @@ def row_norm(values: Tensor, norm: Norm) -> Tensor:
     """The norm of every row over all its other dimensions, ``(rows, 1, ...)``: broadcasts against the values."""
     order = 2.0 if norm == "l2" else torch.inf
     dims = tuple(range(1, values.ndim))
-    return torch.linalg.vector_norm(values, order, dim=dims, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(values, order, dim=dims, keepdim=True)
+    return norms
 
 
 def uphill(gradient: Tensor, norm: Norm) -> Tensor:

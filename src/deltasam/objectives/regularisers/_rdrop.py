@@ -83,7 +83,7 @@ class RDrop(Consistency):
                 f"RDrop(passes='one'): a batch of {size} instances, joined with itself, gave outputs of shape "
                 f"{tuple(outputs.shape)}, not {2 * size} rows; use passes='two'"
             )
-        return outputs.unflatten(0, (2, size)).unbind(0)
+        return outputs.view(2, size, *outputs.shape[1:]).unbind(0)
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
         """The formula, with the paper's or the released reduction."""

@@ -34,7 +34,6 @@ class Teacher:
                 self._average = {name: value.to(own[name].device) for name, value in self._average.items()}
             else:
                 self._average = {name: _wide(p.data) for name, p in own.items()}
-                self.updates = 1
                 return
         theirs = dict(inner.named_parameters())
         mine = list(self._average.values())
@@ -58,7 +57,7 @@ class Teacher:
         return self._model
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates and the averaged weights by name; empty before the first step."""
+        """The number of moves and the averaged weights by name; empty before the first step."""
         if not self._average:
             return {}
         return {"updates": self.updates, "teacher": {name: value.clone() for name, value in self._average.items()}}
@@ -100,8 +99,9 @@ def _copied(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
     frozen = {name for name, p in model.named_parameters() if id(p) in shared}
     teacher = copy.deepcopy(model, shared)
-    own = {name: p.requires_grad_(False) for name, p in teacher.named_parameters() if name not in frozen}
+    own = {name: p for name, p in teacher.named_parameters() if name not in frozen}
     for p in own.values():
+        p.requires_grad_(False)
         p.grad = None
     return teacher, own
 
