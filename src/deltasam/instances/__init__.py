@@ -1,0 +1,7 @@
+"""Exact per-instance weight perturbations at about the price of SAM."""
+
+from deltasam.instances._errors import InstancesMixed, Uncovered
+from deltasam.instances._record import Recording, perturbed, record
+from deltasam.instances._rules import register_rule
+
+__all__ = ["InstancesMixed", "Recording", "Uncovered", "perturbed", "record", "register_rule"]

@@ -1,0 +1,19 @@
+"""Why a model has no exact low-rank perturbation, or none at all."""
+
+from __future__ import annotations
+
+
+class InstancesMixed(ValueError):
+    """The loss of one instance depends on other instances, so "per instance" is not defined."""
+
+
+class Uncovered(NotImplementedError):
+    """A parameter is used in a way that no rule of the low-rank engine covers; the loop engine covers every model."""
+
+
+class SizeChanged(ValueError):
+    """The pass has to be made again: where the instances are was not as assumed."""
+
+    def __init__(self, message: str, learned_size: int | None = None) -> None:
+        super().__init__(message)
+        self.learned_size = learned_size

@@ -1,0 +1,159 @@
+"""Per-instance gradients of one parameter, kept in the cheapest exact form, and the algebra between the forms.
+
+For a weight that maps inputs ``x`` (S rows) to outputs with gradients ``d`` (S rows), the gradient of one instance is
+``d^T x``: rank at most S, never written out. Three forms are enough for every layer: :class:`LowRank`, :class:`Rows`
+(a table looked up by ids) and :class:`Dense` (everything that is small). All tensors carry the groups in front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """``d^T x`` (``transposed``: ``x^T d``), the gradient of a weight used as a matrix.
+
+    Args:
+        x: Inputs of the layer, ``(G, S, in)``.
+        d: Gradients of the outputs, ``(G, S, out)``.
+        bias: Whether the bias of the layer is folded in, as one more input that is always 1.
+        transposed: Whether the weight is stored as ``(in, out)``, as GPT-2's ``Conv1D`` does.
+    """
+
+    x: Tensor
+    d: Tensor
+    bias: bool
+    transposed: bool
+
+    def dense(self) -> Tensor:
+        left, right = (self.x, self.d) if self.transposed else (self.d, self.x)
+        return left.transpose(1, 2) @ right
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """``onehot(ids)^T d``, the gradient of a table looked up by ids: ``ids`` is ``(G, S)``, ``d`` is ``(G, S, out)``."""
+
+    ids: Tensor
+    d: Tensor
+    rows: int
+
+    def dense(self) -> Tensor:
+        table = self.d.new_zeros(self.d.shape[0], self.rows, self.d.shape[2])
+        return table.scatter_add_(1, self.ids.unsqueeze(2).expand_as(self.d), self.d)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """The gradients themselves, ``(G, *shape of the parameter)``."""
+
+    value: Tensor
+
+    def dense(self) -> Tensor:
+        return self.value
+
+
+Factor = LowRank | Rows | Dense
+
+
+class Grams:
+    """Gram matrices ``a b^T`` of one computation, each pair of tensors once (query, key and value share their input)."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        key = (id(a), id(b))
+        if key not in self._known:
+            self._known[key] = wide(a) @ wide(b).transpose(1, 2)
+        return self._known[key]
+
+
+def dot(a: Factor, b: Factor, grams: Grams) -> Tensor:
+    """Inner product of two gradients of the same parameter, per group, ``(G,)``, in float32 at least."""
+    match a, b:
+        case LowRank(), LowRank() if a.transposed == b.transposed:
+            inputs = grams(a.x, b.x)
+            return _sum((inputs + 1 if a.bias and b.bias else inputs) * (wide(a.d) @ wide(b.d).transpose(1, 2)))
+        case Rows(), Rows():
+            same = a.ids.unsqueeze(2) == b.ids.unsqueeze(1)
+            return _sum((wide(a.d) @ wide(b.d).transpose(1, 2)).masked_fill(~same, 0))
+        case Rows(), LowRank(transposed=False):
+            return _sum(_columns(b.d, a.ids) * (wide(b.x) @ wide(a.d).transpose(1, 2)))
+        case Rows(), Dense():
+            picked = b.value.gather(1, a.ids.unsqueeze(2).expand(*a.ids.shape, b.value.shape[2]))
+            return _sum(picked * a.d)
+        case LowRank(transposed=False), Rows():
+            return dot(b, a, grams)
+        case Dense(), Rows():
+            return dot(b, a, grams)
+        case _:
+            return _sum(a.dense() * b.dense())
+
+
+def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products) -> Tensor:
+    """``y + c x E^T`` in place, for the perturbation ``c E`` of a weight used as a matrix; y is ``(G, S, out)``."""
+    match factor:
+        case LowRank():
+            return y.baddbmm_(products(x, factor.x, c, factor.bias), factor.d)
+        case Rows():
+            along = products(x, factor.d, c, False)
+            return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along)
+        case Dense():
+            return y.baddbmm_(x, (factor.value * c.view(-1, 1, 1).to(y.dtype)).to(y.dtype).transpose(1, 2))
+
+
+def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
+    """``y + c E[ids]`` for the perturbation ``c E`` of a table; ids is ``(G, S)``, y is ``(G, S, out)``."""
+    scale = c.view(-1, 1, 1).to(y.dtype)
+    match factor:
+        case Rows():
+            same = (ids.unsqueeze(2) == factor.ids.unsqueeze(1)).to(y.dtype) * scale
+            return torch.baddbmm(y, same, factor.d.to(y.dtype))
+        case LowRank(transposed=False):
+            picked = _columns(factor.d, ids).transpose(1, 2).to(y.dtype) * scale
+            return torch.baddbmm(y, picked, factor.x.to(y.dtype))
+        case _:
+            dense = factor.dense()
+            return y + scale * dense.gather(1, ids.unsqueeze(2).expand(*ids.shape, dense.shape[2])).to(y.dtype)
+
+
+class Products:
+    """``c (x X^T + 1)``, computed once while the same input goes through several layers (query, key, value)."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Tensor, Tensor, bool, Tensor] | None = None
+
+    def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool) -> Tensor:
+        if self._last is not None:
+            *key, product = self._last
+            if key[0] is x and key[1] is recorded and key[2] is c and key[3] == bias and torch.is_grad_enabled() == (
+                product.requires_grad or not x.requires_grad
+            ):
+                return product
+        scale = c.view(-1, 1, 1).to(x.dtype)
+        product = torch.bmm(x, recorded.to(x.dtype).transpose(1, 2))
+        product = torch.addcmul(scale, product, scale) if bias else product * scale
+        self._last = (x, recorded, c, bias, product)
+        return product
+
+    def forget(self) -> None:
+        self._last = None
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Float16 to float32: products of two small gradients leave float16's range (bfloat16 has float32's)."""
+    return tensor.float() if tensor.dtype is torch.float16 else tensor
+
+
+def _columns(d: Tensor, ids: Tensor) -> Tensor:
+    """Columns of ``d`` (G, S, V) named by ``ids`` (G, T): ``(G, S, T)``."""
+    return d.gather(2, ids.unsqueeze(1).expand(-1, d.shape[1], -1))
+
+
+def _sum(products: Tensor) -> Tensor:
+    return products.flatten(1).sum(1, dtype=torch.promote_types(products.dtype, torch.float32))

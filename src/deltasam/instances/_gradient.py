@@ -1,0 +1,112 @@
+"""The gradients of all groups with respect to all perturbed parameters, in factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltasam.instances._factors import Dense, Factor, Grams, LowRank, Rows, dot
+from deltasam.instances._layout import Grouping
+from deltasam.instances._step import Call
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceGradients:
+    """One gradient per group; per parameter (by ``id``) the factors whose sum it is."""
+
+    grouping: Grouping
+    factors: dict[int, list[Factor]]
+
+    def dot(self, other: InstanceGradients) -> Tensor:
+        """Inner products with another set of gradients, per group, ``(G,)``."""
+        grams = Grams()
+        products = []
+        for name, mine in self.factors.items():
+            theirs = other.factors.get(name, [])
+            for k, a in enumerate(mine):
+                for j, b in enumerate(theirs):
+                    if mine is theirs and j < k:
+                        continue  # symmetric
+                    value = dot(a, b, grams)
+                    products.append(value if mine is not theirs or j == k else 2 * value)
+        if not products:
+            raise ValueError("no perturbed parameter took part in the losses")
+        wide = torch.promote_types(products[0].dtype, torch.float32)
+        first = products[0].device
+        return torch.stack([value.to(first, wide) for value in products]).sum(0)
+
+    def norms(self) -> Tensor:
+        """``||grad_g||`` of every group, ``(G,)``, in float32 at least."""
+        return self.dot(self).clamp_min(0).sqrt()
+
+
+def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping) -> InstanceGradients:
+    """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight."""
+    uses: dict[int, list[tuple[Call, Tensor]]] = {}
+    for call, gradient in zip(calls, gradients, strict=True):
+        if gradient is not None:
+            uses.setdefault(id(call.weight), []).append((call, gradient.detach()))
+    partners = _biases(uses)
+    factors: dict[int, list[Factor]] = {}
+    for name, found in uses.items():
+        bias = partners[name]
+        low_rank = _pays(found)
+        for call, d in found:
+            match call.form:
+                case "dense":
+                    factors.setdefault(name, []).append(Dense(grouping.total(d)))
+                case "rows":
+                    assert call.inputs is not None
+                    if call.padding is not None:
+                        d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
+                    factors.setdefault(name, []).append(Rows(call.inputs, d, call.weight.shape[0]))
+                case _:
+                    assert call.inputs is not None
+                    folded = low_rank and bias is not None and call.bias is not None
+                    factor = LowRank(call.inputs.to(d.dtype), d, folded, call.transposed)
+                    if low_rank:
+                        factors.setdefault(name, []).append(factor)
+                    else:
+                        _accumulate(factors, name, factor.dense())
+                    if call.bias is not None and not folded:
+                        _accumulate(factors, id(call.bias), d.sum(1))
+    return InstanceGradients(grouping, factors)
+
+
+def _biases(uses: dict[int, list[tuple[Call, Tensor]]]) -> dict[int, Tensor | None]:
+    """The bias that can be folded into a weight's factors: the only one of that weight, and no other weight's."""
+    owners: dict[int, set[int]] = {}
+    for name, found in uses.items():
+        for call, _ in found:
+            if call.bias is not None:
+                owners.setdefault(id(call.bias), set()).add(name)
+    folded: dict[int, Tensor | None] = {}
+    for name, found in uses.items():
+        biases = {id(call.bias): call.bias for call, _ in found}
+        only = next(iter(biases.values())) if len(biases) == 1 else None
+        alone = only is not None and owners[id(only)] == {name} and id(only) not in uses
+        folded[name] = only if alone else None
+    return folded
+
+
+def _pays(found: list[tuple[Call, Tensor]]) -> bool:
+    """Low rank costs S (in + out) per position and stores as much; written out it is in * out."""
+    matrices = [(call.inputs, d) for call, d in found if call.form == "matrix" and call.inputs is not None]
+    if not matrices:
+        return True
+    positions = sum(d.shape[1] for _, d in matrices)
+    x, d = matrices[0]
+    return positions * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2]
+
+
+def _accumulate(factors: dict[int, list[Factor]], name: int, value: Tensor) -> None:
+    """Adds to the dense factor of a parameter; a module called many times (ALBERT's layers) keeps a single one."""
+    found = factors.setdefault(name, [])
+    for k, factor in enumerate(found):
+        if isinstance(factor, Dense):
+            found[k] = Dense(factor.value + value)
+            return
+    found.append(Dense(value))

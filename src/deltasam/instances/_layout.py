@@ -1,0 +1,97 @@
+"""Where the instances are in a tensor that a layer is called with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from deltasam.instances._tensors import PerInstance
+
+Kind = Literal["batch", "flat", "shared", "hidden"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor of shape ``(*lead, *features)`` is divided among the instances.
+
+    ``batch``: instances in front; ``flat``: instances and positions in one dimension; ``shared``: the same for all
+    instances (position ids of shape (1, T), bias tables); ``hidden``: a :class:`PerInstance`.
+    """
+
+    kind: Kind
+    size: int
+    lead: tuple[int, ...]
+
+    def split(self, tensor: Tensor, features: int) -> Tensor:
+        """``(N, S, *features)``, a view. What is shared is expanded."""
+        if isinstance(tensor, PerInstance):
+            tensor = tensor.inner
+        elif self.kind == "shared":
+            tensor = tensor.unsqueeze(0).expand(self.size, *tensor.shape)
+        tail = tensor.shape[tensor.ndim - features :] if features else ()
+        if tensor.ndim == 2 + features and self.kind in ("batch", "hidden"):
+            return tensor
+        return tensor.reshape(self.size, -1, *tail)
+
+    def join(self, tensor: Tensor) -> Tensor:
+        """``(N, S, *features)`` back to what the model expects."""
+        tail = tensor.shape[2:]
+        if self.kind in ("shared", "hidden"):
+            return PerInstance.wrap(tensor.reshape(self.size, *self.lead, *tail))
+        if tensor.shape[:2] == self.lead:
+            return tensor
+        return tensor.reshape(*self.lead, *tail)
+
+
+def find_layout(tensor: Tensor, features: int, size: int, known: Kind | None, flat: bool) -> Layout:
+    """The layout of a tensor by its shape; ``known`` settles what the shape leaves open."""
+    lead = tuple(tensor.shape[: tensor.ndim - features])
+    if isinstance(tensor, PerInstance):
+        return Layout("hidden", size, lead)
+    if not lead or lead[0] % size:
+        return Layout("shared", size, lead)
+    if known is not None:
+        return Layout(known, size, lead)
+    if lead[0] == size:
+        return Layout("batch", size, lead)
+    return Layout("flat" if flat or size == 1 else "shared", size, lead)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """``m`` instances share one perturbation; the last group may be smaller."""
+
+    size: int
+    m: int
+
+    @property
+    def groups(self) -> int:
+        return -(-self.size // self.m)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """``(N, S, ...)`` to ``(G, m S, ...)``; rows of zeros fill the last group."""
+        if self.m == 1:
+            return tensor
+        missing = self.groups * self.m - self.size
+        if missing:
+            tensor = F.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, missing))
+        return tensor.reshape(self.groups, -1, *tensor.shape[2:])
+
+    def unrows(self, tensor: Tensor) -> Tensor:
+        """Undoes :meth:`rows`."""
+        if self.m == 1:
+            return tensor
+        return tensor.reshape(self.groups * self.m, -1, *tensor.shape[2:])[: self.size]
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """Sums over the instances of each group: ``(N, ...)`` to ``(G, ...)``."""
+        if self.m == 1:
+            return tensor
+        return self.rows(tensor.unsqueeze(1)).sum(1)
+
+    def spread(self, tensor: Tensor) -> Tensor:
+        """One value per group to one per instance: ``(G, ...)`` to ``(N, ...)``."""
+        return tensor if self.m == 1 else tensor.repeat_interleave(self.m, 0)[: self.size]

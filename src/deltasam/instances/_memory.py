@@ -1,0 +1,31 @@
+"""What the engine has learned about a model: how ambiguous inputs are laid out, and which shapes were verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from deltasam.instances._layout import Kind
+from deltasam.instances._step import CallKey
+
+Signature = frozenset[tuple[CallKey, Kind]]
+
+
+@dataclass
+class Memory:
+    """Lives as long as the model; holds names and shapes, no tensors."""
+
+    kinds: dict[CallKey, Kind] = field(default_factory=dict)
+    verified: set[tuple[tuple[str, ...], Signature]] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    fallback: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+
+_MEMORIES: WeakKeyDictionary[nn.Module, Memory] = WeakKeyDictionary()
+
+
+def memory_of(model: nn.Module) -> Memory:
+    """The memory of a model, empty at first."""
+    return _MEMORIES.setdefault(model, Memory())

@@ -1,0 +1,158 @@
+"""What the rules work with during one forward pass: the layout of inputs, the perturbation, the calls to remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from deltasam.instances._factors import Factor, Products, add_linear, add_rows
+from deltasam.instances._layout import Grouping, Kind, Layout, find_layout
+from deltasam.instances._tensors import PerInstance, Proxy
+
+Rule = Callable[..., Any]
+CallKey = tuple[str, int, bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One use of a parameter at w: the input, and the edge of the graph where the output's gradient will arrive."""
+
+    weight: Tensor
+    bias: Tensor | None
+    inputs: Tensor | None
+    edge: GradientEdge
+    form: str  # "matrix", "rows" or "dense"
+    transposed: bool = False
+    padding: int | None = None
+    rearrange: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbation:
+    """eps_i for every group: per parameter, factors with their coefficients ``(G,)``."""
+
+    grouping: Grouping
+    terms: Mapping[int, list[tuple[Factor, Tensor]]]
+    products: Products = field(default_factory=Products)
+
+    def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
+        """``y`` of the layer at w, perturbed. A bias that is folded in comes with the weight's factors."""
+        for factor, c in self.terms.get(id(weight), ()):
+            y = add_linear(y, x, factor, c, self.products)
+        for factor, c in self.terms.get(id(bias), ()):
+            y = y + (factor.dense() * c.unsqueeze(1).to(y.dtype)).to(y.dtype).unsqueeze(1)
+        return y
+
+    def rows(self, table: Tensor, ids: Tensor, y: Tensor) -> Tensor:
+        for factor, c in self.terms.get(id(table), ()):
+            y = add_rows(y, ids, factor, c)
+        return y
+
+    def values(self, parameter: Tensor) -> Tensor:
+        """The perturbed parameter of every instance, ``(N, *shape)``, in float32 at least: bfloat16 would round it away."""
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        value = parameter.to(dtype).unsqueeze(0)
+        for factor, c in self.terms.get(id(parameter), ()):
+            move = factor.dense().to(dtype) * c.to(dtype).view(-1, *(1,) * parameter.ndim)
+            value = value + self.grouping.spread(move)
+        return value.expand(self.grouping.size, *parameter.shape)
+
+
+class PassState:
+    """One forward pass at w (recording) or at w + eps_i (perturbed), or both.
+
+    Args:
+        grouping: How many instances, and how many share a perturbation.
+        rules: What to do for each operation.
+        names: Names of the perturbed parameters by ``id``.
+        kinds: What earlier passes learned about inputs whose shape leaves their layout open.
+        perturbation: eps, or None at w.
+        recording: Whether to remember the calls.
+    """
+
+    def __init__(
+        self,
+        grouping: Grouping,
+        rules: Mapping[Any, Rule],
+        names: Mapping[int, str],
+        kinds: Mapping[CallKey, Kind],
+        perturbation: Perturbation | None,
+        recording: bool,
+    ) -> None:
+        self.grouping = grouping
+        self.rules = rules
+        self.names = names
+        self.kinds = kinds
+        self.perturbation = perturbation
+        self.recording = recording
+        self.calls: list[Call] = []
+        self.seen: dict[CallKey, Kind] = {}
+        self._expanded: dict[int, PerInstance] = {}
+        self._last: tuple[Tensor, Layout, Tensor, Tensor] | None = None
+
+    @property
+    def size(self) -> int:
+        return self.grouping.size
+
+    def layout(self, tensor: Tensor, parameter: Proxy, features: int, *, flat: bool = False) -> Layout:
+        """How the instances lie in an input of ``parameter``'s layer."""
+        lead = tensor.shape[: tensor.ndim - features]
+        key = (self.names[id(parameter.parameter)], tensor.ndim, bool(lead) and lead[0] == self.size)
+        found = find_layout(tensor, features, self.size, self.kinds.get(key), flat)
+        if lead and lead[0] % self.size == 0 and found.kind != "hidden":
+            self.seen[key] = found.kind
+        return found
+
+    def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Inputs as ``(G, S, in)``, cast once under autocast, with and without their graph; the same for query and key."""
+        if self._last is None or self._last[0] is not x or self._last[1] != layout:
+            source = x.inner if isinstance(x, PerInstance) else x
+            kind = source.device.type
+            if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
+                source = source.to(torch.get_autocast_dtype(kind))
+            inside = PerInstance.wrap(source) if isinstance(x, PerInstance) else source
+            rows = self.grouping.rows(layout.split(inside, 1))
+            self._last = (x, layout, rows, rows.detach())
+        return self._last[2], self._last[3]
+
+    def matrix(self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, recorded: Tensor, **form: Any) -> Tensor:
+        """Output ``y`` (G, S, out) of a layer that multiplies ``x`` (G, S, in) by the weight and adds the bias."""
+        offset = bias.parameter if isinstance(bias, Proxy) else None
+        if self.perturbation is not None:
+            y = self.perturbation.linear(weight.parameter, offset, x, y)
+        if self.recording:
+            self.calls.append(Call(weight.parameter, offset, recorded, get_gradient_edge(y), "matrix", **form))
+        return y
+
+    def table(self, weight: Proxy, ids: Tensor, y: Tensor, padding: int | None) -> Tensor:
+        """Output ``y`` (G, S, out) of a lookup of ``ids`` (G, S)."""
+        if self.perturbation is not None:
+            y = self.perturbation.rows(weight.parameter, ids, y)
+        if self.recording:
+            self.calls.append(Call(weight.parameter, None, ids, get_gradient_edge(y), "rows", padding=padding))
+        return y
+
+    def values(self, proxy: Proxy) -> Tensor:
+        """The parameter of every instance, ``(N, *shape)``, written out: for what is small. Float32 at least."""
+        return self.expanded(proxy).wide  # type: ignore[attr-defined, no-any-return]
+
+    def expanded(self, proxy: Proxy) -> PerInstance:
+        """The parameter of every instance as a tensor the model can compute with; made once in a pass."""
+        parameter = proxy.parameter
+        if id(parameter) not in self._expanded:
+            if self.perturbation is None:
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
+                wide = parameter.to(dtype).unsqueeze(0).expand(self.size, *parameter.shape)
+            else:
+                wide = self.perturbation.values(parameter)
+            if self.recording:
+                self.calls.append(Call(parameter, None, None, get_gradient_edge(wide), "dense"))
+            made = PerInstance.wrap(wide.to(parameter.dtype))
+            made.wide = wide  # type: ignore[attr-defined]
+            self._expanded[id(parameter)] = made
+        return self._expanded[id(parameter)]

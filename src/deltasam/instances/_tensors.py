@@ -1,0 +1,161 @@
+"""Two kinds of tensor that let an unchanged model compute with other weights for every instance.
+
+While a pass is under way, each perturbed parameter is stood in for by a :class:`Proxy`; whatever operation meets one is
+handed to the rules. A value that the model computes once for the whole batch (position embeddings, relative-position
+biases, class tokens) but that now differs between instances is a :class:`PerInstance`: the model sees the shape it
+expects, and the instances are a hidden dimension in front, until the value meets the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+if TYPE_CHECKING:
+    from deltasam.instances._step import PassState
+
+
+class PerInstance(Tensor):
+    """A tensor of one value per instance that looks like a single value: ``inner`` is ``(N, *shape)``."""
+
+    inner: Tensor
+
+    @staticmethod
+    def wrap(inner: Tensor) -> PerInstance:
+        seen = inner.detach()[0].as_subclass(PerInstance)
+        seen.inner = inner
+        return seen
+
+    def beside(self, ndim: int) -> Tensor | None:
+        """As a batch of ``ndim`` dimensions that broadcasts against the model's own, or None if it has no room for it."""
+        shape = self.inner.shape[1:]
+        padded = (1,) * (ndim - len(shape)) + tuple(shape)
+        return self.inner.reshape(-1, *padded[1:]) if len(padded) == ndim and padded[0] == 1 else None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+
+class Proxy(Tensor):
+    """Stands in for a parameter during a pass; shares its memory, so nothing is copied."""
+
+    parameter: Tensor
+    state: PassState
+
+    @staticmethod
+    def of(parameter: Tensor, state: PassState) -> Proxy:
+        proxy = parameter.detach().as_subclass(Proxy)
+        proxy.parameter, proxy.state = parameter, state
+        return proxy
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+
+#: Getters that give tensors that must follow the perturbation; all other attributes are read from what the model sees.
+_TENSOR_GETTERS = {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")}
+
+_METADATA = {
+    getattr(Tensor, name)
+    for name in (
+        "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "element_size",
+        "data_ptr", "storage_offset", "is_contiguous", "get_device", "__len__", "untyped_storage", "__repr__",
+        "__format__", "requires_grad_", "is_pinned", "__hash__", "is_set_to", "is_shared", "type_as",
+    )
+} | {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_tensor}  # fmt: skip
+
+#: Operations on tensors of matching or broadcast shapes: instances in front of all operands change nothing.
+_BROADCASTING = {
+    "add", "sub", "mul", "div", "true_divide", "floor_divide", "rsub", "pow", "add_", "sub_", "mul_", "div_", "__add__",
+    "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__", "__truediv__",
+    "__rtruediv__", "__itruediv__", "__pow__", "where", "addcmul", "addcdiv", "maximum", "minimum", "masked_fill",
+    "lerp", "copy_", "expand_as", "__setitem__",
+}  # fmt: skip
+
+
+def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """One operation of the model that meets a :class:`Proxy` or a :class:`PerInstance`."""
+    if func in _METADATA or (getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    leaves, spec = tree_flatten((args, kwargs))
+    proxies = [leaf for leaf in leaves if isinstance(leaf, Proxy)]
+    if proxies:
+        state = proxies[0].state
+        rule = state.rules.get(func)
+        if rule is not None:
+            output = rule(state, *args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        leaves = [state.expanded(leaf) if isinstance(leaf, Proxy) else leaf for leaf in leaves]
+    return vectorised(func, leaves, spec)
+
+
+def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
+    """The operation for every instance: beside the batch if it meets the batch, else in the hidden dimension."""
+    hidden = [leaf for leaf in leaves if isinstance(leaf, PerInstance)]
+    size = hidden[0].inner.shape[0]
+    name = getattr(func, "__name__", "")
+    batch = [leaf for leaf in leaves if _is_batch(leaf, size)]
+    if name in ("expand", "broadcast_to", "repeat"):
+        grown = _grown(name, hidden[0].inner, leaves, size)
+        if grown is not None:
+            return grown
+    if batch and (name in _BROADCASTING or name in ("cat", "concat", "concatenate")):
+        ndim = max(leaf.ndim for leaf in batch)
+        beside = [leaf.beside(ndim) if isinstance(leaf, PerInstance) else leaf for leaf in leaves]
+        if all(value is not None or leaf is None for value, leaf in zip(beside, leaves, strict=True)):
+            again, keywords = tree_unflatten(beside, spec)
+            return func(*again, **keywords)
+        batch = []
+    # The others in the batch get a dimension of size one, so that each instance sees a batch of itself alone.
+    inner = [leaf.inner if isinstance(leaf, PerInstance) else leaf.unsqueeze(1) for leaf in leaves if _takes_part(leaf, batch)]
+    where = [k for k, leaf in enumerate(leaves) if _takes_part(leaf, batch)]
+
+    def once(*values: Tensor) -> Any:
+        own = list(leaves)
+        for k, value in zip(where, values, strict=True):
+            own[k] = value
+        again, keywords = tree_unflatten(own, spec)
+        return func(*again, **keywords)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        output = torch.func.vmap(once, randomness="same")(*inner)
+    back: Callable[[Tensor], Tensor] = (lambda t: t.squeeze(1)) if batch else PerInstance.wrap
+    if isinstance(output, (tuple, list)):
+        return type(output)(back(value) for value in output)
+    return back(output)
+
+
+def _is_batch(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and not isinstance(leaf, PerInstance) and leaf.ndim > 0 and leaf.shape[0] == size > 1
+
+
+def _takes_part(leaf: Any, batch: list[Tensor]) -> bool:
+    return isinstance(leaf, PerInstance) or any(leaf is other for other in batch)
+
+
+def _grown(name: str, inner: Tensor, leaves: list[Any], size: int) -> Tensor | None:
+    """``expand(N, ...)`` and ``repeat(N, 1, ...)`` turn one value into a batch: here the instances come out."""
+    numbers = [leaf for leaf in leaves if isinstance(leaf, int)]
+    shape = inner.shape[1:]
+    extra = len(numbers) - len(shape)
+    if not numbers or numbers[0] != size or extra < 0:
+        return None
+    if name == "repeat":
+        if extra == 0 and all(number == 1 for number in numbers[1:]):
+            return inner.reshape(-1, *shape[1:])
+        if extra == 1:
+            return inner.repeat(1, *numbers[1:])
+        return None
+    if extra == 0 and shape[0] != 1:
+        return None
+    ones = (1,) * (extra - 1) if extra else ()
+    start = inner.reshape(size, *ones, *(shape if extra else shape[1:]))
+    return start.expand(size, *numbers[1:])
