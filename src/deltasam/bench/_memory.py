@@ -24,7 +24,8 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
-    with LiveStorages() as live:
+    live = LiveStorages()
+    with live:
         work()
     return live.peak
 

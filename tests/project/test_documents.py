@@ -1,0 +1,62 @@
+"""The documents keep what they say: code blocks run, docstring examples hold, files are short and free of local paths."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import deltasam
+from helpers.data import REPOSITORY
+
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
+LONGEST_FILE = 400
+LOCAL_PATH = re.compile(r"(?<![\w.:/])/(?:root|home|work|Users)/\w")
+CORE = ("methods", "weighting", "instances", "passes", "perturb", "randomness", "batches", "objectives")
+
+
+def core_modules() -> list[str]:
+    found = (module.name for module in pkgutil.walk_packages(deltasam.__path__, "deltasam."))
+    return ["deltasam", *(name for name in found if name.split(".")[1] in CORE)]
+
+
+@pytest.mark.parametrize("name", core_modules())
+def test_docstring_examples_hold(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_python_blocks_of_a_page_run(page: Path) -> None:
+    """The blocks of one page run in order, in one namespace; a block that is only a sketch is marked ``python no-run``."""
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+def tracked_files(*patterns: str) -> list[Path]:
+    command = ["git", "-C", str(REPOSITORY), "ls-files", *patterns]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for name in listed.stdout.splitlines() if (path := REPOSITORY / name).is_file()]
+
+
+def test_files_hold_one_idea() -> None:
+    long = {
+        str(path): count
+        for path in tracked_files("*.py")
+        if (count := len(path.read_text().splitlines())) > LONGEST_FILE
+    }
+    assert not long, f"over {LONGEST_FILE} lines, look for two ideas in one file: {long}"
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    texts = tracked_files("*.py", "*.md", "*.toml", "*.yaml", "*.txt", "Makefile", ".ci/run")
+    found = [str(path) for path in texts if LOCAL_PATH.search(path.read_text())]
+    assert not found

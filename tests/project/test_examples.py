@@ -1,0 +1,29 @@
+"""Every example runs, shortened, as its reader would run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from helpers.data import REPOSITORY
+
+# example -> arguments that make it short, and what its output must hold
+EXAMPLES = {
+    "plain_loop.py": (["--seeds", "1", "--epochs", "1"], "delta-SAM"),
+}
+
+
+def test_the_table_above_names_every_example() -> None:
+    assert set(EXAMPLES) == {path.name for path in (REPOSITORY / "examples").glob("*.py")}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs(name: str) -> None:
+    arguments, expected = EXAMPLES[name]
+    command = [sys.executable, str(REPOSITORY / "examples" / name), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "120"})
+    assert result.returncode == 0, result.stderr
+    assert expected in result.stdout
