@@ -8,6 +8,7 @@ import doctest
 import importlib
 import pickle
 import pkgutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_only_torch_is_imported(name):
     nodes = list(ast.walk(ast.parse(source)))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    allowed = {"torch", "deltasam", "__future__", "abc", "collections", "dataclasses", "inspect", "typing"}
+    allowed = {"torch", "deltasam", *sys.stdlib_module_names}
     assert {module.split(".")[0] for module in found} <= allowed
 
 

@@ -60,8 +60,8 @@ class Objective(ABC):
     def held(self, model: nn.Module, batch: Any) -> Tensor | None:
         """The part of the outputs that stays at w while the weights are perturbed, with its graph; None if none does.
 
-        An adversary on one of two views is such an objective: the other view's embeddings are computed once, at w,
-        and handed to :meth:`complete` in every pass of the step.
+        An adversary on one of two views is such an objective: the other view's embeddings are computed at w and
+        handed to :meth:`complete` in every pass of the step.
         """
         return None
 

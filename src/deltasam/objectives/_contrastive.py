@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -115,7 +116,7 @@ class Contrastive(Objective):
                 "use batches of 2 or more (drop_last=True in the data loader), and no methods that split the batch"
             )
         rows = F.normalize(at_least_float32(outputs), dim=-1).flatten(0, 1)
-        with torch.autocast(rows.device.type, enabled=False):
+        with _full_precision(rows.device.type):
             scores = rows @ rows.T / self.temperature
         itself = torch.eye(2 * n, dtype=torch.bool, device=rows.device)
         positives = torch.arange(2 * n, device=rows.device).roll(n)
@@ -144,6 +145,11 @@ class Contrastive(Objective):
             )
         mask: Tensor = view["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def _full_precision(device: str) -> AbstractContextManager[Any]:
+    """Without autocast, on the devices that have it."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _stacked(first: Tensor, second: Tensor) -> Tensor:
