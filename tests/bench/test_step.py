@@ -66,9 +66,14 @@ def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
 
 
 def test_named_methods_come_with_erm_and_sam() -> None:
-    assert [each.name for each in contestants(("delta_sam",), with_field=False)] == ["ERM", "SAM", "DeltaSAM"]
+    assert [each.name for each in contestants(("delta_sam", "r-drop"), with_field=False, embeddings=True)] == [
+        "ERM",
+        "SAM",
+        "DeltaSAM",
+        "RDrop",
+    ]
     with pytest.raises(ValueError, match="'delta-sma' is not a method; did you mean DeltaSAM"):
-        contestants(("delta-sma",), with_field=False)
+        contestants(("delta-sma",), with_field=False, embeddings=False)
 
 
 def test_a_method_that_looks_rarely_is_timed_over_its_period() -> None:

@@ -1,4 +1,4 @@
-"""The documents keep what they say: code blocks run, docstring examples hold, files are short and free of local paths."""
+"""The documents keep what they say: code blocks run, examples hold, files are short and name no local path."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_docstring_examples_hold(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_python_blocks_of_a_page_run(page: Path) -> None:
-    """The blocks of one page run in order, in one namespace; a block that is only a sketch is marked ``python no-run``."""
+    """The blocks of one page run in order, in one namespace; a sketch is marked ``python no-run``."""
     namespace: dict[str, object] = {}
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
         exec(compile(block, str(page), "exec"), namespace)

@@ -10,10 +10,17 @@ from typing import Any, Literal
 import torch
 
 from deltasam.bench._workbench import Workbench
-from deltasam.methods import ERM, SAM, Method
+from deltasam.methods import ERM, Method
 from deltasam.methods.catalogue import METHODS, find_method
+from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
 
 Work = Callable[[], None]
+REGULARISERS: dict[str, Callable[[Objective], Objective]] = {
+    "RDrop": RDrop,
+    "R3F": R3F,
+    "SMART": lambda objective: SMART(objective, total_steps=1000),
+    "VAT": VAT,
+}
 PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how often it takes its expensive step
 
 
@@ -44,24 +51,40 @@ class Contestant:
     period: int = 1  # steps until the costs repeat; a method with a rare expensive step is timed over a whole period
 
 
-def contestants(names: tuple[str, ...], *, with_field: bool) -> list[Contestant]:
-    """ERM, SAM and the named methods (all if none is named), then the installed packages of others."""
-    wanted = [find_method(name) for name in names] or METHODS.values()
-    ours = [of_method(kind) for kind in dict.fromkeys((ERM, SAM, *wanted))]
-    return ours + (field() if with_field else [])
+def contestants(names: tuple[str, ...], *, with_field: bool, embeddings: bool) -> list[Contestant]:
+    """ERM, SAM and the named methods (all if none is named), then the installed packages of others.
+
+    Args:
+        names: Methods and regularisers; a regulariser is measured under plain training.
+        with_field: Also the packages of others.
+        embeddings: The model has input embeddings, which the regularisers perturb.
+    """
+    every = [*METHODS, *(REGULARISERS if embeddings else ())]
+    ours = {entry.name: entry for entry in map(_named, ("ERM", "SAM", *(names or every)))}
+    return [*ours.values(), *(field(embeddings=embeddings) if with_field else [])]
 
 
-def of_method(make: Callable[[], Method], name: str | None = None) -> Contestant:
-    """A method of this package, in the loop its users write."""
+def _named(name: str) -> Contestant:
+    for known, kind in REGULARISERS.items():
+        if name.lower().replace("-", "") == known.lower():
+            return of_method(ERM, known, wrap=kind)
+    return of_method(find_method(name))
+
+
+def of_method(
+    make: Callable[[], Method], name: str | None = None, *, wrap: Callable[[Objective], Objective] | None = None
+) -> Contestant:
+    """A method of this package, in the loop its users write, over an objective that ``wrap`` may change."""
     sample = make()
 
     def build(bench: Workbench, optimizer: Optimizer) -> Work:
         method = make()  # its own state
+        objective = bench.objective if wrap is None else wrap(bench.objective)
         stepper = optimizer.over(bench.model)
 
         def work() -> None:
             with bench.precision():
-                method.backward(bench.model, bench.batch, bench.objective)
+                method.backward(bench.model, bench.batch, objective)
             stepper.step()
             stepper.zero_grad()
 
@@ -71,11 +94,14 @@ def of_method(make: Callable[[], Method], name: str | None = None) -> Contestant
     return Contestant(name or type(sample).__name__, "deltasam", build, period)
 
 
-def field() -> list[Contestant]:
+def field(*, embeddings: bool) -> list[Contestant]:
     """The implementations of other packages, as far as they are installed here."""
-    if util.find_spec("pytorch_optimizer") is None:
-        return []
-    return [_closure_style(name) for name in ("SAM", "FriendlySAM", "LookSAM")]
+    found = []
+    if util.find_spec("pytorch_optimizer") is not None:
+        found += [_closure_style(name) for name in ("SAM", "FriendlySAM", "LookSAM")]
+    if embeddings and util.find_spec("smart_pytorch") is not None:
+        found.append(Contestant("smart_pytorch.SMARTLoss", "field", _smart_pytorch))
+    return found
 
 
 def _closure_style(name: str) -> Contestant:
@@ -97,3 +123,27 @@ def _closure_style(name: str) -> Contestant:
         return work
 
     return Contestant(f"pytorch_optimizer.{name}", "field", build, 10 if name == "LookSAM" else 1)
+
+
+def _smart_pytorch(bench: Workbench, optimizer: Optimizer) -> Work:
+    """SMART's adversarial part as its package documents it: embeddings in, logits out, symmetric KL."""
+    package: Any = import_module("smart_pytorch")
+    model: Any = bench.model
+    stepper = optimizer.over(model)
+    mask, labels = bench.batch["attention_mask"], bench.batch["labels"]
+
+    def logits(embeddings: torch.Tensor) -> Any:
+        return model(inputs_embeds=embeddings, attention_mask=mask).logits
+
+    smart = package.SMARTLoss(logits, package.kl_loss, loss_last_fn=package.sym_kl_loss)
+
+    def work() -> None:
+        with bench.precision():
+            embeddings = model.get_input_embeddings()(bench.batch["input_ids"])
+            state = logits(embeddings)
+            loss = torch.nn.functional.cross_entropy(state.float(), labels) + smart(embeddings, state)
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+
+    return work

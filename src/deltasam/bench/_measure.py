@@ -35,7 +35,7 @@ def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> 
 
 
 def _steps(options: StepOptions, bench: Workbench, field: Sequence[Contestant] | None) -> list[Row]:
-    entries = list(field or contestants(options.methods, with_field=options.field))
+    entries = list(field or contestants(options.methods, with_field=options.field, embeddings=options.model != "mlp"))
     works = {entry.name: entry.build(bench, ADAMW) for entry in entries}
     seconds = interleaved(
         works,

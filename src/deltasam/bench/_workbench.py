@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.batches import tree_map
 from deltasam.bench.options import StepOptions
-from deltasam.objectives import Classification
+from deltasam.objectives import Classification, Objective
 
 # layers, hidden, heads, vocabulary
 SHAPES: dict[str, tuple[int, int, int, int]] = {
@@ -31,15 +31,11 @@ class Workbench:
     """One model and one batch, on the device, with the precision to run them in."""
 
     model: nn.Module
-    batch: dict[str, Tensor]
-    objective: Callable[[nn.Module, Any], Tensor]
+    batch: Any
+    size: int
+    objective: Objective
     device: torch.device
     autocast: torch.dtype | None
-
-    @property
-    def size(self) -> int:
-        """Instances in the batch."""
-        return int(self.batch["labels"].shape[0])
 
     @property
     def parameter_bytes(self) -> int:
@@ -52,9 +48,9 @@ class Workbench:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
-    def loss(self, model: nn.Module | None = None) -> Tensor:
+    def loss(self) -> Tensor:
         """The mean loss, for the contestants that know nothing of instances."""
-        return self.objective(model or self.model, self.batch).mean()
+        return self.objective(self.model, self.batch).mean()
 
     def synchronize(self) -> None:
         """Waits for the device, so that the clock sees all work."""
@@ -73,29 +69,25 @@ def set_up(options: StepOptions) -> Workbench:
     torch.manual_seed(options.seed)
     device = torch.device(name)
     model, batch = _mlp(options) if options.model == "mlp" else _transformer(options)
-    batch["labels"] = torch.randint(CLASSES, (options.batch,))
     return Workbench(
         model=model.to(device).train(),
-        batch={key: value.to(device) for key, value in batch.items()},
-        objective=_mlp_objective if options.model == "mlp" else Classification(),
+        batch=tree_map(lambda tensor: tensor.to(device), batch),
+        size=options.batch,
+        objective=Classification(),
         device=device,
         autocast=PRECISIONS.get(options.precision),
     )
 
 
-def _mlp(options: StepOptions) -> tuple[nn.Module, dict[str, Tensor]]:
+def _mlp(options: StepOptions) -> tuple[nn.Module, Any]:
     layers, hidden, _, _ = _shape(options)
     parts: list[nn.Module] = []
     for _ in range(layers):
         parts += [nn.Linear(hidden, hidden), nn.GELU(), nn.Dropout(options.dropout)]
-    return nn.Sequential(*parts, nn.Linear(hidden, CLASSES)), {"inputs": torch.randn(options.batch, hidden)}
+    return nn.Sequential(*parts, nn.Linear(hidden, CLASSES)), (torch.randn(options.batch, hidden), _labels(options))
 
 
-def _mlp_objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(model(batch["inputs"]), batch["labels"], reduction="none")
-
-
-def _transformer(options: StepOptions) -> tuple[nn.Module, dict[str, Tensor]]:
+def _transformer(options: StepOptions) -> tuple[nn.Module, Any]:
     from transformers import BertConfig, BertForSequenceClassification
 
     layers, hidden, heads, vocab = _shape(options)
@@ -111,7 +103,12 @@ def _transformer(options: StepOptions) -> tuple[nn.Module, dict[str, Tensor]]:
         num_labels=CLASSES,
     )
     tokens = torch.randint(vocab, (options.batch, options.length))
-    return BertForSequenceClassification(config), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": _labels(options)}
+    return BertForSequenceClassification(config), batch
+
+
+def _labels(options: StepOptions) -> Tensor:
+    return torch.randint(CLASSES, (options.batch,))
 
 
 def _shape(options: StepOptions) -> tuple[int, int, int, int]:

@@ -24,7 +24,7 @@ class StepOptions:
         dropout: Dropout probability.
         device: Where to run; auto takes a GPU if there is one.
         precision: tf32 changes the matrix products, bf16 and fp16 run under autocast.
-        methods: Methods to measure beside ERM and SAM, e.g. delta-sam; all by default.
+        methods: Methods and regularisers to measure beside ERM and SAM, e.g. delta-sam; all by default.
         field: Whether to measure the implementations of other packages too, where they are installed.
         rounds: Timed rounds; in each, every contestant takes its turn.
         warmup: Rounds before the clock starts.

@@ -88,7 +88,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except CommandError as error:
         print(f"deltasam {name}: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # `deltasam ... | head`: the reader has gone, and the interpreter's own flush must not fail
+    except BrokenPipeError:  # `deltasam ... | head`: the reader has gone; the interpreter's last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
