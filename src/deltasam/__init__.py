@@ -36,6 +36,9 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "FisherSAM",
         "Method",
         "Step",
+        "FreeLB",
+        "TAT",
+        "TAVAT",
     ),
     "deltasam.weighting": ("FiniteDifference", "Directional", "Uniform", "RandomWeights", "Weighting"),
     "deltasam.objectives": (
@@ -66,8 +69,11 @@ if TYPE_CHECKING:
     from deltasam.methods import ESAM as ESAM
     from deltasam.methods import GSAM as GSAM
     from deltasam.methods import SAM as SAM
+    from deltasam.methods import TAT as TAT
+    from deltasam.methods import TAVAT as TAVAT
     from deltasam.methods import DeltaSAM as DeltaSAM
     from deltasam.methods import FisherSAM as FisherSAM
+    from deltasam.methods import FreeLB as FreeLB
     from deltasam.methods import LookSAM as LookSAM
     from deltasam.methods import Method as Method
     from deltasam.methods import Step as Step

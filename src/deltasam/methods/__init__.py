@@ -24,10 +24,13 @@ from deltasam.methods._delta_sam import DeltaSAM
 from deltasam.methods._erm import ERM
 from deltasam.methods._esam import ESAM
 from deltasam.methods._fisher_sam import FisherSAM
+from deltasam.methods._freelb import FreeLB
 from deltasam.methods._gsam import GSAM
 from deltasam.methods._look_sam import LookSAM
 from deltasam.methods._sam import SAM
 from deltasam.methods._subset_sam import SubsetSAM
+from deltasam.methods._tat import TAT
+from deltasam.methods._tavat import TAVAT
 
 __all__ = [
     "ASAM",
@@ -35,8 +38,11 @@ __all__ = [
     "ESAM",
     "GSAM",
     "SAM",
+    "TAT",
+    "TAVAT",
     "DeltaSAM",
     "FisherSAM",
+    "FreeLB",
     "LookSAM",
     "Method",
     "Step",

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deltasam.objectives._base import Objective
 from deltasam.objectives.regularisers._embeddings import perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side
+from deltasam.objectives.regularisers._losses import Losses
 from deltasam.objectives.regularisers._noise import Distribution, draw
 from deltasam.objectives.regularisers._wrapper import Wrapper, check_choice, check_positive
 
@@ -30,7 +32,7 @@ class EmbeddingNoise(Wrapper):
     Cost: nothing but the draw.
 
     Args:
-        objective: What is trained.
+        objective: What is trained; any callable ``(model, batch) -> (N,)`` will do.
         scale: s; the paper searches 0.01 to 0.5 and finds 0.1 (Mirror-BERT) and 0.2 (Mirror-RoBERTa). 0 changes
             nothing.
         noise: ``"uniform"``, the paper's, or ``"normal"`` with standard deviation s.
@@ -55,6 +57,8 @@ class EmbeddingNoise(Wrapper):
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
+        if callable(self.objective) and not isinstance(self.objective, Objective):
+            object.__setattr__(self, "objective", Losses(self.objective))
         super().__post_init__()
         check_positive("EmbeddingNoise", "scale", self.scale)
         check_choice("EmbeddingNoise", "noise", self.noise, Distribution)

@@ -13,11 +13,14 @@ Distribution = Literal["uniform", "normal"]
 Norm = Literal["l2", "linf"]
 
 
-def draw(site: Site, scale: float, distribution: Distribution = "uniform") -> Tensor:
-    """U(-scale, scale) or N(0, scale^2) in every entry, from torch's global stream, and zero at padding."""
+def draw(
+    site: Site, scale: float, distribution: Distribution = "uniform", *, generator: torch.Generator | None = None
+) -> Tensor:
+    """U(-scale, scale) or N(0, scale^2) in every entry, zero at padding; from torch's global stream by default."""
     noise = site.empty()
-    filled = noise.uniform_(-scale, scale) if distribution == "uniform" else noise.normal_(0.0, scale)
-    return site.unpadded(filled)
+    if distribution == "uniform":
+        return site.unpadded(noise.uniform_(-scale, scale, generator=generator))
+    return site.unpadded(noise.normal_(0.0, scale, generator=generator))
 
 
 def row_norm(values: Tensor, norm: Norm) -> Tensor:

@@ -1,0 +1,135 @@
+"""The passes of FreeLB and its relatives: a step's objective at embeddings that move uphill between the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.objectives import perturbed_embeddings
+from deltasam.objectives.regularisers import Site
+from deltasam.passes import Ascent, Passes
+from deltasam.perturb import global_norm
+
+Parts = list[Tensor]
+"""What is added to the embeddings of a site, in summands (an instance's and its tokens', for TAVAT)."""
+
+
+class EmbeddingAscent:
+    """The objective of a step with ``embeddings + sum(parts)``, with gradients that add up to a mean over passes.
+
+    Args:
+        passes: The passes of the step; their objective is what is perturbed.
+        number: K, how many passes there will be: each counts 1/K in the gradient.
+        start: The parts of a site before the first pass: ``start(site, micro_batch)``.
+        goal: What to go uphill on instead of the loss: ``goal(outputs, batch, micro_batch) -> (N,)``.
+        embeddings: The embedding layer; None finds the word embeddings.
+        side: Which side of an encoder-decoder model.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        number: int,
+        start: Callable[[Site, int], Parts],
+        *,
+        goal: Callable[[Tensor, Any, int], Tensor] | None,
+        **where: Any,
+    ) -> None:
+        self._passes = copy(passes)
+        self._passes.objective = self
+        self._objective: Any = passes.objective
+        self.goal = goal
+        self._number, self._start, self._where = number, start, where
+        self._sites: list[list[Site]] = [[] for _ in passes.batches]
+        self._parts: list[list[Parts]] = [[] for _ in passes.batches]
+        self._uphill: list[list[Parts]] = [[] for _ in passes.batches]
+        self._done = 0
+        self._micro_batch = 0
+
+    def accumulate(self) -> Tensor:
+        """One pass: adds 1/K of the gradient to ``.grad``. Returns the losses."""
+        self._micro_batch = 0
+        self._uphill = [[] for _ in self._sites]
+        losses = self._passes.accumulate(at_w=self._done == 0)
+        self._done += 1
+        if self.goal is None:
+            self._uphill = [[[_gradient(part) for part in parts] for parts in site] for site in self._parts]
+        elif self._done < self._number:
+            self._passes.count.backwards += 1
+        return losses
+
+    def move(self, update: Callable[[Site, Parts, Parts], Parts]) -> Ascent:
+        """Gives every site new parts: ``update(site, parts, gradients)``. Says how steep it was."""
+        gradients = [gradient for batch in self._uphill for parts in batch for gradient in parts]
+        rows = [torch.linalg.vector_norm(g.flatten(1), torch.inf, dim=1) for g in gradients if g.numel()]
+        sound = [(torch.isfinite(row) & (row > 0)).any() for row in rows]
+        with torch.no_grad():
+            for sites, parts, gradient in zip(self._sites, self._parts, self._uphill, strict=True):
+                parts[:] = [_leaves(update(*each)) for each in zip(sites, parts, gradient, strict=True)]
+        norm = global_norm(gradients).to(self._passes.device)
+        if self.goal is None:
+            norm = norm * self._number / self._passes.scaled(torch.ones_like(norm))
+        moved = torch.stack(sound).any().to(norm.device) if sound else torch.zeros_like(norm, dtype=torch.bool)
+        return Ascent(norm=norm, skipped=~moved)
+
+    def parts(self) -> list[tuple[Site, Parts]]:
+        """All sites with their parts as they are now."""
+        by_batch = zip(self._sites, self._parts, strict=True)
+        pairs = [pair for sites, parts in by_batch for pair in zip(sites, parts, strict=True)]
+        return [(site, [part.detach() for part in parts]) for site, parts in pairs]
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Losses of the instances at the perturbed embeddings; what :class:`~deltasam.passes.Passes` calls."""
+        k, self._micro_batch = self._micro_batch, self._micro_batch + 1
+        hold = getattr(self._objective, "held", None)
+        held = None if hold is None else hold(model, batch)  # a view that the adversary leaves alone
+        losses: Tensor
+        with perturbed_embeddings(model, lambda site: self._noise(site, k), batch=batch, **self._where):
+            if held is not None:
+                losses = self._objective.losses(self._objective.complete(model, batch, held), batch)
+            elif self.goal is None:
+                losses = self._objective(model, batch)
+            else:
+                outputs = self._objective.forward(model, batch)
+                losses = self._objective.losses(outputs, batch)
+        if self.goal is not None and held is None and not self._last_pass():
+            self._uphill[k] = self._towards(self.goal(outputs, batch, k), k)
+        if self._number > 1 and isinstance(losses, Tensor) and losses.requires_grad:
+            losses.register_hook(lambda gradient: gradient / self._number)  # type: ignore[no-untyped-call]
+        return losses
+
+    def _last_pass(self) -> bool:
+        return self._done == self._number - 1
+
+    def _noise(self, site: Site, k: int) -> Tensor:
+        if self._done == 0:
+            self._sites[k].append(site)
+            self._parts[k].append(_leaves(self._start(site, k)))
+        parts = self._parts[k][site.index] if site.index < len(self._parts[k]) else []
+        if not parts or parts[0].shape != site.shape:
+            raise ValueError(
+                f"the embeddings have shape {tuple(site.shape)}, but those of the first pass were expected, "
+                f"{[tuple(other.shape) for other in self._sites[k]]}: all passes of a step must see the same batch"
+            )
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def _towards(self, goal: Tensor, k: int) -> list[Parts]:
+        leaves = [part for parts in self._parts[k] for part in parts]
+        with torch.autocast(goal.device.type, enabled=False):
+            found = iter(torch.autograd.grad(goal.sum(), leaves, retain_graph=True))
+        return [[next(found) for _ in parts] for parts in self._parts[k]]
+
+
+def _leaves(parts: Parts) -> Parts:
+    return [part.detach().requires_grad_() for part in parts]
+
+
+def _gradient(part: Tensor) -> Tensor:
+    return torch.zeros_like(part) if part.grad is None else part.grad

@@ -1,0 +1,131 @@
+"""TAVAT: FreeLB with perturbations that tokens carry from batch to batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
+from deltasam.methods._freelb import FreeLB
+from deltasam.objectives.regularisers import Site, project, row_norm, uphill
+from deltasam.weighting._base import seed_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TAVAT(FreeLB):
+    r"""TAVAT: besides the perturbation :math:`\delta_i` of an instance, every token has one, :math:`\eta_{ij}`.
+
+    :math:`\eta_{ij}^0 = V[x_{ij}]`, from a vocabulary of perturbations that accumulates over training, and
+
+    .. math:: \delta_i \leftarrow \delta_i + \alpha \frac{\nabla_\delta l_i}{\lVert \nabla_\delta l_i \rVert}, \qquad
+              \eta_{ij} \leftarrow n_{ij} \Bigl(\eta_{ij} +
+              \alpha \frac{\nabla_{\eta_{ij}} l_i}{\lVert \nabla_{\eta_{ij}} l_i \rVert}\Bigr), \qquad
+              n_{ij} = \frac{\lVert \eta_{ij} \rVert}{\max_k \lVert \eta_{ik} \rVert}
+
+    (n of the moved :math:`\eta`): gradients are normalised token by token, and tokens that moved further keep more.
+    After the last pass :math:`V[v]` becomes the mean of :math:`\eta_{ij}` over the occurrences of v in the batch.
+
+    Choices of ours: the ball holds the sum :math:`\delta_i + \eta_i`, both being shortened alike, as the released code
+    does; that code adds :math:`\eta` onto V for every occurrence, so that V grows with the frequency of a token, where
+    the paper assigns it, and so do we. The mean makes the result independent of the order of the batch. A layer that
+    does not embed token ids has no vocabulary: there it is :class:`FreeLB`.
+
+    Cost: K forwards, K backwards; the vocabulary is as large as the embedding table (in :meth:`state_dict`).
+
+    Attributes:
+        init_magnitude: :math:`\sigma`, the size of the initial noise; V starts as :math:`U(-\sigma, \sigma)/\sqrt H`.
+
+    The other hyperparameters are those of :class:`FreeLB`.
+
+    References:
+        Li and Qiu, Token-Aware Virtual Adversarial Training in Natural Language Understanding, AAAI 2021.
+
+    Example:
+        >>> from deltasam import Classification
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(8, 3))
+        >>> batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
+        >>> method = TAVAT(embeddings="0")
+        >>> step = method.backward(model, batch, Classification())
+        >>> step.forwards, step.backwards, method.state_dict()["vocabulary"].shape
+        (3, 3, torch.Size([9, 4]))
+    """
+
+    def _is_plain(self) -> bool:
+        return super()._is_plain() and not (self.adv_steps == 1 and "vocabulary" in self.state)
+
+    def _start(self, site: Site, micro_batch: int) -> Parts:
+        delta = super()._start(site, micro_batch)
+        if not _has_tokens(site):
+            return delta
+        table = self._vocabulary(site)
+        return [*delta, site.unpadded(table[_tokens(site)].to(site.dtype).view(site.shape))]
+
+    def _vocabulary(self, site: Site) -> Tensor:
+        table: Tensor | None = self.state.get("vocabulary")
+        if table is None:
+            size = self.init_magnitude / site.shape[-1] ** 0.5
+            random = torch.Generator(site.device).manual_seed(seed_of(self.seed))
+            table = torch.empty(site.vocabulary or 0, site.shape[-1], dtype=site.dtype, device=site.device)
+            self.state["vocabulary"] = table.uniform_(-size, size, generator=random)
+        elif table.device != site.device:  # from a checkpoint
+            self.state["vocabulary"] = table = table.to(site.device)
+        return table
+
+    def _move(self, site: Site, parts: Parts, gradients: Parts) -> Parts:
+        if len(parts) == 1:
+            return super()._move(site, parts, gradients)
+        delta = parts[0] + self.adv_lr * uphill(site.unpadded(gradients[0]), self.norm)
+        by_token = uphill(site.unpadded(gradients[1]).flatten(0, 1), self.norm).view_as(parts[1])
+        tokens = parts[1] + self.adv_lr * by_token
+        lengths = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
+        longest = lengths.amax(1, keepdim=True)
+        tokens = tokens * (lengths / torch.where(longest > 0, longest, torch.ones_like(longest)))
+        if self.max_norm is None:
+            return [delta, tokens]
+        total = delta + tokens
+        if self.norm == "linf":
+            kept = self.max_norm / row_norm(total, "linf").clamp(min=self.max_norm)
+        else:
+            kept = row_norm(project(total, self.max_norm, "l2"), "l2") / row_norm(total, "l2").clamp(min=1e-30)
+        return [delta * kept, tokens * kept]
+
+    def _finish(self, ascent: EmbeddingAscent) -> None:
+        met = [(site, parts[1]) for site, parts in ascent.parts() if len(parts) > 1]
+        if not met:
+            return
+        table: Tensor = self.state["vocabulary"]
+        ids = torch.cat([_tokens(site) for site, _ in met])
+        real = torch.cat([_real(site) for site, _ in met]).to(table.dtype)
+        moved = torch.cat([tokens.flatten(0, 1) for _, tokens in met]).to(table.dtype)
+        count = torch.zeros_like(table[:, 0]).index_add_(0, ids, real)
+        # Every occurrence goes its share of the way from the old value to the mean: only rows of the batch are touched.
+        share = real / count[ids].clamp(min=1)
+        table.index_add_(0, ids, (moved - table[ids]) * share.unsqueeze(-1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to put into a checkpoint; the vocabulary as a copy, because it changes in place."""
+        return {
+            key: value.clone() if isinstance(value, Tensor) else value for key, value in super().state_dict().items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        super().load_state_dict(
+            {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+        )
+
+
+def _has_tokens(site: Site) -> bool:
+    return site.vocabulary is not None and site.ids is not None and site.ids.shape == site.shape[:2]
+
+
+def _tokens(site: Site) -> Tensor:
+    assert site.ids is not None
+    return site.ids.flatten()
+
+
+def _real(site: Site) -> Tensor:
+    return torch.ones_like(_tokens(site)) if site.mask is None else site.mask.flatten()

@@ -1,0 +1,37 @@
+"""Any callable that gives losses, as an objective for the wrappers that only change what the model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from deltasam.objectives._base import Objective
+
+
+@dataclass(frozen=True)
+class Losses(Objective):
+    """An objective whose outputs are the losses themselves; it cannot compare two of them.
+
+    Args:
+        function: ``function(model, batch) -> (N,)``.
+    """
+
+    function: Callable[[nn.Module, Any], Tensor]
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        """The losses."""
+        return self.function(model, batch)
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        """The losses again."""
+        return outputs
+
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        """Not known from losses alone."""
+        raise TypeError(
+            f"{self.function!r} gives losses, not outputs that can be compared: wrap an Objective instead, for example "
+            "Classification()"
+        )
