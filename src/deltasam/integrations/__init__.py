@@ -1,0 +1,48 @@
+"""Methods inside other people's training loops.
+
+=========================================  ==========================================================================
+:class:`MethodTrainer`                     Hugging Face ``Trainer``: ``MethodTrainer(model, args, method=DeltaSAM())``
+:class:`Seq2SeqMethodTrainer`              the same over ``Seq2SeqTrainer``
+:class:`SentenceTransformerMethodTrainer`  the same over sentence-transformers' trainer
+:class:`MethodMixin`                       the part they share, for a ``Trainer`` subclass of your own
+:class:`MethodOptimizer`                   any ``torch.optim.Optimizer``, stepped with a closure
+=========================================  ==========================================================================
+
+An Accelerate loop and Lightning's manual optimization need nothing from here: ``method.backward`` takes the place of
+``loss.backward()``; see ``examples/``. Every name is imported on first use, so that the closure adapter needs torch
+alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltasam.integrations._mixin import MethodMixin as MethodMixin
+    from deltasam.integrations._optimizer import MethodOptimizer as MethodOptimizer
+    from deltasam.integrations._sentence import SentenceTransformerMethodTrainer as SentenceTransformerMethodTrainer
+    from deltasam.integrations._trainer import MethodTrainer as MethodTrainer
+    from deltasam.integrations._trainer import Seq2SeqMethodTrainer as Seq2SeqMethodTrainer
+
+_HOME = {
+    "MethodMixin": "_mixin",
+    "MethodOptimizer": "_optimizer",
+    "MethodTrainer": "_trainer",
+    "SentenceTransformerMethodTrainer": "_sentence",
+    "Seq2SeqMethodTrainer": "_trainer",
+}
+
+__all__ = [
+    "MethodMixin",
+    "MethodOptimizer",
+    "MethodTrainer",
+    "SentenceTransformerMethodTrainer",
+    "Seq2SeqMethodTrainer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

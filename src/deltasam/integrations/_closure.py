@@ -1,0 +1,101 @@
+"""The passes of a step through a closure that calls ``backward()`` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.methods import Method
+from deltasam.passes import Passes
+
+LINES = """
+    optimizer = MethodOptimizer(torch.optim.AdamW(model.parameters()), {method}, model, closure="losses")
+    def closure():
+        return cross_entropy(model(inputs), labels, reduction="none")  # shape (N,), no backward()
+    loss = optimizer.step(closure)"""
+
+
+class ClosurePasses(Passes):
+    """Passes whose gradient is what a closure leaves in ``.grad``: there is a gradient and one loss, nothing per instance.
+
+    Args:
+        method: The method whose step this is.
+        model: The model that the closure uses.
+        closure: Zeroes the gradients (or not), computes the loss, calls ``backward()`` and returns the loss.
+    """
+
+    def __init__(self, method: Method, model: nn.Module, closure: Callable[[], Any]) -> None:
+        # Nothing is known of the closure's batch. Its tensors are taken to be where the parameters are.
+        super().__init__(
+            model, None, self._refuse,
+            params=method.params, randomness=method.randomness, replay=not method._is_plain(),
+        )  # fmt: skip
+        self._method = method
+        self._closure = closure
+
+    def gradient(
+        self,
+        weights: Tensor | Callable[[Tensor], Tensor] | None = None,
+        *,
+        at_w: bool = True,
+        params: Sequence[nn.Parameter] | None = None,
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The loss, shape (1,), and its gradient; ``.grad`` is put back."""
+        if weights is not None:
+            self._refuse()
+        targets = list(self.params.values()) if params is None else list(params)
+        before = {name: p.grad for name, p in self.trainable.items()}
+        try:
+            for p in self.trainable.values():
+                p.grad = None
+            loss = self._run(at_w)
+            return loss, [p.grad for p in targets]
+        finally:
+            for name, p in self.trainable.items():
+                p.grad = before[name]
+
+    def accumulate(self, *, at_w: bool = False) -> Tensor:
+        """The loss, shape (1,), its gradient being in ``.grad``."""
+        return self._run(at_w)
+
+    def losses(self, *, at_w: bool = False) -> Tensor:
+        """There are none."""
+        self._refuse()
+
+    def evaluate(self) -> Tensor:
+        """There is nothing without a gradient."""
+        self._refuse()
+
+    def subset(self, index: Tensor) -> Passes:
+        """There is no batch."""
+        self._refuse()
+
+    def _run(self, at_w: bool) -> Tensor:
+        self.count.forwards += 1
+        self.count.backwards += 1
+        with torch.enable_grad(), self._pass(at_w):
+            loss = self._closure()
+        if isinstance(loss, (int, float)):
+            loss = torch.tensor(float(loss), device=self.device)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"the closure returned {type(loss).__name__}, not the loss: end it with `return loss`")
+        if loss.numel() != 1:
+            raise ValueError(
+                f"the closure returned losses of shape {tuple(loss.shape)}: to give the losses of the instances, shape "
+                "(N,), call no backward() in it and say MethodOptimizer(..., closure='losses')"
+            )
+        if all(p.grad is None for p in self.trainable.values()):
+            raise ValueError(
+                "the closure left no gradient: call loss.backward() in it, or return the losses of the instances, "
+                "shape (N,), and say MethodOptimizer(..., closure='losses')"
+            )
+        return loss.detach().reshape(1)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ValueError(
+            f"{type(self._method).__name__} needs the loss of every instance, which a closure that calls backward() and "
+            f"returns one loss cannot give; the lines to write instead:\n{LINES.format(method=self._method)}"
+        )

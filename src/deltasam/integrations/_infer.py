@@ -1,0 +1,91 @@
+"""From a Hugging Face model to the objective whose mean is the model's own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deltasam.objectives import CausalLM, Classification, Objective, Regression, Seq2Seq, Tokens
+
+
+def infer_objective(model: Any, *, label_smoothing: float = 0.0, label_names: Sequence[str] = ("labels",)) -> Objective:
+    """The objective of a model, by its head, its problem type and its labels.
+
+    Args:
+        model: A Hugging Face model, also inside PEFT.
+        label_smoothing: ``TrainingArguments.label_smoothing_factor``.
+        label_names: What the labels of a batch are called; exactly one name.
+
+    Returns:
+        The objective whose mean is the loss that the model computes itself, or ``Trainer``'s with label smoothing.
+
+    Raises:
+        ValueError: The head is not one of those with one loss per instance, or has several labels.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = {"hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 4}
+        >>> infer_objective(BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=1, **sizes)))
+        Regression(labels='labels', predict=None)
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    way_out = (
+        "pass the objective: MethodTrainer(..., objective=Classification()), Regression(), Tokens(), CausalLM(), "
+        "Seq2Seq(), Contrastive(), or any callable objective(model, batch) -> losses of shape (N,)"
+    )
+    if len(label_names) != 1:
+        raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {way_out}")
+    labels = label_names[0]
+    head = _head(inner)
+    if head == "seq2seq":
+        return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
+    if head == "causal":
+        return CausalLM(label_smoothing=label_smoothing, labels=labels)
+    if head == "tokens":
+        return Tokens(label_smoothing=label_smoothing, labels=labels)
+    if head == "choice":
+        return Classification(label_smoothing=label_smoothing, labels=labels)
+    if head == "sequence":
+        return _sequence_objective(inner.config, label_smoothing, labels)
+    raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {way_out}")
+
+
+def _sequence_objective(config: Any, label_smoothing: float, labels: str) -> Objective:
+    problem = getattr(config, "problem_type", None)
+    if problem is None:
+        problem = "regression" if config.num_labels == 1 else "single_label_classification"
+    if problem == "regression":
+        if label_smoothing:
+            raise ValueError(
+                f"label_smoothing_factor={label_smoothing} with a regression model: numbers cannot be smoothed; set "
+                "it to 0, or give the model num_labels >= 2"
+            )
+        return Regression(labels=labels)
+    if problem == "multi_label_classification":  # Trainer says that it switches smoothing off here
+        return Classification(multi_label=True, labels=labels)
+    return Classification(label_smoothing=label_smoothing, labels=labels)
+
+
+def _head(model: Any) -> str | None:
+    """What kind of head a model has, by its class or one that it inherits from."""
+    from transformers.models.auto import modeling_auto as auto  # late: this takes seconds
+
+    tables = {
+        # In this order: BartForConditionalGeneration is listed as a masked language model too.
+        "sequence": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+        "choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+        "tokens": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+        "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+        "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+        "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    }
+    names = [base.__name__ for base in type(model).__mro__]
+    for head, table in tables.items():
+        heads = set(_flat(getattr(auto, table).values()))
+        if any(name in heads for name in names):
+            return "tokens" if head == "masked" else head
+    return None
+
+
+def _flat(values: Any) -> list[str]:
+    return [name for value in values for name in ((value,) if isinstance(value, str) else value)]

@@ -1,0 +1,226 @@
+"""A method in the place of ``loss.backward()`` in Hugging Face's ``Trainer`` and its relatives."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.batches import batch_size
+from deltasam.integrations._infer import infer_objective
+from deltasam.integrations._metrics import StepMetrics
+from deltasam.integrations._precision import visible_autocast
+from deltasam.integrations._state import load_state, save_state
+from deltasam.methods import Method
+from deltasam.passes import ObjectiveLike
+
+_Base: Any = object  # a Trainer, by the class that mixes this in
+_log = logging.getLogger(__name__)
+
+
+class MethodMixin(_Base):
+    """Makes a ``Trainer`` take its gradients by a method: put it before the ``Trainer`` in the bases of your own.
+
+    Everything else is the Trainer's: optimizer, schedule, accumulation, clipping, mixed precision, evaluation, callbacks
+    and checkpoints, which hold the state of the method and of the objective too (as JSON and safetensors). The
+    evaluation loss is the model's own. ``train()`` starts the method's state afresh unless it resumes.
+
+    *Accumulation.* Each micro-batch has a perturbation of its own (m-sharpness, m = the size of a micro-batch). The
+    gradients of the micro-batches are added with the weight of their instances, or of their target tokens, in all of
+    them: for :class:`~deltasam.ERM` the sum is the gradient of the large batch, for every model.
+
+    *Logging.* To the Trainer's own entries come ``sharpness``, ``ascent_grad_norm`` (the gradient that the perturbation
+    follows; ``grad_norm`` is, as ever, what the optimizer gets), ``weights_mean``, ``weights_std``, ``weights_max`` (the
+    instance weights g), each a mean over the steps since the last entry, and ``skipped``, the number of steps so far
+    that left the perturbation out; at the end ``train_forwards`` and ``train_backwards``, the passes made in all.
+
+    *Mixed precision.* The objective runs inside the autocast region, as in a plain PyTorch loop, the model's outputs
+    being float32.
+
+    Args:
+        *args: The Trainer's.
+        method: What takes the gradients, for example ``DeltaSAM(rho=0.05)``.
+        objective: ``objective(model, batch) -> (N,)``. By default inferred from the model's head, its problem type and
+            the label names, with ``args.label_smoothing_factor``.
+        **kwargs: The Trainer's.
+
+    Raises:
+        TypeError: ``method`` is not a method.
+        ValueError: The objective cannot be inferred, or the Trainer is set up in a way that no method can work with.
+    """
+
+    method: Method
+    objective: ObjectiveLike
+
+    def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"method={method!r} must be a method such as DeltaSAM(rho=0.05), an instance of deltasam.Method")
+        if kwargs.get("compute_loss_func") is not None:
+            raise ValueError(
+                "compute_loss_func returns one loss for the batch, a method needs one per instance: pass "
+                "objective=..., a callable objective(model, batch) -> losses of shape (N,), instead"
+            )
+        super().__init__(*args, **kwargs)
+        refuse_unsupported(self)
+        self.method = method
+        self.objective = self._default_objective() if objective is None else objective
+        self.forwards = self.backwards = 0
+        self._metrics = StepMetrics()
+
+    # -- what a subclass may change ------------------------------------------------------------------------------
+
+    def _default_objective(self) -> ObjectiveLike:
+        """The objective if none was given."""
+        smoothing = self.args.label_smoothing_factor
+        return infer_objective(self.model, label_smoothing=smoothing, label_names=self.label_names)
+
+    def _objective_batch(self, inputs: Any) -> Any:
+        """What the objective gets of the inputs of a step."""
+        return inputs
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """One backward by the method on one micro-batch; returns its share of the loss at w."""
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have modes
+            self.optimizer.train()
+        batch = self._objective_batch(self._prepare_inputs(inputs))
+        scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
+        with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
+            step = self.method.backward(model, batch, self.objective, scale=scale)
+        self.forwards += step.forwards
+        self.backwards += step.backwards
+        self._metrics.add(step)
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0 and step.losses.device.type != "cpu":
+            torch.get_device_module(step.losses.device).empty_cache()
+        return scale.share_of(step.loss).to(self.args.device)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """The micro-batches of one optimizer step, and how many instances (or target tokens) they have in all."""
+        samples, _ = super().get_batch_samples(*args, **kwargs)
+        # Trainer's own count is None or ignored for many heads (transformers#47688: gradients k times too large).
+        counts = [self._count(self._objective_batch(inputs)) for inputs in samples]
+        if not counts or any(count is None for count in counts):
+            return samples, None
+        total = sum(counts)
+        if isinstance(total, Tensor) and self.args.world_size > 1 and self.args.average_tokens_across_devices:
+            # DDP takes the mean over the processes, so each is to weigh its tokens against the average number.
+            total = self.accelerator.gather(total.to(self.args.device)).sum() / self.args.world_size
+        return samples, total
+
+    def _count(self, batch: Any) -> Any:
+        """What the objective's mean divides by: its items (tokens), or the instances; None if that cannot be told."""
+        items = getattr(self.objective, "items", None)
+        found = None if items is None else items(batch)
+        return batch_size(batch) if found is None else found
+
+    def _share(self, batch: Any, total: Any) -> Any:
+        """The weight of this micro-batch's mean in that of all micro-batches of the optimizer step."""
+        count = None if total is None else self._count(batch)
+        if count is None:
+            steps = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
+            return 1.0 / steps
+        if isinstance(count, Tensor):
+            wide = torch.float32 if count.device.type == "mps" else torch.float64
+            return count.to(wide) / torch.as_tensor(total).to(count.device)
+        return count / total
+
+    # -- logs and checkpoints ------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Adds what the steps since the last entry have reported."""
+        if "loss" in logs:
+            logs.update(self._metrics.drain(lambda values: self.accelerator.reduce(values, "mean")))
+            if "skipped" in self.method.state:
+                logs["skipped"] = self.method.skipped
+        if "train_runtime" in logs:
+            logs |= {"train_forwards": self.forwards, "train_backwards": self.backwards}
+        super().log(logs, *args, **kwargs)
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains; the method and the objective start without state, or with that of the checkpoint."""
+        if resume_from_checkpoint in (None, False):
+            self._load_states({"method": {}, "objective": {}, "forwards": 0, "backwards": 0})
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        objective = getattr(self.objective, "state_dict", dict)
+        state = {
+            "type": type(self.method).__name__,
+            "method": self.method.state_dict(),
+            "objective": objective(),
+            "forwards": self.forwards,
+            "backwards": self.backwards,
+        }
+        save_state(Path(output_dir), self._state_name(), state)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        state = load_state(Path(checkpoint), self._state_name(), self.args.device)
+        name = type(self.method).__name__
+        if state is None or state["type"] != name:
+            saved = "no method" if state is None else state["type"]
+            _log.warning("%s holds the state of %s; %s starts without state", checkpoint, saved, name)
+        else:
+            self._load_states(state)
+
+    def _load_states(self, state: dict[str, Any]) -> None:
+        self.method.load_state_dict(state["method"])
+        if hasattr(self.objective, "load_state_dict"):
+            self.objective.load_state_dict(state["objective"])
+        self.forwards, self.backwards = state["forwards"], state["backwards"]
+        self._metrics = StepMetrics()
+
+    def _state_name(self) -> str:
+        # The processes see different data, and so may their methods remember different gradients.
+        return "method_state" if self.args.world_size == 1 else f"method_state_{self.args.process_index}"
+
+
+class Scale:
+    """The factor on the loss of a micro-batch: its share of the batch, and the ``GradScaler`` if there is one."""
+
+    def __init__(self, share: float | Tensor, scaler: Any) -> None:
+        self._share = share
+        self._scaler = scaler
+
+    def share_of(self, value: Tensor) -> Tensor:
+        """The value times the share, in its own type."""
+        if isinstance(self._share, Tensor):
+            return value * self._share.to(value.device, value.dtype)
+        return value if self._share == 1 else value * self._share
+
+    def scale(self, outputs: Tensor) -> Tensor:
+        """The value times the whole factor."""
+        part = self.share_of(outputs)
+        scaled: Tensor = part if self._scaler is None else self._scaler.scale(part)
+        return scaled
+
+
+def refuse_unsupported(trainer: Any) -> None:
+    """One clear error for each setting of a Trainer under which a method would silently do something else.
+
+    Raises:
+        ValueError: For DeepSpeed, ``nn.DataParallel``, and optimizers that step inside ``backward``.
+    """
+    name = type(trainer).__name__
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise ValueError(f"{name} does not work with DeepSpeed, whose engine owns the backward pass: use DDP or FSDP")
+    if trainer.args.n_gpu > 1:
+        raise ValueError(
+            f"{name} does not work with nn.DataParallel, which Trainer chooses for {trainer.args.n_gpu} GPUs in one "
+            "process: launch with torchrun or accelerate, or set CUDA_VISIBLE_DEVICES to one of them"
+        )
+    optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    if "lomo" in optimizer or optimizer.endswith("layerwise"):
+        raise ValueError(
+            f"optim={optimizer!r} updates the weights inside the backward pass, also inside one at perturbed weights: "
+            "choose an optimizer that steps afterwards"
+        )

@@ -1,0 +1,184 @@
+"""A method and an optimizer as one optimizer, stepped with a closure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.integrations._closure import LINES, ClosurePasses
+from deltasam.methods import ESAM, Method, SubsetSAM
+
+Closure = Literal["backward", "losses"]
+
+_BACKWARD_LINES = """
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_function(model(inputs), labels)
+        loss.backward()
+        return loss
+    loss = optimizer.step(closure)"""
+
+
+class MethodOptimizer(torch.optim.Optimizer):
+    r"""Wraps any optimizer so that ``step(closure)`` updates with a method's gradient, as ``LBFGS`` takes a closure.
+
+    For frameworks that insist on an optimizer; where you write the loop, ``method.backward`` is simpler and does more
+    (accumulation, ``GradScaler``). The closure is called by ``step``, once per pass of the method, with the same random
+    draws every time; it must compute a loss and nothing else: stepping an optimizer inside is refused. The step starts
+    from zero gradients.
+
+    The wrapper has no state: ``state``, ``param_groups``, ``defaults``, ``state_dict``, hooks and ``zero_grad`` are the
+    optimizer's own, so learning-rate schedulers work on either, and a checkpoint written with the wrapper loads without
+    it and the other way round. A method with state (``LookSAM``) has its own ``state_dict``.
+
+    To clip, register ``optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(...))``: it runs on the method's
+    gradient, right before the update.
+
+    Cost: the method's passes; no extra memory.
+
+    Args:
+        optimizer: What updates the weights.
+        method: What takes the gradient.
+        model: The model that the closure uses.
+        closure: ``"backward"``: the closure is LBFGS-style, it zeroes the gradients, calls ``backward()`` and returns
+            the loss; this serves the methods that need nothing but gradients (ERM, SAM, ASAM, GSAM, LookSAM, FisherSAM).
+            ``"losses"``: it returns the losses of the instances, shape (N,), and calls no ``backward()``; this serves
+            every method.
+
+    Raises:
+        TypeError: ``optimizer`` or ``method`` is not one.
+        ValueError: Unknown kind of closure, or an optimizer that needs a closure itself.
+
+    Example:
+        >>> model, x = nn.Linear(2, 1), torch.ones(4, 2)
+        >>> from deltasam import SAM, DeltaSAM
+        >>> optimizer = MethodOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), DeltaSAM(), model, closure="losses")
+        >>> loss = optimizer.step(lambda: model(x).squeeze(-1) ** 2)
+        >>> bool(optimizer.step(lambda: model(x).squeeze(-1) ** 2) < loss)
+        True
+    """
+
+    def __init__(  # not the base's: everything it would set up is the wrapped optimizer's
+        self, optimizer: torch.optim.Optimizer, method: Method, model: nn.Module, *, closure: Closure = "backward"
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer, made already")
+        if not isinstance(method, Method):
+            raise TypeError(f"method={method!r} must be a method such as SAM(rho=0.05), an instance of deltasam.Method")
+        if closure not in get_args(Closure):
+            raise ValueError(f"closure={closure!r} must be one of {list(get_args(Closure))}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("optimizer=LBFGS evaluates the closure by itself: it cannot take a method's gradient")
+        self.optimizer = optimizer
+        self.method = method
+        self.model = model
+        self.closure = closure
+
+    def step(self, closure: Callable[..., Any] | None = None, batch: Any = None) -> Tensor:  # type: ignore[override]
+        """Takes the method's gradient through the closure and updates the weights.
+
+        Args:
+            closure: As the constructor says. With a ``batch``, it is called with (parts of) that.
+            batch: For ``closure="losses"``: what the closure takes, if the method takes batches apart (SubsetSAM, or
+                any with ``MicroBatches``).
+
+        Returns:
+            The loss at w, detached.
+
+        Raises:
+            TypeError: There is no closure.
+            ValueError: The method needs the batch, or losses of the instances where the closure gives one loss.
+            RuntimeError: The closure steps an optimizer.
+        """
+        if closure is None:
+            lines = LINES.format(method=self.method) if self.closure == "losses" else _BACKWARD_LINES
+            raise TypeError(f"step() needs a closure; the lines to write:\n{lines}")
+        if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
+            raise ValueError(
+                f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch), "
+                "the closure being one that takes the batch, or a part of it, as its argument"
+            )
+        self.optimizer.zero_grad()
+        with self._no_steps():
+            if self.closure == "losses":
+                call = (lambda model, _: closure()) if batch is None else (lambda model, part: closure(part))
+                step = self.method.backward(self.model, batch, call)
+            else:
+                step = self.method.take(ClosurePasses(self.method, self.model, closure))
+        self.optimizer.step()
+        return step.loss
+
+    @contextmanager
+    def _no_steps(self) -> Iterator[None]:
+        """Refuses every step of the wrapped optimizer: inside a closure the weights may be perturbed ones."""
+
+        def refuse(*_: Any) -> None:
+            raise RuntimeError(
+                "the closure calls optimizer.step(): it must only compute the loss; step(closure) updates the weights "
+                "itself, after the last pass"
+            )
+
+        hook = self.optimizer.register_step_pre_hook(refuse)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    # -- the optimizer's own -------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """State of the wrapped optimizer."""
+        return self.optimizer.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        """Parameter groups of the wrapped optimizer, the very objects: a learning rate set here is set there."""
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self) -> Any:  # type: ignore[override]
+        """Defaults of the wrapped optimizer."""
+        return self.optimizer.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's: it loads with and without the wrapper."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the wrapped optimizer."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of the wrapped optimizer's parameters."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """Registers it with the wrapped optimizer: called when the method's gradient is there, before the update."""
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """Registers it with the wrapped optimizer."""
+        return self.optimizer.register_step_post_hook(hook)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # asked for before there is one, while unpickling
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        return f"MethodOptimizer({self.method!r}, closure={self.closure!r}, {self.optimizer!r})"

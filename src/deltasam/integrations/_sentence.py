@@ -1,0 +1,117 @@
+"""sentence-transformers' trainer with a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformerTrainer
+from torch import Tensor, nn
+
+from deltasam.integrations._mixin import MethodMixin
+from deltasam.methods import Method
+from deltasam.objectives import Contrastive
+from deltasam.passes import ObjectiveLike
+
+
+class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
+    """``SentenceTransformerTrainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
+
+    A method needs one loss per instance, and most losses of sentence-transformers return their mean. What works:
+
+    - ``objective=Contrastive(temperature=0.05)`` for pairs of texts that belong together (the in-batch negatives of
+      SimCSE, Mirror-BERT and, up to its negatives, ``MultipleNegativesRankingLoss`` with ``scale=20``), with or without
+      a regulariser around it; the two text columns of the data set are its views;
+    - ``loss=`` a loss that returns rows, shape (N,): your own, or one whose criterion can be told to, such as
+      ``CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction="none"))``;
+    - ``objective=`` any callable that maps (model, inputs), the inputs being the trainer's, to losses of shape (N,).
+
+    With an ``objective`` the evaluation loss is its mean (without regularisers), otherwise that of ``loss``.
+
+    Args:
+        *args: ``SentenceTransformerTrainer``'s.
+        method: What takes the gradients.
+        objective: Losses of the instances; by default the rows of ``loss``.
+        **kwargs: ``SentenceTransformerTrainer``'s.
+    """
+
+    def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
+        self._base_objective = _innermost(objective)
+        self._takes_views = isinstance(self._base_objective, Contrastive)
+        if self._takes_views:
+            objective = _with_embeddings(objective)
+            self._base_objective = _innermost(objective)
+        super().__init__(*args, method=method, objective=objective, **kwargs)
+
+    def _default_objective(self) -> ObjectiveLike:
+        return self._loss_rows
+
+    def _objective_batch(self, inputs: Any) -> Any:
+        if not self._takes_views:
+            return inputs
+        features, _ = self.collect_features(inputs)
+        if len(features) != 2:
+            raise ValueError(
+                f"Contrastive compares two views, but the data set has {len(features)} text columns: select two with "
+                "dataset.select_columns([...]), or pass another objective"
+            )
+        return {"first": features[0], "second": features[1]}
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss for evaluation."""
+        if self._base_objective is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = self._base_objective(model, self._objective_batch(inputs)).mean()
+        return (loss, {}) if return_outputs else loss
+
+    def _loss_rows(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """The losses of the instances by the trainer's own loss."""
+        features, labels = self.collect_features(inputs)  # new dictionaries: the model writes into them
+        loss: Any = self.loss[inputs["dataset_name"]] if isinstance(self.loss, dict) else self.loss
+        _put_model(loss, model, (self.model, self.model_wrapped))
+        rows = loss(features, labels)
+        if isinstance(rows, dict):
+            rows = torch.stack(list(rows.values())).sum(0)
+        if rows.ndim == 0:
+            raise ValueError(
+                f"loss={type(loss).__name__} returns one loss for the batch, but a method needs one per instance; pass "
+                "objective=Contrastive(temperature=0.05) for pairs of texts that belong together, a loss that returns "
+                "rows, such as CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')), or any callable "
+                "objective(model, inputs) -> losses of shape (N,)"
+            )
+        found: Tensor = rows
+        return found
+
+
+def _innermost(objective: Any) -> Any:
+    """The objective inside all regularisers."""
+    while hasattr(objective, "objective"):
+        objective = objective.objective
+    return objective
+
+
+def _with_embeddings(objective: Any) -> Any:
+    """The objective (or what it wraps) calling the model as a sentence transformer is called."""
+    if isinstance(objective, Contrastive):
+        return objective if objective.predict is not None else replace(objective, predict=_embeddings)
+    if not is_dataclass(objective):
+        raise TypeError(f"objective={objective!r} wraps Contrastive but is no dataclass: give Contrastive(predict=...)")
+    return replace(objective, objective=_with_embeddings(objective.objective))  # type: ignore[type-var]
+
+
+def _embeddings(model: nn.Module, view: Mapping[str, Any]) -> Tensor:
+    embeddings: Tensor = model(dict(view))["sentence_embedding"]  # a copy: the model writes into it
+    return embeddings
+
+
+def _put_model(loss: nn.Module, model: nn.Module, models: tuple[nn.Module, ...]) -> None:
+    """Makes the loss, and losses inside it, use this one of the models: wrapped for data parallelism, or not."""
+    for name, child in list(loss.named_children()):
+        if any(child is known for known in models):
+            setattr(loss, name, model)
+        else:
+            _put_model(child, model, models)

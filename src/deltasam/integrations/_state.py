@@ -1,0 +1,70 @@
+"""The state of methods and objectives on disk: numbers as JSON, tensors as safetensors, nothing that is executed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TENSOR = "$tensor"
+
+
+def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
+    """Writes nested dictionaries of numbers, strings and tensors to ``name.json`` and ``name.safetensors``.
+
+    Args:
+        folder: An existing folder.
+        name: Name of the two files without their endings.
+        state: What to write; the keys are strings.
+
+    Raises:
+        TypeError: For a value of another type; it would have to be pickled.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    numbers = _split(state, (), tensors)
+    save_file(tensors, str(folder / f"{name}.safetensors"))
+    (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1))
+
+
+def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] | None:
+    """What :func:`save_state` wrote, its tensors on ``device``; None if there is nothing of that name."""
+    from safetensors.torch import load_file
+
+    if not (folder / f"{name}.json").is_file():
+        return None
+    tensors = load_file(str(folder / f"{name}.safetensors"), device=str(device))
+    found: dict[str, Any] = _joined(json.loads((folder / f"{name}.json").read_text()), tensors)
+    return found
+
+
+def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    """The value with every tensor replaced by its name in ``tensors``."""
+    if isinstance(value, Tensor):
+        name = "/".join(path)
+        tensors[name] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
+        return {_TENSOR: name}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _split(part, (*path, key), tensors) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_split(part, (*path, str(i)), tensors) for i, part in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"the state has {type(value).__name__} at {'/'.join(path)!r}; a checkpoint takes numbers, strings, tensors, and "
+        "lists and dictionaries (with keys that are strings) of them"
+    )
+
+
+def _joined(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_TENSOR}:
+            return tensors[value[_TENSOR]]
+        return {key: _joined(part, tensors) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_joined(part, tensors) for part in value]
+    return value

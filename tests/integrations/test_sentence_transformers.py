@@ -1,0 +1,125 @@
+"""A method inside sentence-transformers' trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra sts)")
+
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import losses as st_losses
+from sentence_transformers.models import BoW
+
+from deltasam.integrations import SentenceTransformerMethodTrainer
+from deltasam.methods import ERM, SAM, DeltaSAM
+from deltasam.objectives import Contrastive
+from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
+
+WORDS = "the cat dog sat ran on under a big small mat tree".split()
+
+
+class Head(nn.Module):
+    """A layer with dropout on top of the bag of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(len(WORDS), 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 6))
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        features["sentence_embedding"] = self.layers(features["sentence_embedding"])
+        return features
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is loaded again in these tests."""
+
+
+def encoder() -> SentenceTransformer:
+    torch.manual_seed(3)
+    return SentenceTransformer(modules=[BoW(vocab=WORDS), Head()], device="cpu")
+
+
+def pairs(*, scored: bool = False) -> Dataset:
+    random = torch.Generator().manual_seed(0)
+    texts = [" ".join(WORDS[int(i)] for i in torch.randint(len(WORDS), (5,), generator=random)) for _ in range(32)]
+    columns: dict[str, Any] = {"one": texts[:16], "two": texts[16:]}
+    if scored:
+        columns["score"] = torch.rand(16, generator=random).tolist()
+    return Dataset.from_dict(columns)
+
+
+def options(folder: Path, **changes: Any) -> Any:
+    return arguments(folder, kind=SentenceTransformerTrainingArguments, max_steps=4, **changes)
+
+
+def test_a_loss_that_returns_rows_trains_as_its_mean_does(tmp_path: Path) -> None:
+    results = []
+    for reduction in ("mean", "none"):
+        model = encoder()
+        loss = st_losses.CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction=reduction))
+        common = {"model": model, "args": options(tmp_path), "train_dataset": pairs(scored=True), "loss": loss}
+        if reduction == "mean":
+            SentenceTransformerTrainer(**common).train()
+        else:
+            SentenceTransformerMethodTrainer(**common, method=SAM(rho=0.0)).train()
+        results.append(weights(model))
+    assert largest_difference(results[0], weights(encoder())) > 1e-3
+    assert_same_bits(*results)
+
+
+def test_contrastive_takes_the_two_columns(tmp_path: Path) -> None:
+    changed = []
+    for method in (ERM(), DeltaSAM(rho=0.5)):
+        model = encoder()
+        trainer = SentenceTransformerMethodTrainer(
+            model=model,
+            args=options(tmp_path, logging_strategy="steps", logging_steps=2),
+            train_dataset=pairs(),
+            eval_dataset=pairs(),
+            method=method,
+            objective=Contrastive(temperature=0.05),
+        )
+        trainer.train()
+        changed.append(weights(model))
+        assert trainer.evaluate()["eval_loss"] > 0
+    assert any("sharpness" in entry for entry in trainer.state.log_history)
+    assert largest_difference(*changed) > 1e-4
+
+
+def test_the_rows_are_those_of_the_embeddings(tmp_path: Path) -> None:
+    model = encoder().eval()
+    trainer = SentenceTransformerMethodTrainer(
+        model=model, args=options(tmp_path), train_dataset=pairs(), method=ERM(), objective=Contrastive()
+    )
+    inputs = next(iter(trainer.get_train_dataloader()))
+    features, _ = trainer.collect_features(inputs)
+    views = [model(dict(view))["sentence_embedding"] for view in features]
+    expected = Contrastive().losses(torch.stack(views), None)
+    torch.testing.assert_close(trainer.objective(model, trainer._objective_batch(inputs)), expected)
+
+
+def test_a_loss_without_rows_says_what_to_pass(tmp_path: Path) -> None:
+    model = encoder()
+    trainer = SentenceTransformerMethodTrainer(
+        model=model,
+        args=options(tmp_path),
+        train_dataset=pairs(),
+        loss=st_losses.MultipleNegativesRankingLoss(model),
+        method=SAM(),
+    )
+    with pytest.raises(ValueError, match=r"MultipleNegativesRankingLoss returns one loss .* objective=Contrastive\("):
+        trainer.train()
+
+
+def test_three_columns_are_not_two_views(tmp_path: Path) -> None:
+    data = pairs().add_column("three", pairs()["one"])
+    trainer = SentenceTransformerMethodTrainer(
+        model=encoder(), args=options(tmp_path), train_dataset=data, method=SAM(), objective=Contrastive()
+    )
+    with pytest.raises(ValueError, match="two views, but the data set has 3 text columns"):
+        trainer.train()
