@@ -64,7 +64,8 @@ def attention(
     else:
         weights = None
         mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal and mask is None)
-    output = F.linear(mixed.transpose(1, 2).reshape(size, length, width), out_weight, out_bias).transpose(0, 1)
+    output = F.linear(mixed.transpose(1, 2).reshape(size, length, width), out_weight, out_bias)
+    output = output.transpose(0, 1).contiguous()  # laid out as in torch, for the dropout that follows
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)
     return output, weights

@@ -11,6 +11,15 @@ class Uncovered(NotImplementedError):
     """A parameter is used in a way that no rule of the low-rank engine covers; the loop engine covers every model."""
 
 
+class NoRule(RuntimeError):
+    """An operation could not be carried out for every instance; carries what is needed to say so."""
+
+    def __init__(self, operation: str, parameters: list[str]) -> None:
+        super().__init__(operation)
+        self.operation = operation
+        self.parameters = parameters
+
+
 class SizeChanged(ValueError):
     """The pass has to be made again: where the instances are was not as assumed."""
 

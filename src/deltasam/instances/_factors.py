@@ -95,16 +95,21 @@ def dot(a: Factor, b: Factor, grams: Grams) -> Tensor:
             return _sum(a.dense() * b.dense())
 
 
-def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products) -> Tensor:
-    """``y + c x E^T`` in place, for the perturbation ``c E`` of a weight used as a matrix; y is ``(G, S, out)``."""
+def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:
+    """``y + c x E^T`` in place (``transposed``: ``c x E``), for the perturbation ``c E`` of a weight used as a matrix.
+
+    x is ``(G, S, in)``, y is ``(G, S, out)``.
+    """
     match factor:
-        case LowRank():
+        case LowRank() if factor.transposed == transposed:
             return y.baddbmm_(products(x, factor.x, c, factor.bias), factor.d)
-        case Rows():
+        case Rows() if not transposed:
             along = products(x, factor.d, c, False)
             return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along)
-        case Dense():
-            return y.baddbmm_(x, (factor.value * c.view(-1, 1, 1).to(y.dtype)).to(y.dtype).transpose(1, 2))
+        case _:
+            matrix = factor.dense().flatten(2)
+            matrix = (matrix * c.view(-1, 1, 1).to(matrix.dtype)).to(y.dtype)
+            return y.baddbmm_(x, matrix if transposed else matrix.transpose(1, 2))
 
 
 def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
@@ -131,18 +136,13 @@ class Products:
     def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool) -> Tensor:
         if self._last is not None:
             *key, product = self._last
-            if key[0] is x and key[1] is recorded and key[2] is c and key[3] == bias and torch.is_grad_enabled() == (
-                product.requires_grad or not x.requires_grad
-            ):
+            if key[0] is x and key[1] is recorded and key[2] is c and key[3] == bias:
                 return product
         scale = c.view(-1, 1, 1).to(x.dtype)
         product = torch.bmm(x, recorded.to(x.dtype).transpose(1, 2))
         product = torch.addcmul(scale, product, scale) if bias else product * scale
         self._last = (x, recorded, c, bias, product)
         return product
-
-    def forget(self) -> None:
-        self._last = None
 
 
 def wide(tensor: Tensor) -> Tensor:

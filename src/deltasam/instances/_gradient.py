@@ -70,7 +70,7 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                     if low_rank:
                         factors.setdefault(name, []).append(factor)
                     else:
-                        _accumulate(factors, name, factor.dense())
+                        _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
                         _accumulate(factors, id(call.bias), d.sum(1))
     return InstanceGradients(grouping, factors)

@@ -39,15 +39,18 @@ class Layout:
     def join(self, tensor: Tensor) -> Tensor:
         """``(N, S, *features)`` back to what the model expects."""
         tail = tensor.shape[2:]
-        if self.kind in ("shared", "hidden"):
+        if self.kind in ("shared", "hidden"):  # a PerInstance, unless there is a single instance
             return PerInstance.wrap(tensor.reshape(self.size, *self.lead, *tail))
         if tensor.shape[:2] == self.lead:
             return tensor
         return tensor.reshape(*self.lead, *tail)
 
 
-def find_layout(tensor: Tensor, features: int, size: int, known: Kind | None, flat: bool) -> Layout:
-    """The layout of a tensor by its shape; ``known`` settles what the shape leaves open."""
+def find_layout(tensor: Tensor, features: int, size: int, known: Kind | None) -> Layout:
+    """The layout of a tensor by its shape; ``known`` settles what the shape leaves open.
+
+    Where it is open, the reading that keeps the model's own shapes comes first; it is verified afterwards.
+    """
     lead = tuple(tensor.shape[: tensor.ndim - features])
     if isinstance(tensor, PerInstance):
         return Layout("hidden", size, lead)
@@ -55,9 +58,7 @@ def find_layout(tensor: Tensor, features: int, size: int, known: Kind | None, fl
         return Layout("shared", size, lead)
     if known is not None:
         return Layout(known, size, lead)
-    if lead[0] == size:
-        return Layout("batch", size, lead)
-    return Layout("flat" if flat or size == 1 else "shared", size, lead)
+    return Layout("batch" if lead[0] == size else "flat", size, lead)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.instances._errors import InstancesMixed, SizeChanged
+from deltasam.instances._errors import InstancesMixed, NoRule, SizeChanged, Uncovered
 from deltasam.instances._gradient import InstanceGradients, collect
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import Memory, memory_of
 from deltasam.instances._rules import RULES
 from deltasam.instances._step import PassState, Perturbation
 from deltasam.instances._tensors import PerInstance, Proxy
-from deltasam.instances._verify import verify
+from deltasam.instances._verify import describe, verify
 
 Run = Callable[[], Tensor]
 
@@ -81,10 +81,13 @@ def record(
     for attempt in range(4):
         try:
             return _attempt(model, run, chosen, memory, size, group, scale, terms, last=attempt == 3)
+        except NoRule as found:
+            raise Uncovered(describe(model, found.parameters, f"an operation ({found.operation})")) from found
         except SizeChanged as changed:
             if changed.learned_size is not None:
                 size = changed.learned_size
-    raise AssertionError("unreachable: the last attempt returns or raises")
+            why = changed
+    raise Uncovered(f"{why}; the low-rank engine could not tell where the instances are")
 
 
 def _attempt(

@@ -52,9 +52,10 @@ def linear(state: PassState, x: Tensor, weight: Tensor, bias: Tensor | None = No
     """``x W^T + b``."""
     if isinstance(weight, PerInstance):
         return NotImplemented
+    x = state.data(x)
     if not isinstance(weight, Proxy) or isinstance(bias, PerInstance):  # a bias of its own
-        return F.linear(x, weight) + bias
-    return _matrix(state, x, weight, bias, weight.parameter, transposed=False, flat=False)
+        return F.linear(x, weight) if bias is None else F.linear(x, weight) + bias
+    return _matrix(state, x, weight, bias, weight.parameter, transposed=False)
 
 
 @register_rule(torch.addmm)
@@ -63,7 +64,7 @@ def addmm(state: PassState, bias: Tensor, x: Tensor, weight: Tensor, *, beta: fl
     plain = isinstance(weight, Proxy) and beta == 1 and alpha == 1
     if not plain or isinstance(x, Proxy) or isinstance(bias, PerInstance) or bias.ndim != 1:
         return NotImplemented
-    return _matrix(state, x, weight, bias, weight.parameter.t(), transposed=True, flat=True)
+    return _matrix(state, x, weight, bias, weight.parameter.t(), transposed=True)
 
 
 @register_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__)
@@ -71,13 +72,13 @@ def matmul(state: PassState, x: Tensor, weight: Tensor) -> Any:
     """``x W`` with a bare parameter as the weight."""
     if not isinstance(weight, Proxy) or weight.ndim != 2 or isinstance(x, Proxy) or x.ndim < 2:
         return NotImplemented
-    return _matrix(state, x, weight, None, weight.parameter.t(), transposed=True, flat=False)
+    return _matrix(state, x, weight, None, weight.parameter.t(), transposed=True)
 
 
 def _matrix(
-    state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tensor, *, transposed: bool, flat: bool
+    state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tensor, *, transposed: bool
 ) -> Tensor:
-    layout = state.layout(x, weight, 1, flat=flat)
+    layout = state.layout(x, weight, 1)
     if layout.kind == "shared":
         once = F.linear(x.reshape(1, -1, x.shape[-1]), matrix, raw(bias))
         rows, recorded = state.rows(x, layout)
@@ -135,7 +136,7 @@ def convolution(
     if not simple or isinstance(x, (PerInstance, Proxy)) or isinstance(bias, PerInstance):
         return NotImplemented
     assert isinstance(weight, Proxy)
-    layout = state.layout(x, weight, spatial + 1, flat=True)
+    layout = state.layout(x, weight, spatial + 1)
     if layout.kind == "shared":
         return NotImplemented
     convolve = F.conv1d if spatial == 1 else F.conv2d
@@ -156,7 +157,7 @@ def convolution(
     inputs = image if state.perturbation is None else patches(image)
     rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded)
     back = state.grouping.unrows(rows).reshape(x.shape[0], -1, y.shape[1])
-    return back.transpose(1, 2).reshape(x.shape[0], y.shape[1], *places)
+    return back.transpose(1, 2).contiguous().view(x.shape[0], y.shape[1], *places)
 
 
 def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
@@ -167,19 +168,19 @@ def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
 @register_rule(F.layer_norm)
 def layer_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """Normalise, then scale and shift by the instance's own vectors."""
-    return _affine(state, F.layer_norm(x, shape, None, None, eps), weight, bias, len(shape), 0)
+    return _affine(state, F.layer_norm(state.data(x), shape, None, None, eps), weight, bias, len(shape), 0)
 
 
 @register_rule(F.rms_norm)
 def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """As :func:`layer_norm`, without the shift."""
-    return _affine(state, F.rms_norm(x, shape, None, eps), weight, None, len(shape), 0)
+    return _affine(state, F.rms_norm(state.data(x), shape, None, eps), weight, None, len(shape), 0)
 
 
 @register_rule(F.group_norm)
 def group_norm(state: PassState, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """The channels are the first of the features, the places follow."""
-    return _affine(state, F.group_norm(x, groups, None, None, eps), weight, bias, x.ndim - 1, x.ndim - 2)
+    return _affine(state, F.group_norm(state.data(x), groups, None, None, eps), weight, bias, x.ndim - 1, x.ndim - 2)
 
 
 @register_rule(F.batch_norm)
@@ -195,7 +196,7 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     """With the statistics fixed (eval mode) it is a scale and a shift; in training mode the model was refused before."""
-    normal = F.batch_norm(x, mean, var, None, None, training, momentum, eps)
+    normal = F.batch_norm(state.data(x), mean, var, None, None, training, momentum, eps)
     return _affine(state, normal, weight, bias, x.ndim - 1, x.ndim - 2)
 
 

@@ -29,7 +29,6 @@ class Call:
     form: str  # "matrix", "rows" or "dense"
     transposed: bool = False
     padding: int | None = None
-    rearrange: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +39,10 @@ class Perturbation:
     terms: Mapping[int, list[tuple[Factor, Tensor]]]
     products: Products = field(default_factory=Products)
 
-    def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
+    def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
         """``y`` of the layer at w, perturbed. A bias that is folded in comes with the weight's factors."""
         for factor, c in self.terms.get(id(weight), ()):
-            y = add_linear(y, x, factor, c, self.products)
+            y = add_linear(y, x, factor, c, self.products, transposed)
         for factor, c in self.terms.get(id(bias), ()):
             y = y + (factor.dense() * c.unsqueeze(1).to(y.dtype)).to(y.dtype).unsqueeze(1)
         return y
@@ -58,7 +57,7 @@ class Perturbation:
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         value = parameter.to(dtype).unsqueeze(0)
         for factor, c in self.terms.get(id(parameter), ()):
-            move = factor.dense().to(dtype) * c.to(dtype).view(-1, *(1,) * parameter.ndim)
+            move = factor.dense().to(dtype).reshape(-1, *parameter.shape) * c.to(dtype).view(-1, *(1,) * parameter.ndim)
             value = value + self.grouping.spread(move)
         return value.expand(self.grouping.size, *parameter.shape)
 
@@ -92,21 +91,25 @@ class PassState:
         self.recording = recording
         self.calls: list[Call] = []
         self.seen: dict[CallKey, Kind] = {}
-        self._expanded: dict[int, PerInstance] = {}
+        self._expanded: dict[int, tuple[Tensor, Tensor]] = {}
         self._last: tuple[Tensor, Layout, Tensor, Tensor] | None = None
 
     @property
     def size(self) -> int:
         return self.grouping.size
 
-    def layout(self, tensor: Tensor, parameter: Proxy, features: int, *, flat: bool = False) -> Layout:
+    def layout(self, tensor: Tensor, parameter: Proxy, features: int) -> Layout:
         """How the instances lie in an input of ``parameter``'s layer."""
         lead = tensor.shape[: tensor.ndim - features]
         key = (self.names[id(parameter.parameter)], tensor.ndim, bool(lead) and lead[0] == self.size)
-        found = find_layout(tensor, features, self.size, self.kinds.get(key), flat)
+        found = find_layout(tensor, features, self.size, self.kinds.get(key))
         if lead and lead[0] % self.size == 0 and found.kind != "hidden":
             self.seen[key] = found.kind
         return found
+
+    def data(self, x: Tensor) -> Tensor:
+        """An input of a layer; a parameter that serves as one (DeBERTa's table of relative positions) is written out."""
+        return self.expanded(x) if isinstance(x, Proxy) else x
 
     def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Inputs as ``(G, S, in)``, cast once under autocast, with and without their graph; the same for query and key."""
@@ -120,13 +123,15 @@ class PassState:
             self._last = (x, layout, rows, rows.detach())
         return self._last[2], self._last[3]
 
-    def matrix(self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, recorded: Tensor, **form: Any) -> Tensor:
+    def matrix(
+        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, recorded: Tensor, transposed: bool = False
+    ) -> Tensor:
         """Output ``y`` (G, S, out) of a layer that multiplies ``x`` (G, S, in) by the weight and adds the bias."""
         offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.perturbation is not None:
-            y = self.perturbation.linear(weight.parameter, offset, x, y)
+            y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
         if self.recording:
-            self.calls.append(Call(weight.parameter, offset, recorded, get_gradient_edge(y), "matrix", **form))
+            self.calls.append(Call(weight.parameter, offset, recorded, get_gradient_edge(y), "matrix", transposed))
         return y
 
     def table(self, weight: Proxy, ids: Tensor, y: Tensor, padding: int | None) -> Tensor:
@@ -139,12 +144,14 @@ class PassState:
 
     def values(self, proxy: Proxy) -> Tensor:
         """The parameter of every instance, ``(N, *shape)``, written out: for what is small. Float32 at least."""
-        return self.expanded(proxy).wide  # type: ignore[attr-defined, no-any-return]
+        return self._written_out(proxy.parameter)[0]
 
-    def expanded(self, proxy: Proxy) -> PerInstance:
-        """The parameter of every instance as a tensor the model can compute with; made once in a pass."""
-        parameter = proxy.parameter
-        if id(parameter) not in self._expanded:
+    def expanded(self, proxy: Proxy) -> Tensor:
+        """The parameter of every instance as a tensor the model can compute with in any operation."""
+        return self._written_out(proxy.parameter)[1]
+
+    def _written_out(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        if id(parameter) not in self._expanded:  # made once in a pass, so that one gradient collects all uses
             if self.perturbation is None:
                 dtype = torch.promote_types(parameter.dtype, torch.float32)
                 wide = parameter.to(dtype).unsqueeze(0).expand(self.size, *parameter.shape)
@@ -152,7 +159,5 @@ class PassState:
                 wide = self.perturbation.values(parameter)
             if self.recording:
                 self.calls.append(Call(parameter, None, None, get_gradient_edge(wide), "dense"))
-            made = PerInstance.wrap(wide.to(parameter.dtype))
-            made.wide = wide  # type: ignore[attr-defined]
-            self._expanded[id(parameter)] = made
+            self._expanded[id(parameter)] = (wide, PerInstance.wrap(wide.to(parameter.dtype)))
         return self._expanded[id(parameter)]

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from deltasam.instances._errors import NoRule
+
 if TYPE_CHECKING:
     from deltasam.instances._step import PassState
 
@@ -25,7 +27,10 @@ class PerInstance(Tensor):
     inner: Tensor
 
     @staticmethod
-    def wrap(inner: Tensor) -> PerInstance:
+    def wrap(inner: Tensor) -> Tensor:
+        """``inner`` in disguise; with a single instance there is nothing to hide."""
+        if inner.shape[0] == 1:
+            return inner.squeeze(0)
         seen = inner.detach()[0].as_subclass(PerInstance)
         seen.inner = inner
         return seen
@@ -70,12 +75,13 @@ _METADATA = {
     )
 } | {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_tensor}  # fmt: skip
 
-#: Operations on tensors of matching or broadcast shapes: instances in front of all operands change nothing.
+#: Operations whose operands have the batch in front or broadcast over it: the instances are put in front too.
 _BROADCASTING = {
     "add", "sub", "mul", "div", "true_divide", "floor_divide", "rsub", "pow", "add_", "sub_", "mul_", "div_", "__add__",
     "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__", "__truediv__",
     "__rtruediv__", "__itruediv__", "__pow__", "where", "addcmul", "addcdiv", "maximum", "minimum", "masked_fill",
-    "lerp", "copy_", "expand_as", "__setitem__",
+    "lerp", "copy_", "expand_as", "__setitem__", "cat", "concat", "concatenate", "scaled_dot_product_attention",
+    "bmm", "baddbmm",
 }  # fmt: skip
 
 
@@ -85,6 +91,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     leaves, spec = tree_flatten((args, kwargs))
+    state = None
     proxies = [leaf for leaf in leaves if isinstance(leaf, Proxy)]
     if proxies:
         state = proxies[0].state
@@ -94,7 +101,15 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             if output is not NotImplemented:
                 return output
         leaves = [state.expanded(leaf) if isinstance(leaf, Proxy) else leaf for leaf in leaves]
-    return vectorised(func, leaves, spec)
+        if state.size == 1:
+            again, keywords = tree_unflatten(leaves, spec)
+            return func(*again, **keywords)
+    try:
+        return vectorised(func, leaves, spec)
+    except RuntimeError as error:
+        if state is None or isinstance(error, NoRule):
+            raise
+        raise NoRule(getattr(func, "__name__", str(func)), [state.names[id(p.parameter)] for p in proxies]) from error
 
 
 def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
@@ -107,7 +122,7 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
         grown = _grown(name, hidden[0].inner, leaves, size)
         if grown is not None:
             return grown
-    if batch and (name in _BROADCASTING or name in ("cat", "concat", "concatenate")):
+    if batch and name in _BROADCASTING:
         ndim = max(leaf.ndim for leaf in batch)
         beside = [leaf.beside(ndim) if isinstance(leaf, PerInstance) else leaf for leaf in leaves]
         if all(value is not None or leaf is None for value, leaf in zip(beside, leaves, strict=True)):

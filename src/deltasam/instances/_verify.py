@@ -57,13 +57,13 @@ def verify(
     raise Uncovered(describe(model, wrong))
 
 
-def describe(model: nn.Module, wrong: list[str]) -> str:
+def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
     """One message: which parameter, of what module, and what to do."""
     name = wrong[0]
     owner = model.get_submodule(name.rpartition(".")[0])
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return (
-        f"{name} ({type(owner).__name__}){more} is used in an operation that no rule of the low-rank engine covers; "
+        f"{name} ({type(owner).__name__}){more} is used in {operation} that no rule of the low-rank engine covers; "
         "register one with deltasam.instances.register_rule(operation), where operation is the torch function that "
         "takes the parameter"
     )
@@ -80,7 +80,7 @@ def _differences(
     for p, reference in zip(params.values(), expected, strict=True):
         parts = [last_group(f) for f in gradients.factors.get(id(p), [])] + biases.get(id(p), [])
         exact = torch.zeros_like(p) if reference is None else reference.to_dense() if reference.is_sparse else reference
-        mine = sum((part.to(exact.dtype) for part in parts), torch.zeros_like(exact))
+        mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
         rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
     measured = torch.stack(rows)
     floor = 1e-2 * measured[:, 1].norm()
