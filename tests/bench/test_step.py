@@ -65,6 +65,19 @@ def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
     assert (row(result, "three").forwards, row(result, "three").backwards) == (3, 3)
 
 
+def test_one_that_cannot_run_is_named_and_costs_the_others_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(bench: Workbench, optimizer: Optimizer) -> object:
+        def work() -> None:
+            raise RuntimeError("no kernel for this [type]\nand a long story")
+
+        return work
+
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Contestant("broken", "field", build)])
+    assert [each.name for each in result.rows] == ["ERM", "SAM"]
+    report.show(result)
+    assert "broken could not run here: RuntimeError: no kernel for this [type]" in capsys.readouterr().out
+
+
 def test_named_methods_come_with_erm_and_sam() -> None:
     assert [each.name for each in contestants(("delta_sam", "r-drop"), with_field=False, embeddings=True)] == [
         "ERM",

@@ -57,9 +57,10 @@ def contestants(names: tuple[str, ...], *, with_field: bool, embeddings: bool) -
     Args:
         names: Methods and regularisers; a regulariser is measured under plain training.
         with_field: Also the packages of others.
-        embeddings: The model has input embeddings, which the regularisers perturb.
+        embeddings: The model has input embeddings, which some methods and the regularisers perturb.
     """
-    every = [*METHODS, *(REGULARISERS if embeddings else ())]
+    of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
+    every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
     ours = {entry.name: entry for entry in map(_named, ("ERM", "SAM", *(names or every)))}
     return [*ours.values(), *(field(embeddings=embeddings) if with_field else [])]
 

@@ -30,12 +30,16 @@ def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> 
         One row per contestant.
     """
     bench = set_up(options)
-    rows = _isolated(options, bench) if options.isolate else _steps(options, bench, field)
-    return Report(options=options, rows=tuple(rows), machine=_machine(bench))
+    rows, failures = (_isolated(options, bench), {}) if options.isolate else _steps(options, bench, field)
+    return Report(options=options, rows=tuple(rows), failures=failures, machine=_machine(bench))
 
 
-def _steps(options: StepOptions, bench: Workbench, field: Sequence[Contestant] | None) -> list[Row]:
+def _steps(
+    options: StepOptions, bench: Workbench, field: Sequence[Contestant] | None
+) -> tuple[list[Row], dict[str, str]]:
     entries = list(field or contestants(options.methods, with_field=options.field, embeddings=options.model != "mlp"))
+    failures = {entry.name: why for entry in entries if (why := _failure(entry, bench))}
+    entries = [entry for entry in entries if entry.name not in failures]
     works = {entry.name: entry.build(bench, ADAMW) for entry in entries}
     seconds = interleaved(
         works,
@@ -62,7 +66,22 @@ def _steps(options: StepOptions, bench: Workbench, field: Sequence[Contestant] |
                 extra_copies=(peaks[entry.name] - peaks["ERM"]) / bench.parameter_bytes if peaks else None,
             )
         )
-    return rows
+    return rows, failures
+
+
+def _failure(entry: Contestant, bench: Workbench) -> str | None:
+    """Why this contestant cannot run here (memory, a precision its authors did not think of), or None if it can.
+
+    One that cannot must not cost the others their results; ERM and SAM, which all are compared with, must run.
+    """
+    bench.model.zero_grad()
+    try:
+        entry.build(bench, BARE_SGD)()
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        if entry.name in ("ERM", "SAM"):
+            raise
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return None
 
 
 def _isolated(options: StepOptions, bench: Workbench) -> list[Row]:

@@ -41,10 +41,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All rows, with what they were measured on."""
+    """All rows, who could not run and why, and what was measured on."""
 
     options: StepOptions
     rows: tuple[Row, ...]
+    failures: dict[str, str]
     machine: dict[str, str]
 
     @property
@@ -79,12 +80,13 @@ def show(report: Report) -> None:
     note = "median ± half the distance of the quartiles"
     if not report.options.isolate:
         note += "; passes: forward/backward, counted by hooks; memory: peak beyond ERM, P = one copy of the parameters"
+    notes = [note, *(f"{name} could not run here: {why}" for name, why in report.failures.items())]
     if util.find_spec("rich") is None:
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         lines = [
             "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in [header, *rows]
         ]
-        print(report.title, *lines, note, sep="\n")
+        print(report.title, *lines, *notes, sep="\n")
         return
     from rich.console import Console
     from rich.table import Table
@@ -95,8 +97,8 @@ def show(report: Report) -> None:
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
-    for part in (report.title, table, note):
-        console.print(part)
+    for part in (report.title, table, *notes):
+        console.print(part, markup=False)
 
 
 def write_json(report: Report, path: Path) -> None:
