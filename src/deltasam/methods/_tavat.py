@@ -101,7 +101,7 @@ class TAVAT(FreeLB):
         real = torch.cat([_real(site) for site, _ in met]).to(table.dtype)
         moved = torch.cat([tokens.flatten(0, 1) for _, tokens in met]).to(table.dtype)
         count = torch.zeros_like(table[:, 0]).index_add_(0, ids, real)
-        # Every occurrence goes its share of the way from the old value to the mean: only rows of the batch are touched.
+        # Every occurrence goes its share of the way from the old value to the mean: no other rows are touched.
         share = real / count[ids].clamp(min=1)
         table.index_add_(0, ids, (moved - table[ids]) * share.unsqueeze(-1))
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.objectives._base import Objective
 from deltasam.objectives.regularisers._embeddings import perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side
-from deltasam.objectives.regularisers._losses import Losses
+from deltasam.objectives.regularisers._losses import as_objective
 from deltasam.objectives.regularisers._noise import Distribution, draw
 from deltasam.objectives.regularisers._wrapper import Wrapper, check_choice, check_positive
 
@@ -57,8 +56,7 @@ class EmbeddingNoise(Wrapper):
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        if callable(self.objective) and not isinstance(self.objective, Objective):
-            object.__setattr__(self, "objective", Losses(self.objective))
+        object.__setattr__(self, "objective", as_objective(self.objective))
         super().__post_init__()
         check_positive("EmbeddingNoise", "scale", self.scale)
         check_choice("EmbeddingNoise", "noise", self.noise, Distribution)

@@ -32,6 +32,12 @@ class Losses(Objective):
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         """Not known from losses alone."""
         raise TypeError(
-            f"{self.function!r} gives losses, not outputs that can be compared: wrap an Objective instead, for example "
-            "Classification()"
+            f"{self.function!r} gives losses, not outputs that can be compared: wrap an Objective instead, "
+            "for example Classification()"
         )
+
+
+def as_objective(value: Any) -> Objective:
+    """An objective as it is, any other callable as :class:`Losses`."""
+    wrapped: Objective = Losses(value) if callable(value) and not isinstance(value, Objective) else value
+    return wrapped
