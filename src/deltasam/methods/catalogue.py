@@ -8,10 +8,12 @@ import inspect
 from deltasam import methods
 from deltasam.methods import Method
 
+_FIRST = ("ERM", "SAM", "DeltaSAM")  # the order of tables: what all are compared with, the paper's, then the others
+
 #: Every method of the package, by class name.
 METHODS: dict[str, type[Method]] = {
     name: kind
-    for name, kind in ((name, getattr(methods, name)) for name in methods.__all__)
+    for name, kind in ((name, getattr(methods, name)) for name in dict.fromkeys((*_FIRST, *methods.__all__)))
     if inspect.isclass(kind) and issubclass(kind, Method) and not inspect.isabstract(kind)
 }
 
