@@ -1,0 +1,33 @@
+"""Experiments: a run from one typed, saved, re-runnable configuration; the paper's setups as presets.
+
+    >>> from deltasam.experiments import RunConfig
+    >>> config = RunConfig.from_plain({"task": "docstrings", "model": "minilm-l6", "method": {"name": "SAM", "rho": 0.02}})
+    >>> config.run_name.rpartition("-")[0]
+    'docstrings-minilm-l6-SAM-s42'
+
+``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one goes on.
+"""
+
+from deltasam.experiments._config import Batch, ModelConfig, Optimizer, RunConfig, Schedule
+from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._folder import RunFolder
+from deltasam.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser
+from deltasam.experiments._result import Result
+from deltasam.experiments._run import Prepared, prepare, run
+
+__all__ = [
+    "REGULARISERS",
+    "WEIGHTINGS",
+    "Batch",
+    "ConfigError",
+    "ModelConfig",
+    "Optimizer",
+    "Prepared",
+    "Regulariser",
+    "Result",
+    "RunConfig",
+    "RunFolder",
+    "Schedule",
+    "prepare",
+    "run",
+]

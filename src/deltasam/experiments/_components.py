@@ -1,0 +1,109 @@
+"""Plain data (what YAML holds) to typed, frozen records and back: methods, tasks, weightings, sections of a run.
+
+One rule serves all of them: a record is a mapping of its fields, with a ``name`` where there is a choice of classes.
+Unknown keys and wrong types are errors that name the key, the value and the way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deltasam.experiments._errors import ConfigError
+
+Plain = dict[str, Any]
+
+
+def spelled(name: str) -> str:
+    """A name as it is compared: ``DeltaSAM``, ``delta-sam`` and ``delta_sam`` are the same."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """``did you mean ...?``, or all that is known."""
+    names = list(known)
+    by_spelling = {spelled(known_name): known_name for known_name in names}
+    close = difflib.get_close_matches(spelled(name), by_spelling, n=1, cutoff=0.6)
+    return f"did you mean {by_spelling[close[0]]}?" if close else f"there are {', '.join(names)}"
+
+
+def choose(kinds: Mapping[str, Any], name: Any, where: str) -> Any:
+    """The entry of this name, however it is spelled.
+
+    Raises:
+        ConfigError: There is none; the message names the nearest one.
+    """
+    for known, kind in kinds.items():
+        if spelled(known) == spelled(str(name)):
+            return kind
+    raise ConfigError(f"{where}: there is no {name!r}; {suggest(str(name), kinds)}")
+
+
+def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterable[str] = ()) -> Plain:
+    """The fields of the dataclass ``kind`` that ``plain`` gives, each converted to the field's type.
+
+    Raises:
+        ConfigError: A key is no field, or a value has the wrong type.
+    """
+    hints = typing.get_type_hints(kind)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+    known = {name: hint for name, hint in known.items() if name not in set(leave_out)}
+    for key in plain:
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: unknown option of {kind.__name__}; {suggest(str(key), known)}")
+    return {key: convert(known[key], value, f"{where}.{key}") for key, value in plain.items()}
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """A value of the type, from what YAML or a command line gave (``1e-4`` is a string to YAML).
+
+    Raises:
+        ConfigError: The value does not fit.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
+        return value  # built already
+    if typing.get_origin(hint) is tuple and isinstance(value, str):
+        value = [value]  # one column where there may be several
+    if isinstance(value, bool) and hint in (int, float):
+        raise ConfigError(f"{where}={value!r}: must be a number")
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        allowed = {msg["msg"] for msg in error.errors() if msg["type"] == "literal_error"}
+        raise ConfigError(f"{where}={value!r}: {next(iter(allowed), problem)}") from error
+
+
+def build(kind: Any, given: Plain, where: str) -> Any:
+    """``kind(**given)`` with its own checks told as errors of the configuration.
+
+    Raises:
+        ConfigError: The record refuses its values.
+    """
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def plain(record: Any) -> Any:
+    """A record as plain data, all fields included; what :func:`options` takes back.
+
+    Raises:
+        ConfigError: A field holds something that cannot be written to a file, such as a function.
+    """
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        fields = {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if f.init}
+        return fields
+    if isinstance(record, Mapping):
+        return {str(key): plain(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [plain(value) for value in record]
+    if record is None or isinstance(record, (bool, int, float, str)):
+        return record
+    raise ConfigError(f"{record!r} cannot be written to a configuration file; use a name, a number or a list of these")

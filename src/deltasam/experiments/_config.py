@@ -1,0 +1,156 @@
+"""The one description of a run: what is trained on what, how, and with which seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from deltasam.experiments._components import Plain, build, options, plain, suggest
+from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
+from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.methods import ERM, Method
+from deltasam.tasks import Task
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+# What says where or how often something is stored, not what is computed: it does not make a run another run.
+_NOT_IDENTITY = ("data", "checkpoint_every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run, described completely. Written to YAML and read back it is the same run.
+
+    Attributes:
+        task: What is learnt.
+        model: What is fine-tuned.
+        method: How the gradient is taken.
+        regularisers: Wrapped around the task's objective, the first one innermost.
+        optimizer: AdamW.
+        schedule: How long, and how the learning rate moves.
+        batch: Instances per update.
+        precision: ``fp32``, or mixed precision by autocast.
+        seed: Of the head, the order of the data, the dropout masks, and everything else that is drawn.
+        evaluate_every: ``"epoch"``, ``"end"``, or a number of updates.
+        checkpoint_every: ``"epoch"``, ``"never"``, or a number of updates; an interrupted run goes on from there.
+        data: Folder with the datasets; the hub or ``DELTASAM_DATA`` if None.
+
+    Example:
+        >>> config = RunConfig.from_plain({"task": "mrpc", "model": "bert-base-cased", "method": "delta-sam"})
+        >>> config.method.rho, config == RunConfig.from_plain(config.to_plain()), len(config.run_id)
+        (0.05, True, 12)
+    """
+
+    task: Task
+    model: ModelConfig
+    method: Method = field(default_factory=ERM)
+    regularisers: tuple[Regulariser, ...] = ()
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    batch: Batch = field(default_factory=Batch)
+    precision: Precision = "fp32"
+    seed: int = 42
+    evaluate_every: Literal["epoch", "end"] | int = "epoch"
+    checkpoint_every: Literal["epoch", "never"] | int = "epoch"
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what the types do not say."""
+        for name in ("evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1 update")
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any]) -> RunConfig:
+        """The configuration from plain data, as YAML holds it.
+
+        Raises:
+            ConfigError: A key is unknown, a value is wrong, or the task or model is missing.
+        """
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ConfigError(f"{key}: unknown section of a run; {suggest(str(key), known)}")
+        for key in ("task", "model"):
+            if given.get(key) is None:
+                raise ConfigError(f"the run has no {key}; name it: --{key} ...")
+        parts: Plain = {"task": to_task(given["task"]), "model": _section(ModelConfig, _model(given["model"]), "model")}
+        if given.get("method") is not None:
+            parts["method"] = to_method(given["method"])
+        wrappers = given.get("regularisers") or ()
+        listed = [wrappers] if isinstance(wrappers, (str, Mapping)) else list(wrappers)
+        parts["regularisers"] = tuple(to_regulariser(one, f"regularisers.{i}") for i, one in enumerate(listed))
+        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("batch", Batch)):
+            parts[name] = _section(kind, given.get(name) or {}, name)
+        rest = {key: value for key, value in given.items() if key not in parts and key != "method"}
+        parts |= options(cls, rest, "run")
+        config: RunConfig = build(cls, parts, "run")
+        return config
+
+    @classmethod
+    def read(cls, path: Path) -> RunConfig:
+        """The configuration in a YAML file, such as ``config.yaml`` of a run folder."""
+        return cls.from_plain(read_yaml(path))
+
+    def to_plain(self) -> Plain:
+        """All of it as plain data, defaults included."""
+        return {
+            "task": named_plain(self.task),
+            "model": plain(self.model),
+            "method": named_plain(self.method),
+            "regularisers": [named_plain(one) for one in self.regularisers],
+            **{f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)[4:]},
+        }
+
+    def to_yaml(self) -> str:
+        """All of it as YAML."""
+        return yaml.safe_dump(self.to_plain(), sort_keys=False, allow_unicode=True, width=119)
+
+    @property
+    def run_id(self) -> str:
+        """A hash of everything that decides the outcome: equal configurations are the same run."""
+        identity = {key: value for key, value in self.to_plain().items() if key not in _NOT_IDENTITY}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def run_name(self) -> str:
+        """A readable name for the run folder: task, model, method, seed, id."""
+        model = Path(self.model.path).name
+        method = "-".join([type(self.method).__name__, *(one.name for one in self.regularisers)])
+        return f"{self.task.name}-{model}-{method}-s{self.seed}-{self.run_id}"
+
+
+def read_yaml(path: Path) -> Plain:
+    """The mapping in a YAML file.
+
+    Raises:
+        ConfigError: There is no such file, or it holds no mapping.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {found!r}")
+    return found
+
+
+def _model(given: Any) -> Any:
+    return {"path": given} if isinstance(given, str) else given
+
+
+def _section(kind: type, given: Any, where: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={given!r}: must be a mapping of options, such as {where}.<option>=...")
+    return build(kind, options(kind, given, where), where)

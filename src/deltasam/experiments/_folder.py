@@ -1,0 +1,113 @@
+"""The folder of a run: what is in it, whose it is, and from where an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deltasam.experiments._config import RunConfig
+from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._result import Result
+
+_COMPLETE = "complete.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside the folder of a run.
+
+    ========================  =====================================================================================
+    ``config.yaml``           the run as it was resolved; ``deltasam train --config`` repeats it
+    ``environment.json``      versions, commit, device
+    ``metrics.jsonl``         one line per log entry: step, epoch, loss, sharpness, evaluation metrics, ...
+    ``result.json``           :class:`~deltasam.experiments.Result`; written last, so its presence means "finished"
+    ``model/``                final weights and tokenizer, for ``from_pretrained``
+    ``checkpoints/``          the last two, to go on from
+    ``tensorboard/``          event files, if asked for
+    ========================  =====================================================================================
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def result(self) -> Path:
+        """The result."""
+        return self.path / "result.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The log entries."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The final weights."""
+        return self.path / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoints."""
+        return self.path / "checkpoints"
+
+    def finished(self, config: RunConfig) -> Result | None:
+        """The result, if this folder holds this very run and it is finished. Nothing is written.
+
+        Raises:
+            ConfigError: The folder holds another run, or something that is no run.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file; choose a folder by --output")
+        if self.config.is_file():
+            owner = RunConfig.read(self.config)
+            if owner.run_id != config.run_id:
+                raise ConfigError(
+                    f"{self.path} holds another run ({owner.run_name}), which stays as it is; choose another folder by "
+                    "--output, or remove that one"
+                )
+            return Result.read(self.result) if self.result.is_file() else None
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise ConfigError(f"{self.path} is not empty and holds no run; choose another folder by --output")
+        return None
+
+    def claim(self, config: RunConfig) -> None:
+        """Makes the folder this run's."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write(self.config, config.to_yaml())
+
+    def last_checkpoint(self, before: int) -> Path | None:
+        """The last complete checkpoint of fewer than ``before`` updates; incomplete ones are removed."""
+        found: dict[int, Path] = {}
+        for path in self.checkpoints.glob("checkpoint-*") if self.checkpoints.is_dir() else ():
+            step = int(path.name.rpartition("-")[2])
+            if not (path / _COMPLETE).is_file():
+                shutil.rmtree(path)  # the run was killed while writing it
+            elif step < before:
+                found[step] = path
+        return found[max(found)] if found else None
+
+
+def mark_complete(checkpoint: Path, notes: dict[str, Any]) -> None:
+    """Says that all of a checkpoint has been written, with what the run needs to go on."""
+    write(checkpoint / _COMPLETE, json.dumps(notes))
+
+
+def notes_of(checkpoint: Path) -> dict[str, Any]:
+    """What :func:`mark_complete` noted."""
+    notes: dict[str, Any] = json.loads((checkpoint / _COMPLETE).read_text())
+    return notes
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file so that it is there in full or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)  # noqa: PTH105 - Path.replace returns a path nobody needs

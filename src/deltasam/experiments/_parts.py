@@ -1,0 +1,107 @@
+"""The parts of a run that are chosen by name: task, method, weighting, regularisers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deltasam import weighting
+from deltasam.experiments._components import Plain, build, choose, options, plain
+from deltasam.experiments._errors import ConfigError
+from deltasam.methods import Method
+from deltasam.methods.catalogue import METHODS
+from deltasam.objectives import Classification, Objective, regularisers
+from deltasam.tasks import TASKS, Task
+from deltasam.weighting import Weighting
+
+WEIGHTINGS: dict[str, type[Weighting]] = {
+    name: getattr(weighting, name) for name in weighting.__all__ if getattr(weighting, name) is not Weighting
+}
+REGULARISERS: dict[str, type[Objective]] = {name: getattr(regularisers, name) for name in regularisers.__all__}
+
+
+@dataclass(frozen=True)
+class Regulariser:
+    """An objective that wraps the task's objective, by name and options.
+
+    Attributes:
+        name: Its class in :mod:`deltasam.objectives.regularisers`.
+        options: Its hyperparameters.
+
+    Example:
+        >>> Regulariser("RDrop", {"alpha": 0.5}).wrap(Classification()).alpha
+        0.5
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def wrap(self, objective: Objective, **more: Any) -> Objective:
+        """The regularised objective; ``more`` are options that only the run knows."""
+        wrapped: Objective = REGULARISERS[self.name](objective, **{**self.options, **more})  # type: ignore[call-arg]
+        return wrapped
+
+    def takes(self, option: str) -> bool:
+        """Whether the regulariser has this option and it was left to its default of None."""
+        known = {f.name for f in dataclasses.fields(REGULARISERS[self.name]) if f.init}  # type: ignore[arg-type]
+        return option in known and self.options.get(option) is None
+
+
+def to_task(given: Any) -> Task:
+    """A task from its name, or from a mapping with ``name`` and the options that differ from the task of that name."""
+    name, rest = _named(given, "task")
+    base = choose(TASKS, name, "task")
+    changes = options(type(base), rest, "task", leave_out=("name",))
+    task: Task = build(lambda **fields: dataclasses.replace(base, **fields), changes, "task")
+    return task
+
+
+def to_method(given: Any) -> Method:
+    """A method from its name, or from a mapping with ``name`` and its hyperparameters."""
+    name, rest = _named(given, "method")
+    kind = choose(METHODS, name, "method")
+    rest = {key: _weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
+    method: Method = build(kind, options(kind, rest, "method"), "method")
+    return method
+
+
+def to_regulariser(given: Any, where: str) -> Regulariser:
+    """A regulariser from its name, or from a mapping with ``name`` and its options."""
+    name, rest = _named(given, where)
+    kind = choose(REGULARISERS, name, where)
+    made = Regulariser(kind.__name__, options(kind, rest, where, leave_out=("objective",)))
+    build(lambda: made.wrap(Classification()), {}, where)  # its own checks, now and not in the middle of the run
+    return made
+
+
+def _weighting(given: Any, where: str) -> Weighting:
+    if isinstance(given, Weighting):
+        return given
+    name, rest = _named(given, where)
+    kind = choose(WEIGHTINGS, name, where)
+    rest = {key: _weighting(value, f"{where}.{key}") if key == "of" else value for key, value in rest.items()}
+    made: Weighting = build(kind, options(kind, rest, where), where)
+    return made
+
+
+def named_plain(record: Any) -> Plain:
+    """A record chosen by name, as plain data with its name; tasks carry theirs."""
+    if isinstance(record, Task):
+        return dict(plain(record))
+    if isinstance(record, Regulariser):
+        return {"name": record.name, **plain(record.options)}
+    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.init}
+    described = {key: named_plain(value) if isinstance(value, Weighting) else plain(value) for key, value in fields.items()}
+    return {"name": type(record).__name__, **described}
+
+
+def _named(given: Any, where: str) -> tuple[str, Plain]:
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={given!r}: must be a name, or a mapping with `name` and options")
+    if "name" not in given:
+        raise ConfigError(f"{where}: `name` is missing, it says which one the options {sorted(given)} belong to")
+    return str(given["name"]), {key: value for key, value in given.items() if key != "name"}

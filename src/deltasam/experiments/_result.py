@@ -1,0 +1,90 @@
+"""What a run came to: the schema of ``result.json``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deltasam.experiments._errors import ConfigError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One finished run. Every field is a key of ``result.json``.
+
+    Attributes:
+        schema: Version of this schema.
+        run_id: Hash of the configuration.
+        task: Name of the task.
+        model: The model as it was named.
+        method: Class of the method, and of the regularisers, joined by ``+``.
+        seed: Seed of the run.
+        primary_metric: Name of the metric that runs are compared by.
+        primary_value: Its value for the final weights.
+        higher_is_better: Whether more of it is better.
+        best_value: Its best value among the evaluations of the run, the final one included.
+        best_step: The update after which it was reached.
+        metrics: All metrics for the final weights.
+        steps: Updates made.
+        train_rows: Rows trained on.
+        eval_rows: Rows evaluated on.
+        origins: Where the splits came from.
+        parameters: Trainable parameters of the model.
+        train_seconds: Wall time of the training without evaluation, also over interruptions.
+        eval_seconds: Wall time of the evaluations.
+        forward_passes: Forward passes of the training.
+        backward_passes: Backward passes of the training.
+        skipped_steps: Steps that left the perturbation out because its gradient was zero or not finite.
+        peak_memory_bytes: Of the GPU's memory, or of the process on a CPU.
+        device: What was computed on.
+        config: The configuration as resolved.
+        environment: Versions, platform and commit.
+    """
+
+    schema: int = SCHEMA
+    run_id: str
+    task: str
+    model: str
+    method: str
+    seed: int
+    primary_metric: str
+    primary_value: float
+    higher_is_better: bool
+    best_value: float
+    best_step: int
+    metrics: dict[str, float]
+    steps: int
+    train_rows: int
+    eval_rows: int
+    origins: dict[str, str]
+    parameters: int
+    train_seconds: float
+    eval_seconds: float
+    forward_passes: int
+    backward_passes: int
+    skipped_steps: int
+    peak_memory_bytes: int
+    device: str
+    config: dict[str, Any] = field(repr=False)
+    environment: dict[str, str] = field(repr=False)
+
+    def to_json(self) -> str:
+        """The content of ``result.json``."""
+        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """The result in a file.
+
+        Raises:
+            ConfigError: The file is no result, or one of another version of this package.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, TypeError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{path}: not a result of this version ({error})") from error

@@ -1,0 +1,180 @@
+"""A run from its configuration to its result."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deltasam.experiments._config import RunConfig
+from deltasam.experiments._environment import device_name, environment, peak_memory
+from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._folder import RunFolder, notes_of, write
+from deltasam.experiments._parts import named_plain, to_method
+from deltasam.experiments._result import Result
+from deltasam.methods import Method
+from deltasam.objectives import Objective
+from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs, loaded and checked: rows, tokenizer, number of updates."""
+
+    config: RunConfig
+    data: Data
+    tokenizer: Any
+    total: int
+
+    @property
+    def train_rows(self) -> list[dict[str, Any]]:
+        """Rows to train on."""
+        return self.data.splits[self.config.task.train_split]
+
+    @property
+    def eval_rows(self) -> list[dict[str, Any]]:
+        """Rows to evaluate on."""
+        return self.data.splits[self.config.task.eval_split]
+
+    def objective(self) -> Objective:
+        """The task's objective with the regularisers around it."""
+        objective = self.config.task.objective()
+        for one in self.config.regularisers:
+            known = {"total_steps": self.total} if one.takes("total_steps") else {}
+            objective = one.wrap(objective, **known)
+        return objective
+
+    def method(self) -> Method:
+        """A fresh method without state; its own seed, if it has one, is counted from the run's."""
+        method = to_method(named_plain(self.config.method))
+        return method.replace(seed=method.seed + self.config.seed) if hasattr(method, "seed") else method
+
+    def model(self) -> Any:
+        """The model with a head drawn from the seed."""
+        from transformers import set_seed
+
+        set_seed(self.config.seed)
+        settings = self.config.model
+        changes = {} if settings.dropout is None else dropout_options(settings.path, settings.dropout)
+        return self.config.task.model(settings.path, self.data, **changes)
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Loads and checks everything but the weights, so that mistakes are told before any training.
+
+    Raises:
+        DataError: The data or the model is missing or wrong.
+        ConfigError: The configuration does not fit the data.
+    """
+    find_model(config.model.path)
+    data = config.task.load(DataSource.find(config.data))
+    tokenizer = load_tokenizer(config.model.path)
+    rows = len(data.splits[config.task.train_split])
+    if config.batch.drop_last and rows < config.batch.size:
+        raise ConfigError(f"batch.size={config.batch.size} with drop_last leaves no batch of {rows} training rows")
+    return Prepared(config, data, tokenizer, config.schedule.total(config.batch.updates_per_epoch(rows)))
+
+
+def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool = False) -> Result:
+    """Trains and evaluates; a finished run is not repeated, an interrupted one goes on from its last checkpoint.
+
+    On a CPU the weights and metrics of an interrupted run are those of an undisturbed one, bit for bit.
+
+    Args:
+        config: The run.
+        folder: Where everything is written; see :class:`~deltasam.experiments.RunFolder`.
+        watch: Called after every update with (update, updates in all, latest log entry).
+        tensorboard: Write event files, too.
+
+    Returns:
+        The result, as in ``result.json``.
+
+    Raises:
+        ConfigError: The folder holds another run, or the configuration does not fit the data or device.
+        DataError: The data or the model is missing or wrong.
+    """
+    place = RunFolder(folder)
+    finished = place.finished(config)
+    if finished is not None:
+        return finished
+    prepared = prepare(config)
+    place.claim(config)
+    return _train(prepared, place, watch, tensorboard=tensorboard)
+
+
+def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: bool) -> Result:
+    from transformers import PrinterCallback
+
+    from deltasam.experiments._callbacks import Clock, Recorder, Watcher
+    from deltasam.experiments._trainer import RunTrainer, arguments
+
+    config, task, total = prepared.config, prepared.config.task, prepared.total
+    facts = environment()
+    write(place.path / "environment.json", json.dumps(facts, indent=2))
+    if tensorboard:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(place.path / "tensorboard")
+    clock = Clock()
+    trainer = RunTrainer(
+        model=prepared.model(),
+        args=arguments(config, total, place.checkpoints, tensorboard=tensorboard),
+        method=prepared.method(),
+        objective=prepared.objective(),
+        train_dataset=task.encode(prepared.train_rows, prepared.tokenizer, seed=config.seed),
+        eval_dataset=prepared.eval_rows,
+        data_collator=task.collator(prepared.tokenizer),
+        config=config,
+        tokenizer=prepared.tokenizer,
+        clock=clock,
+        callbacks=[Recorder(place, clock), *([Watcher(watch)] if watch is not None else [])],
+    )
+    trainer.remove_callback(PrinterCallback)
+    checkpoint = place.last_checkpoint(total)
+    if checkpoint is not None:
+        clock.resume(notes_of(checkpoint))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    seconds = clock.training
+    if trainer.evaluated_at != trainer.state.global_step:
+        trainer.evaluate()
+    trainer.save_model(str(place.model))
+    prepared.tokenizer.save_pretrained(str(place.model))
+    result = _result(prepared, trainer, facts, seconds, clock.evaluating)
+    write(place.result, result.to_json())
+    return result
+
+
+def _result(prepared: Prepared, trainer: Any, facts: dict[str, str], seconds: float, evaluating: float) -> Result:
+    config, task = prepared.config, prepared.config.task
+    primary = f"eval_{task.primary}"
+    evaluations = [entry for entry in trainer.state.log_history if primary in entry]
+    final = {name[5:]: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
+    better = max if task.higher_is_better else min
+    best = better(evaluations, key=lambda entry: entry[primary])
+    return Result(
+        run_id=config.run_id,
+        task=task.name,
+        model=config.model.path,
+        method="+".join([type(config.method).__name__, *(one.name for one in config.regularisers)]),
+        seed=config.seed,
+        primary_metric=task.primary,
+        primary_value=final[task.primary],
+        higher_is_better=task.higher_is_better,
+        best_value=best[primary],
+        best_step=best["step"],
+        metrics=final,
+        steps=trainer.state.global_step,
+        train_rows=len(prepared.train_rows),
+        eval_rows=len(prepared.eval_rows),
+        origins=prepared.data.origins,
+        parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        train_seconds=round(seconds, 3),
+        eval_seconds=round(evaluating, 3),
+        forward_passes=trainer.forwards,
+        backward_passes=trainer.backwards,
+        skipped_steps=trainer.method.skipped,
+        peak_memory_bytes=peak_memory(),
+        device=device_name(),
+        config=config.to_plain(),
+        environment=facts,
+    )

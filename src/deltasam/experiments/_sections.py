@@ -1,0 +1,123 @@
+"""Sections of a run's configuration that are the same for all tasks and methods."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is fine-tuned.
+
+    Attributes:
+        path: A folder, a name on the hub, or a packaged model (``minilm-l6``).
+        dropout: Dropout of hidden states and attention; None for what the model's own configuration says.
+    """
+
+    path: str
+    dropout: float | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW. The defaults are R-Drop's for GLUE.
+
+    Attributes:
+        lr: Peak learning rate.
+        betas: Decay of the two moments.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled.
+        decay_all: Decay biases and the parameters of normalisation layers, too (Mirror-BERT, fairseq).
+        max_grad_norm: Clip the gradient to this norm; 0 for no clipping.
+    """
+
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    decay_all: bool = False
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        for name in ("lr", "weight_decay", "max_grad_norm", "eps"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}={value} must be a finite number of at least 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={list(self.betas)} must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long is trained, and how the learning rate moves: linear warm-up from 0, then ``kind``.
+
+    Attributes:
+        kind: ``polynomial`` decays linearly to ``lr_end``, ``linear`` to 0, ``cosine`` to 0, ``constant`` stays.
+        steps: Number of updates; given, it goes before ``epochs``.
+        epochs: Number of passes over the training data.
+        warmup_steps: Updates of warm-up; None for ``warmup`` of all.
+        warmup: Share of all updates that is warm-up.
+        lr_end: Where ``polynomial`` ends.
+    """
+
+    kind: Literal["polynomial", "linear", "cosine", "constant"] = "polynomial"
+    steps: int | None = None
+    epochs: float = 3.0
+    warmup_steps: int | None = None
+    warmup: float = 0.06
+    lr_end: float = 1e-7
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps={self.steps} must be at least 1")
+        if not (math.isfinite(self.epochs) and self.epochs > 0):
+            raise ValueError(f"epochs={self.epochs} must be greater than 0")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup={self.warmup} must be a share in [0, 1]; for a number of updates use warmup_steps")
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 0")
+
+    def total(self, updates_per_epoch: int) -> int:
+        """Number of updates for a training set of this many updates per epoch."""
+        return self.steps if self.steps is not None else max(1, math.ceil(self.epochs * updates_per_epoch))
+
+    def warmup_of(self, total: int) -> int:
+        """Number of updates of warm-up among ``total``."""
+        return self.warmup_steps if self.warmup_steps is not None else math.ceil(self.warmup * total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Instances per update.
+
+    Attributes:
+        size: Instances per step of the method.
+        accumulation: Steps per update.
+        eval_size: Instances per batch of the evaluation; it changes nothing but time and memory.
+        drop_last: Leave out the last batch of an epoch if it is smaller.
+    """
+
+    size: int = 32
+    accumulation: int = 1
+    eval_size: int = 64
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        for name in ("size", "accumulation", "eval_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def updates_per_epoch(self, rows: int) -> int:
+        """Number of updates in one pass over this many rows."""
+        batches = rows // self.size if self.drop_last else math.ceil(rows / self.size)
+        return max(1, math.ceil(batches / self.accumulation))

@@ -1,0 +1,97 @@
+"""The trainer of a run: :class:`~deltasam.integrations.MethodTrainer`, evaluated by the task."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import TrainingArguments
+
+from deltasam.experiments._callbacks import Clock
+from deltasam.experiments._config import RunConfig
+from deltasam.experiments._errors import ConfigError
+from deltasam.integrations import MethodTrainer
+
+_SCHEDULERS = {
+    "polynomial": "polynomial",
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant_with_warmup",
+}
+
+
+class RunTrainer(MethodTrainer):
+    """Evaluates by the metrics of the task and keeps the time; all else is MethodTrainer's."""
+
+    def __init__(self, *args: Any, config: RunConfig, tokenizer: Any, clock: Clock, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._config = config
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self.evaluated_at: int | None = None
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """All metrics of the task on the evaluation rows."""
+        start = time.perf_counter()
+        size = self._config.batch.eval_size
+        found = self._config.task.evaluate(self.model, self._tokenizer, self.eval_dataset, batch_size=size)
+        metrics = {f"eval_{name}": value for name, value in found.items()}
+        self._clock.evaluating += time.perf_counter() - start
+        self.evaluated_at = self.state.global_step
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """The parameters that decay: all, or all but biases and normalisation."""
+        if self._config.optimizer.decay_all:
+            return [name for name, _ in model.named_parameters()]
+        names: list[str] = super().get_decay_parameter_names(model)
+        return names
+
+
+def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool) -> TrainingArguments:
+    """The configuration in the Trainer's words.
+
+    Raises:
+        ConfigError: The device cannot do what is asked.
+    """
+    optimizer, schedule = config.optimizer, config.schedule
+    decay = {"lr_end": schedule.lr_end, "power": 1.0} if schedule.kind == "polynomial" else {}
+    try:
+        return TrainingArguments(
+            output_dir=str(output),
+            seed=config.seed,
+            max_steps=total,
+            per_device_train_batch_size=config.batch.size,
+            gradient_accumulation_steps=config.batch.accumulation,
+            dataloader_drop_last=config.batch.drop_last,
+            learning_rate=optimizer.lr,
+            adam_beta1=optimizer.betas[0],
+            adam_beta2=optimizer.betas[1],
+            adam_epsilon=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.max_grad_norm,
+            lr_scheduler_type=_SCHEDULERS[schedule.kind],
+            lr_scheduler_kwargs=decay,
+            warmup_steps=schedule.warmup_of(total),
+            bf16=config.precision == "bf16",
+            fp16=config.precision == "fp16",
+            logging_steps=max(1, total // 100),
+            report_to=["tensorboard"] if tensorboard else "none",
+            save_total_limit=2,
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            **_cadence("eval", config.evaluate_every),
+            **_cadence("save", config.checkpoint_every),
+        )
+    except ValueError as error:
+        raise ConfigError(f"precision={config.precision}: {error}") from error
+
+
+def _cadence(what: str, every: str | int) -> dict[str, Any]:
+    if isinstance(every, int):
+        return {f"{what}_strategy": "steps", f"{what}_steps": every}
+    return {f"{what}_strategy": "epoch" if every == "epoch" else "no"}

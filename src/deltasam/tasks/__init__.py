@@ -1,0 +1,38 @@
+"""Tasks: data, encoding, objective and metrics of an experiment, from the hub, a local folder, or no download at all.
+
+A task is a frozen record, its own configuration, as a method is. ``TASKS`` has them by name; the tasks
+``classification``, ``regression`` and ``seq2seq`` take the user's own data by naming files and columns.
+
+    >>> from deltasam.tasks import DataSource, find_task
+    >>> data = find_task("docstrings").load(DataSource())
+    >>> sorted(data.splits), data.classes
+    (['train', 'validation'], ('mismatch', 'match'))
+"""
+
+from deltasam.tasks._base import Data, Task
+from deltasam.tasks._docstrings import DocstringTask
+from deltasam.tasks._errors import DataError
+from deltasam.tasks._glue import GLUE
+from deltasam.tasks._metrics import METRICS, rouge
+from deltasam.tasks._models import dropout_options, find_model, load_model, load_tokenizer
+from deltasam.tasks._registry import TASKS, find_task
+from deltasam.tasks._sentences import SentenceTask
+from deltasam.tasks._source import DataSource
+
+__all__ = [
+    "GLUE",
+    "METRICS",
+    "TASKS",
+    "Data",
+    "DataError",
+    "DataSource",
+    "DocstringTask",
+    "SentenceTask",
+    "Task",
+    "dropout_options",
+    "find_model",
+    "find_task",
+    "load_model",
+    "load_tokenizer",
+    "rouge",
+]

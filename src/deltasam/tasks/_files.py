@@ -1,0 +1,74 @@
+"""Rows of a table in a file: JSON Lines, CSV, TSV or Parquet, with gzip or without."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deltasam.tasks._errors import DataError
+
+Row = dict[str, Any]
+
+#: File endings that :func:`read_rows` reads, in the order they are looked for.
+ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a file as dictionaries.
+
+    Raises:
+        DataError: The file is missing, of an unknown kind, or damaged.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "train.csv"
+        ...     _ = path.write_text("text,label\\nfine,1\\n")
+        ...     read_rows(path)
+        [{'text': 'fine', 'label': '1'}]
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
+    if ending is None:
+        raise DataError(f"{path}: cannot tell the kind of this file, it should end in one of {', '.join(ENDINGS)}")
+    try:
+        if ending == ".parquet":
+            return _parquet(path)
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if ending.endswith(".gz") else data).decode("utf-8-sig")
+        if ending.startswith(".jsonl"):
+            return list(_json_lines(path, text))
+        delimiter = "\t" if ending.startswith(".tsv") else ","
+        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _json_lines(path: Path, text: str) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: a row must be a JSON object with the columns as keys, not {row!r}")
+        yield row
+
+
+def _parquet(path: Path) -> list[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows: list[Row] = parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file ({error})") from error
+    return rows
