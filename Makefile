@@ -6,7 +6,7 @@ PYTHON  ?= python3
 WORKERS ?= auto
 VENV    := .venv
 BIN     := $(VENV)/bin
-PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 # One thread per test process: the models are tiny and the cores are shared by the processes. No test reaches a hub.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
