@@ -23,7 +23,10 @@ class MicroBatches(tuple[Any, ...]):
         [2, 4]
     """
 
+    __slots__ = ()
+
     def __new__(cls, batches: Iterable[Any]) -> MicroBatches:
+        """Takes any iterable of batches."""
         parts = tuple(batches)
         if not parts:
             raise ValueError("MicroBatches got no batch; pass at least one")

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deltasam.batches import MicroBatches, batch_size, take, tensors
-from deltasam.perturb import Selection, global_norm, perturbed, select, step_size, trainable
+from deltasam.held import held_part
+from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size, trainable
 from deltasam.randomness import Randomness, Replay, accelerators
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
@@ -81,6 +82,8 @@ class Passes:
         self.count = Count()
         self.sizes: list[int | None] = [None] * len(self.batches)
         self._scale = scale
+        self._moved: Moved | None = None
+        self._ascending = False
         self._shares = self._micro_batch_shares()
         devices = accelerators([*self.trainable.values(), *tensors(self.batches)])
         self._replay = Replay(self.inner, devices, randomness) if replay else None
@@ -125,7 +128,7 @@ class Passes:
         targets = list(self.params.values()) if params is None else list(params)
         total: list[Tensor | None] = [None] * len(targets)
         parts = []
-        with torch.enable_grad(), self._pass(at_w):
+        with torch.enable_grad(), self._pass(at_w), self._ascent():
             for k in range(len(self.batches)):
                 losses = self._evaluate(k, self.inner, graph=True)
                 g = weights(losses.detach()) if callable(weights) else self._part(weights, k)
@@ -162,8 +165,20 @@ class Passes:
         if norm is None:
             norm = global_norm([d for d in direction if d is not None]).to(self.device)
         step = step_size(rho, norm)
-        with perturbed(moving, direction, step, consume=consume):
+        with self.move(moving, direction, step, consume=consume):
             yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0)
+
+    @contextmanager
+    def move(
+        self, params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
+    ) -> Iterator[Moved]:
+        """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`."""
+        with perturbed(params, direction, step, consume=consume) as moved:
+            self._moved = moved
+            try:
+                yield moved
+            finally:
+                self._moved = None
 
     def accumulate(self, *, at_w: bool = False) -> Tensor:
         """Adds the gradient of the mean loss to ``.grad`` as ``backward`` does. One forward, one backward.
@@ -186,9 +201,18 @@ class Passes:
                 del losses
         return self._joined(parts)
 
-    def evaluate(self) -> Tensor:
-        """Losses of all instances (N,), scaled so that their mean is the objective: the caller sets the scene."""
-        return self._joined([self._evaluate(k, self.inner) for k in range(len(self.batches))])
+    def evaluate(self, held: Sequence[Tensor | None] | None = None) -> Tensor:
+        """Losses of all instances (N,), scaled so that their mean is the objective: the caller sets the scene.
+
+        Args:
+            held: What :meth:`held` gave, if the held parts are not to be computed with the others.
+        """
+        parts = held or [None] * len(self.batches)
+        return self._joined([self._evaluate(k, self.inner, held=part) for k, part in enumerate(parts)])
+
+    def held(self) -> list[Tensor | None]:
+        """The parts of the outputs that stay at w, one per micro-batch; mostly None."""
+        return [held_part(self.objective, self.inner, batch, None) for batch in self.batches]
 
     # -- helpers for the methods ---------------------------------------------------------------------------------
 
@@ -244,8 +268,23 @@ class Passes:
     def _pass(self, at_w: bool) -> AbstractContextManager[None]:
         return nullcontext() if at_w else self.extra()
 
-    def _evaluate(self, k: int, model: nn.Module, *, graph: bool = False) -> Tensor:
-        losses = self.objective(model, self.batches[k])
+    @contextmanager
+    def _ascent(self) -> Iterator[None]:
+        self._ascending = True
+        try:
+            yield
+        finally:
+            self._ascending = False
+
+    def _evaluate(self, k: int, model: nn.Module, *, graph: bool = False, held: Tensor | None = None) -> Tensor:
+        batch = self.batches[k]
+        if held is None and (self._moved is not None or self._ascending):
+            held = held_part(self.objective, self.inner, batch, self._moved)
+        if held is None:
+            losses = self.objective(model, batch)
+        else:
+            objective: Any = self.objective
+            losses = objective.losses(objective.complete(model, batch, held), batch)
         check_losses(losses, graph=graph)
         expected = self.sizes[k]
         if expected is not None and losses.shape[0] != expected:
@@ -261,18 +300,19 @@ class Passes:
         if len(self.batches) == 1:
             return [1.0]
         items = getattr(self.objective, "items", None)
-        counts = [items(batch) if items else None for batch in self.batches]
+        counts: list[Any] = [items(batch) if items else None for batch in self.batches]
         if any(count is None for count in counts):
             counts = self.sizes = [batch_size(batch) for batch in self.batches]
-            if any(size is None for size in self.sizes):
+            if any(count is None for count in counts):
                 raise ValueError("MicroBatches of no tensors: give the objective an items(batch) method that counts")
         total = sum(counts)
-        return [count / total for count in counts]
+        # In double precision: an integer tensor divided by another is float32.
+        return [count.double() / total if isinstance(count, Tensor) else count / total for count in counts]
 
     def _mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
         mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()
         if len(self.batches) > 1:
-            mean = mean * self._shares[k]
+            mean = mean * torch.as_tensor(self._shares[k]).to(mean)
         return self.scaled(mean)
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
@@ -280,7 +320,8 @@ class Passes:
         if len(parts) == 1:
             return parts[0]
         total = sum(part.shape[0] for part in parts)
-        return torch.cat([p * (s * total / p.shape[0]) for p, s in zip(parts, self._shares, strict=True)])
+        scales = [torch.as_tensor(share * total).to(part) for share, part in zip(self._shares, parts, strict=True)]
+        return torch.cat([part * scale / part.shape[0] for part, scale in zip(parts, scales, strict=True)])
 
     def _part(self, weights: Tensor | None, k: int) -> Tensor | None:
         if weights is None or len(self.batches) == 1:
@@ -310,7 +351,8 @@ def check_losses(losses: Any, *, graph: bool) -> None:
             "reduction='none', or use deltasam.Classification() and its relatives, which take Hugging Face models"
         )
     if losses.ndim != 1:
-        raise ValueError(f"the objective returned losses of shape {tuple(losses.shape)}, not (N,): reduce or squeeze them")
+        shape = tuple(losses.shape)
+        raise ValueError(f"the objective returned losses of shape {shape}, not (N,): reduce or squeeze them")
     if not losses.is_floating_point():
         raise TypeError(f"the objective returned {losses.dtype} losses; they must be floating point")
     if losses.shape[0] == 0:

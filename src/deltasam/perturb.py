@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,8 @@ def select(model: nn.Module, which: Selection = "all") -> dict[str, nn.Parameter
         raise ValueError(f"{type(model).__name__} has no trainable parameter: set requires_grad=True on some")
     chosen = {name: p for name, p in params.items() if _predicate(model, which)(name, p)}
     if not chosen:
-        raise ValueError(f"params={which!r} chose none of the {len(params)} trainable parameters, e.g. {next(iter(params))!r}")
+        example = next(iter(params))
+        raise ValueError(f"params={which!r} chose none of the {len(params)} trainable parameters, e.g. {example!r}")
     return chosen
 
 
@@ -62,7 +63,7 @@ def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Paramete
         return lambda name, p: id(p) in norms
     if which == "lora":
         return lambda name, p: "lora_" in name
-    raise ValueError(f"params={which!r} is not one of 'all', 'no-embeddings', 'no-bias-norm', 'norms', 'lora' or a predicate")
+    raise ValueError(f"params={which!r} is none of {get_args(Preset)} and no predicate (name, parameter) -> bool")
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -75,15 +76,31 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
 
 
-def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    """The inner product of two lists of tensors, accumulated in float32 at least."""
-    dtype = torch.promote_types(first[0].dtype, torch.float32)
-    products = [(a.to(dtype) * b.to(dtype)).sum() for a, b in zip(first, second, strict=True)]
+def dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tensor:
+    """The inner product of two lists of tensors, accumulated in float32 at least; None is zero."""
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    if not pairs:
+        return torch.zeros(())
+    dtype = torch.promote_types(pairs[0][0].dtype, torch.float32)
+    products = [(a.to_dense().to(dtype) * b.to_dense().to(dtype)).sum() for a, b in pairs]
     return torch.stack([p.to(products[0].device) for p in products]).sum()
 
 
+def combine(a: Tensor, first: Tensor | None, b: Tensor, second: Tensor | None) -> Tensor | None:
+    """``a * first + b * second`` with scalars a and b; None is zero, and so is a term whose factor is exactly zero.
+
+    The last keeps a gradient that is not finite out of the sum when the method has decided not to use it.
+    """
+    terms = []
+    for factor, value in ((a, first), (b, second)):
+        if value is not None:
+            dense, here = value.to_dense(), factor.to(value.device, value.dtype)
+            terms.append(torch.where(here == 0, torch.zeros_like(dense), here * dense))
+    return sum(terms[1:], start=terms[0]) if terms else None
+
+
 def random_direction(params: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """r ~ N(0, I), one tensor per parameter, the same for the same seed and shapes on the same kind of device.
+    """R ~ N(0, I), one tensor per parameter, the same for the same seed and shapes on the same kind of device.
 
     Drawn from generators of its own, so that the global streams (dropout, data order) stand still.
     """
@@ -97,16 +114,23 @@ def random_direction(params: Sequence[Tensor], seed: int) -> list[Tensor]:
 
 
 class Moved:
-    """Parameters away from w. :meth:`mirror` takes them to the other side of w; leaving the context takes them back."""
+    """Parameters away from w. :meth:`mirror` takes them to the other side; leaving the context takes them back."""
 
     def __init__(self, params: Sequence[nn.Parameter], origin: Sequence[Tensor]) -> None:
         self._params = params
         self._origin = origin
 
+    def pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every moved parameter with its value at w."""
+        return zip(self._params, self._origin, strict=True)
+
     @torch.no_grad()
     def mirror(self) -> None:
-        """w + eps becomes w - eps: ``2 w - (w + eps)`` is exact where ``w + eps`` was rounded, so the two points are
-        symmetric about w even in float32, which the second difference of Eq. 5 needs."""
+        """Takes w + eps to w - eps.
+
+        ``2 w - (w + eps)`` is exact where ``w + eps`` was rounded, so the two points are symmetric about w even in
+        float32, which the second difference of Eq. 5 needs.
+        """
         torch._foreach_lerp_([p.data for p in self._params], list(self._origin), 2.0)
         torch.clear_autocast_cache()
 
@@ -148,8 +172,8 @@ def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
             for p, d, w in zip(params, direction, origin, strict=True):
                 if size == 0:  # keeps what is not finite in the direction out of the weights
                     continue
-                # Another layout or dtype would leak into .grad, which takes its layout from the parameter; and autograd
-                # may hand the same tensor to two parameters.
+                # Another layout or dtype would leak into .grad, which takes after the parameter; and autograd may hand
+                # the same tensor to two parameters.
                 alike = not d.is_sparse and d.dtype == w.dtype and d.stride() == w.stride()
                 fits = consume and alike and uses[_address(d)] == 1
                 p.data = torch.add(w, d, alpha=size, out=d if fits else None)
@@ -188,10 +212,8 @@ def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) ->
     ``torch.optim.SGD(fused=True)``, whose ``found_inf`` is exactly this guard).
     """
     first = weights[0]
-    fused = all(
-        type(w) is Tensor and not d.is_sparse and w.dtype == d.dtype == first.dtype and w.device == d.device == first.device
-        for w, d in zip(weights, direction, strict=True)
-    )
+    kinds = {(type(t), t.dtype, t.device, t.is_sparse) for t in (*weights, *direction)}
+    fused = kinds == {(Tensor, first.dtype, first.device, False)}
     if fused and first.device.type == "cuda":
         torch._fused_sgd_(
             weights, direction, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
@@ -205,11 +227,6 @@ def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) ->
 
 
 def step_size(rho: float, norm: Tensor) -> Tensor:
-    """rho / norm, or 0 where that is not a number to trust: the norm is zero, not finite, or too small to divide by."""
+    """The radius over the norm; 0 where the norm is zero, not finite, or too small to divide by."""
     size = rho / norm
     return torch.where(torch.isfinite(size) & torch.isfinite(norm), size, torch.zeros_like(size))
-
-
-def named(params: Mapping[str, nn.Parameter], values: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """Values by parameter name, without the missing ones; what goes into a checkpoint."""
-    return {name: value for name, value in zip(params, values, strict=True) if value is not None}

@@ -22,7 +22,7 @@ Randomness = Literal["shared", "independent"]
 
 @dataclass(frozen=True)
 class RandomState:
-    """The state of all random streams a model can draw from: Python's, NumPy's (if loaded), torch's on every device."""
+    """All random streams a model can draw from: Python's, NumPy's (if loaded), torch's on every device."""
 
     python: Any
     numpy: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
@@ -18,13 +19,13 @@ Self = TypeVar("Self", bound="Method")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """What happened in one step. Tensors are detached and on the model's device: nothing here waits for a GPU.
+    r"""What happened in one step. Tensors are detached and on the model's device: nothing here waits for a GPU.
 
     Attributes:
         losses: :math:`l_i(w)`, shape (N,).
         forwards: Forward passes made.
         backwards: Backward passes made.
-        perturbed_losses: :math:`l_i(w + \\epsilon)`, shape (N,), or None if nothing was perturbed.
+        perturbed_losses: :math:`l_i(w + \epsilon)`, shape (N,), or None if nothing was perturbed.
         weights: g, shape (N,), if the method weights the instances.
         grad_norm: The norm of the gradient that was followed uphill, without the loss scale.
         skipped: Whether the perturbation was left out because that gradient was zero or not finite; the step is then
@@ -109,12 +110,13 @@ class Method(ABC):
         prepare = getattr(objective, "prepare", None)
         if prepare is not None:
             prepare(model)
-        step = self._step(
-            Passes(
-                model, batch, objective,
-                params=self.params, scale=scale, randomness=self.randomness, replay=not self._is_plain(),
-            )  # fmt: skip
-        )
+        replay = not self._is_plain()
+        options: dict[str, Any] = {"params": self.params, "randomness": self.randomness, "replay": replay}
+        return self.take(Passes(model, batch, objective, scale=scale, **options))
+
+    def take(self, passes: Passes) -> Step:
+        """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
+        step = self._step(passes)
         self.state["steps"] = self.steps + 1
         if step.skipped is not None:
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
@@ -183,9 +185,9 @@ def finish(
     )
 
 
-def check_number(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
+def check_number(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
     """Raises a ValueError that names the hyperparameter, its value and the allowed range."""
-    inside = (low < value if open_low else low <= value) and value <= high
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not inside:
-        left = "(" if open_low else "["
-        raise ValueError(f"{name}={value!r} must be a number in {left}{low:g}, {high:g}{']' if high < float('inf') else ')'}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not low <= value <= high or (open_low and value == low):
+        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        raise ValueError(f"{name}={value!r} must be a number in {bounds}")

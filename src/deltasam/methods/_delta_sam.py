@@ -23,8 +23,8 @@ class DeltaSAM(Method):
     The weights g up-weight the instances whose gradient changes fastest, so that the one shared perturbation stands in
     for a perturbation per instance. Only the ascent is weighted; the gradient at :math:`w + \epsilon^*` is not.
 
-    Cost: 4 forwards, 2 backwards with the paper's weights (the probes come first, so that :math:`l_i(w)` is shared with
-    the gradient pass: two extra forwards, not three); one extra copy of the parameters.
+    Cost: 4 forwards, 2 backwards with the paper's weights (the probes come first, so that :math:`l_i(w)` is shared
+    with the gradient pass: two extra forwards, not three); one extra copy of the parameters.
 
     Attributes:
         rho: Radius of the perturbation; 0 is plain training.

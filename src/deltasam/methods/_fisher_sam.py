@@ -64,8 +64,9 @@ class FisherSAM(Method):
         if self.steps % self.refresh == 0 or "mask" not in self.state:
             self.state["mask"] = top_entries(named, self.keep)
         masks: dict[str, Tensor] = self.state["mask"]
+        used = named.keys() & masks.keys()
         direction = [
-            torch.where(masks[n].to(named[n].device), named[n], torch.zeros_like(named[n])) if n in named and n in masks else None
+            torch.where(masks[n].to(named[n].device), named[n], torch.zeros_like(named[n])) if n in used else None
             for n in passes.params
         ]
         del named
@@ -79,5 +80,5 @@ def top_entries(values: dict[str, Tensor], share: float) -> dict[str, Tensor]:
     flat = torch.cat([v.abs().flatten().float().to(next(iter(values.values())).device) for v in values.values()])
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[torch.topk(flat, max(1, int(share * flat.numel())), sorted=False).indices] = True
-    parts = chosen.split([v.numel() for v in values.values()])
+    parts = torch.split(chosen, [v.numel() for v in values.values()])
     return {name: part.view(v.shape).to(v.device) for (name, v), part in zip(values.items(), parts, strict=True)}

@@ -8,7 +8,7 @@ import torch
 
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
-from deltasam.perturb import dot
+from deltasam.perturb import combine, dot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +53,19 @@ class GSAM(Method):
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
-        names = list(passes.trainable)
         # The orthogonal part is taken over everything that is trained, also where only a part is perturbed.
         losses, plain = passes.gradient(params=list(passes.trainable.values()))
-        g = {name: value for name, value in zip(names, plain, strict=True) if value is not None}
+        g = dict(zip(passes.trainable, plain, strict=True))
         with passes.fresh_grads() as trained:
-            with passes.ascend([g.get(name) for name in passes.params], self.rho, consume=False) as ascent:
+            with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
                 perturbed = passes.accumulate()
             with torch.no_grad():
-                both = [n for n in names if n in g and trained[n].grad is not None]
-                gp = [trained[n].grad.to_dense() for n in both]  # type: ignore[union-attr]
-                share = dot([g[n].to_dense() for n in both], gp) / dot(gp, gp)
-                # gp - alpha (g - share gp); a skipped ascent leaves gp = g, whose orthogonal part is nothing.
-                alpha = torch.where(ascent.skipped | ~torch.isfinite(share), 0.0, self.alpha * torch.ones_like(share))
-                keep = torch.where(alpha == 0, torch.ones_like(share), 1 + alpha * share)
-                for name, value in zip(both, gp, strict=True):
-                    here = alpha.to(value.device)
-                    away = torch.where(here == 0, torch.zeros_like(value), here.to(value.dtype) * g[name].to_dense())
-                    trained[name].grad = value * keep.to(value.device, value.dtype) - away
+                gp = {name: p.grad for name, p in trained.items()}
+                share = dot(list(g.values()), list(gp.values())) / dot(list(gp.values()), list(gp.values()))
+                # A skipped ascent leaves gp = g, of which nothing is orthogonal.
+                unusable = ascent.skipped | ~torch.isfinite(share)
+                alpha = torch.where(unusable, torch.zeros_like(share), self.alpha * torch.ones_like(share))
+                keep = 1 + torch.where(unusable, torch.zeros_like(share), alpha * share)
+                for name, p in trained.items():
+                    p.grad = combine(keep, gp[name], -alpha, g[name])
         return finish(passes, losses, perturbed=perturbed, ascent=ascent)

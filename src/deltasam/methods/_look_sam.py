@@ -9,14 +9,14 @@ from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
-from deltasam.perturb import dot, global_norm
+from deltasam.perturb import combine, dot, global_norm
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookSAM(Method):
-    r"""LookSAM: on every k-th step SAM's gradient :math:`g_s`, whose part orthogonal to the plain gradient is kept;
+    r"""LookSAM: SAM's gradient on every k-th step, and what it added to the plain gradient reused in between.
 
-    .. math:: g_v = g_s - \frac{\langle g_s, g \rangle}{\lVert g \rVert^2}\, g, \qquad
+    .. math:: \text{k-th: gradient} = g_s, \quad g_v = g_s - \frac{\langle g_s, g \rangle}{\lVert g \rVert^2} g, \quad
               \text{between: gradient} = g + \alpha \frac{\lVert g \rVert}{\lVert g_v \rVert}\, g_v
 
     with the norms over all parameters together.
@@ -61,32 +61,30 @@ class LookSAM(Method):
 
     def _look(self, passes: Passes) -> Step:
         losses, plain = passes.gradient(params=list(passes.trainable.values()))
-        g = {name: value for name, value in zip(passes.trainable, plain, strict=True) if value is not None}
+        g = dict(zip(passes.trainable, plain, strict=True))
         with passes.fresh_grads() as trained:
-            with passes.ascend([g.get(name) for name in passes.params], self.rho, consume=False) as ascent:
+            with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
                 perturbed = passes.accumulate()
             with torch.no_grad():
-                both = [n for n in g if trained[n].grad is not None]
-                gs = [trained[n].grad.to_dense() for n in both]  # type: ignore[union-attr]
-                g_both = [g[n].to_dense() for n in both]
-                share = dot(gs, g_both) / dot(g_both, g_both)
-                gv = {n: s - share.to(s.device, s.dtype) * p for n, s, p in zip(both, gs, g_both, strict=True)}
-                self.state["gv"] = gv
-                # Without a perturbation gs is g, and what is left of it is rounding (or nothing finite).
-                self.state["gv_usable"] = torch.isfinite(global_norm(list(gv.values()))) & ~ascent.skipped
+                gs = {name: p.grad for name, p in trained.items()}
+                share = dot(list(gs.values()), list(g.values())) / dot(list(g.values()), list(g.values()))
+                one = torch.ones_like(share)
+                gv = {name: combine(one, gs[name], -share, g[name]) for name in trained}
+                self.state["gv"] = {name: value for name, value in gv.items() if value is not None}
+                # Without a perturbation gs is g, and what is left of it is rounding (or not finite).
+                self.state["gv_usable"] = torch.isfinite(share) & ~ascent.skipped
         return finish(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _reuse(self, passes: Passes) -> Step:
-        gv: dict[str, Tensor] = self.state["gv"]
         with passes.fresh_grads() as trained:
             losses = passes.accumulate(at_w=True)
             with torch.no_grad():
-                both = [n for n in gv if n in trained and trained[n].grad is not None]
-                grads = [trained[n].grad.to_dense() for n in both]  # type: ignore[union-attr]
-                vertical = [gv[n].to(trained[n].device) for n in both]
-                factor = self.alpha * global_norm(grads) / global_norm(vertical)
+                g = {name: p.grad for name, p in trained.items() if p.grad is not None}
+                kept: dict[str, Tensor] = self.state["gv"]
+                gv = {name: value.to(trained[name].device) for name, value in kept.items() if name in trained}
+                factor = self.alpha * global_norm(list(g.values())) / global_norm(list(gv.values()))
                 good = torch.isfinite(factor) & self.state["gv_usable"].to(factor.device)
-                for name, g, v in zip(both, grads, vertical, strict=True):
-                    here, use = factor.to(v.device, v.dtype), good.to(v.device)
-                    trained[name].grad = g + torch.where(use, here * v, torch.zeros_like(v))
+                factor = torch.where(good, factor, torch.zeros_like(factor))
+                for name, p in trained.items():
+                    p.grad = combine(torch.ones_like(factor), g.get(name), factor, gv.get(name))
         return finish(passes, losses)

@@ -53,7 +53,8 @@ class SubsetSAM(Method):
             return plain_step(passes)
         size = batch_size(passes.batches[0])
         if size is None:
-            raise ValueError("SubsetSAM cannot tell the size of this batch: it holds no tensor with an instance dimension")
+            raise ValueError("SubsetSAM cannot tell the size of a batch that holds no tensors with instances")
+        passes.sizes[0] = size
         first = torch.arange(math.ceil(self.fraction * size), device=passes.device)
         losses, grads = passes.subset(first).gradient(at_w=False)
         with passes.ascend(grads, self.rho) as ascent:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from deltasam.held import Scene
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, step_size
 from deltasam.weighting._base import Weighting, seed_of
+from deltasam.weighting._forward_mode import twice_differentiable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,8 @@ class Directional(Weighting):
     and under autocast. The same remarks on several draws hold.
 
     Cost: one forward per draw that carries two derivatives along (about four plain forwards of work, no graph);
-    up to three copies of the parameters while it runs. Attention runs in its unfused form meanwhile: the fused kernels
-    have no forward mode.
+    up to three copies of the parameters while it runs. Attention and normalisation run in elementary operations
+    meanwhile: torch's fused kernels have no forward mode, or a wrong second one.
 
     Attributes:
         samples: Number of directions.
@@ -61,28 +63,20 @@ class Directional(Weighting):
 
 def derivatives_along(passes: Passes, direction: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     r""":math:`\frac{d}{dt} l_i(w + t r)` and :math:`\frac{d^2}{dt^2} l_i(w + t r)` at t = 0, each (N,)."""
-    scene = _Scene(passes)
-
-    def losses_at(t: Tensor) -> Tensor:
-        moved = {f"model.{n}": passes.params[n].detach() + (t * r).to(r.dtype) for n, r in direction.items()}
-        return functional_call(scene, moved, (), tie_weights=True)  # type: ignore[no-any-return]
-
     zero = torch.zeros((), device=passes.device)
     one = torch.ones_like(zero)
     passes.count.forwards += 1
-    with torch.no_grad(), passes.extra(), sdpa_kernel(SDPBackend.MATH):
-        (_, first), (_, second) = jvp(lambda t: jvp(losses_at, (t,), (one,)), (zero,), (one,))
+    with torch.no_grad(), passes.extra(), twice_differentiable():
+        held = passes.held()
+        scene = Scene(passes.inner, lambda: passes.evaluate(held))
+
+        def losses_at(t: Tensor) -> Tensor:
+            moved = {f"model.{n}": passes.params[n].detach() + (t * r).to(r.dtype) for n, r in direction.items()}
+            # Buffers a forward may count in must be the transform's own.
+            moved |= {f"model.{n}": b.clone() for n, b in passes.inner.named_buffers()}
+            losses: Tensor = functional_call(scene, moved, (), tie_weights=True)
+            return losses
+
+        both: Any = jvp(lambda t: jvp(losses_at, (t,), (one,)), (zero,), (one,))
+    (_, first), (_, second) = both
     return first, second
-
-
-class _Scene(nn.Module):
-    """Gives ``functional_call`` something to call: the objective, with the model's parameters replaced inside."""
-
-    def __init__(self, passes: Passes) -> None:
-        super().__init__()
-        self.model = passes.inner
-        self.training = passes.inner.training
-        self._evaluate = passes.evaluate
-
-    def forward(self) -> Tensor:
-        return self._evaluate()

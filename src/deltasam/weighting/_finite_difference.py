@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deltasam.passes import Passes
-from deltasam.perturb import global_norm, perturbed, random_direction, step_size
+from deltasam.perturb import global_norm, random_direction, step_size
 from deltasam.weighting._base import Weighting, seed_of
 
 
@@ -65,7 +65,7 @@ class FiniteDifference(Weighting):
         with exact(passes, self.precision == "float32") as sharpened:
             for draw in range(self.samples):
                 r = random_direction(params, seed_of(seed, draw))
-                with perturbed(params, list(r), step_size(radius, global_norm(r))) as moved:
+                with passes.move(params, list(r), step_size(radius, global_norm(r))) as moved:
                     del r  # its memory is the moved weights' now, or not needed any more
                     plus = passes.losses()
                     moved.mirror()

@@ -1,0 +1,65 @@
+"""Objectives of which a part stays at w: an adversary on the second of two views, as the paper has it for Mirror-BERT.
+
+While the weights are moved to w + eps, the held part (the first view's embeddings) is computed with the weights put
+back to w *by value* and the gradient going to the parameters all the same; one backward then serves both parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from deltasam.perturb import Moved
+
+
+class _AtOrigin(torch.autograd.Function):
+    """The value w with the gradient of the parameter that has moved away from it."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, origin: Tensor) -> Tensor:
+        return origin.view_as(origin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class Scene(nn.Module):
+    """Gives ``functional_call`` something to call: any function, with the model's parameters replaced meanwhile."""
+
+    def __init__(self, model: nn.Module, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+        self._function = function
+
+    def forward(self) -> Any:
+        """Calls the function."""
+        return self._function()
+
+
+def held_part(objective: Any, model: nn.Module, batch: Any, moved: Moved | None) -> Tensor | None:
+    """The part of the outputs that stays at w, or None if the objective holds none.
+
+    Args:
+        objective: Anything; only those with a method ``held`` can hold something.
+        model: The model, perhaps with its weights moved.
+        batch: The batch.
+        moved: The move, None at w. At w the part is a constant: a perturbation that does not reach it has no business
+            following its gradient.
+    """
+    held = getattr(objective, "held", None)
+    if held is None:
+        return None
+    if moved is None:
+        with torch.no_grad():
+            part: Tensor | None = held(model, batch)
+        return part
+    names = {id(p): name for name, p in model.named_parameters()}
+    back = {f"model.{names[id(p)]}": _AtOrigin.apply(p, w) for p, w in moved.pairs() if id(p) in names}
+    at_w: Tensor | None = functional_call(Scene(model, lambda: held(model, batch)), back, (), tie_weights=True)
+    return at_w

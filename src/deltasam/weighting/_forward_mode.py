@@ -1,0 +1,100 @@
+"""Second derivatives by nested forward mode, where torch gets them right.
+
+torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``instance_norm`` in training mode, treat
+the saved mean and deviation as constants when they are differentiated once more: the second derivative comes out
+wrong, without an error (pytorch#196700, #196699). Written out in elementary operations they are right; the tests
+compare with Hessian-vector products. The fused attention kernels have no forward mode at all, so attention is unfused
+meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+
+def _standardised(x: Tensor, dims: list[int], eps: float) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as the fused kernels compute
+    centred = wide - wide.mean(dims, keepdim=True)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    x = x if weight is None else x * weight
+    return (x if bias is None else x + bias).to(dtype)
+
+
+def _layer_norm(
+    x: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    dims = list(range(-len(normalized_shape), 0))
+    return _affine(_standardised(x, dims, eps), weight, bias, x.dtype)
+
+
+def _per_channel(value: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if value is None else value.view(1, -1, *[1] * (x.ndim - 2))
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not training:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    # The running statistics are not updated: an extra pass leaves no trace in them anyway.
+    dims = [d for d in range(x.ndim) if d != 1]
+    weight, bias = _per_channel(weight, x), _per_channel(bias, x)
+    return _affine(_standardised(x, dims, eps), weight, bias, x.dtype)
+
+
+def _instance_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats:
+        return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    weight, bias = _per_channel(weight, x), _per_channel(bias, x)
+    return _affine(_standardised(x, list(range(2, x.ndim)), eps), weight, bias, x.dtype)
+
+
+_WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
+    F.layer_norm: _layer_norm,
+    F.batch_norm: _batch_norm,
+    F.instance_norm: _instance_norm,
+}
+
+
+class _Elementary(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func in _WRITTEN_OUT:
+            if "input" in named:
+                named["x"] = named.pop("input")
+            return _WRITTEN_OUT[func](*args, **named)
+        return func(*args, **named)
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Inside, the model's forward can be differentiated twice in forward mode, correctly."""
+    with _Elementary(), sdpa_kernel(SDPBackend.MATH):
+        yield

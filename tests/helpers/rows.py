@@ -1,0 +1,58 @@
+"""The table of methods that every promise is checked for: a new method is one line here.
+
+``exempt`` names the promises that cannot hold for a method by its definition; the reason stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from deltasam import methods as m
+from deltasam.methods import Method
+from deltasam.weighting import Directional, FiniteDifference, RandomWeights, Uniform
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as the table of promises sees it."""
+
+    name: str
+    make: Callable[..., Method]
+    passes: tuple[int, int]
+    rho: float | None = 0.05
+    wrap: Callable[[Any], Any] = field(default=lambda objective: objective)
+    exempt: tuple[str, ...] = ()
+
+    def method(self, **changes: Any) -> Method:
+        return self.make(**({} if self.rho is None else {"rho": self.rho}) | changes)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _with(cls: Any, **defaults: Any) -> Callable[..., Method]:
+    return lambda **changes: cls(**{**defaults, **changes})
+
+
+ROWS = [
+    Row("erm", m.ERM, (1, 1), rho=None),
+    Row("sam", m.SAM, (2, 2)),
+    Row("sam-no-bias-norm", _with(m.SAM, params="no-bias-norm"), (2, 2)),
+    Row("delta-sam", m.DeltaSAM, (4, 2)),
+    Row("delta-sam-3-draws", _with(m.DeltaSAM, weighting=FiniteDifference(samples=3, radius=0.5)), (8, 2)),
+    Row("delta-sam-directional", _with(m.DeltaSAM, weighting=Directional()), (3, 2)),
+    Row("delta-sam-uniform", _with(m.DeltaSAM, weighting=Uniform()), (2, 2)),
+    # a random permutation of the weights cannot follow a permutation of the batch
+    Row("delta-sam-random", _with(m.DeltaSAM, weighting=RandomWeights()), (4, 2), exempt=("permutation",)),
+    Row("asam", m.ASAM, (2, 2), exempt=("one-instance",)),  # another norm
+    Row("gsam", m.GSAM, (2, 2), exempt=("one-instance",)),  # another gradient
+    # trains on a part of the batch, whose dropout masks have another shape
+    Row("esam", m.ESAM, (3, 2), exempt=("tiny-rho", "one-instance", "micro-batches")),
+    Row("esam-all-instances", _with(m.ESAM, beta=0.5, gamma=1.0), (2, 2), exempt=("one-instance",)),
+    Row("look-sam", m.LookSAM, (2, 2)),
+    # looks at the first instances only
+    Row("subset-sam", m.SubsetSAM, (2, 2), exempt=("permutation", "losses-at-w", "micro-batches")),
+    Row("fisher-sam", m.FisherSAM, (2, 2), exempt=("one-instance",)),  # leaves most entries where they are
+]

@@ -1,0 +1,174 @@
+"""Instance weights: against Hessian-vector products, the paper's own derivation, and for any losses at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from deltasam.passes import Passes
+from deltasam.perturb import global_norm, random_direction
+from deltasam.weighting import Directional, FiniteDifference, RandomWeights, Uniform, Weighting
+from deltasam.weighting._base import seed_of, usable
+from deltasam.weighting._finite_difference import difference_weights
+from helpers.problems import CNN, TRANSFORMER, Problem, cross_entropy
+
+SEED = 11
+
+
+def weigh(weighting: Weighting, model: nn.Module, batch: Any, objective: Any, rho: float) -> Tensor:
+    torch.manual_seed(5)
+    passes = Passes(model, batch, objective)
+    weights = weighting.probe(passes, rho=rho, eta=1e-12, seed=SEED)
+    return weights(passes.losses())
+
+
+def by_hand(model: nn.Module, batch: Any, objective: Any, radius: float) -> Tensor:
+    """|r'Hr| / (2 |grad'r|) by autograd's Hessian-vector products, one instance at a time, with the same masks."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    draws = random_direction(params, seed_of(SEED, 0))
+    r = [d * radius / global_norm(draws) for d in draws]
+    found = []
+    for i in range(len(batch[1])):
+        torch.manual_seed(5)
+        loss = objective(model, batch)[i]
+        grad = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
+        slope = sum((g * v).sum() for g, v in zip(grad, r, strict=True) if g is not None)
+        curve = torch.autograd.grad(slope, params, allow_unused=True)
+        second = sum((h * v).sum() for h, v in zip(curve, r, strict=True) if h is not None)
+        found.append(second.abs() / (2 * slope.abs()))
+    return torch.stack(found).detach()
+
+
+@pytest.mark.parametrize("problem", [TRANSFORMER, CNN], ids=lambda p: p.name)
+def test_directional_is_the_hessian_vector_product(problem: Problem) -> None:
+    """LayerNorm and BatchNorm included, whose nested forward mode torch gets wrong."""
+    model, batch, objective = problem.make()
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no second derivative
+        wanted = by_hand(model, batch, objective, 0.05)
+    assert torch.allclose(weigh(Directional(), model, batch, objective, 0.05), wanted, rtol=1e-9)
+
+
+def test_finite_difference_of_a_small_radius_agrees_with_directional() -> None:
+    model, batch, objective = TRANSFORMER.make()
+    exact = weigh(Directional(radius=1e-3), model, batch, objective, 0.05)
+    difference = weigh(FiniteDifference(radius=1e-3), model, batch, objective, 0.05)
+    assert torch.allclose(difference, exact, rtol=1e-4)
+    coarse = weigh(FiniteDifference(radius=1e-1), model, batch, objective, 0.05)
+    assert not torch.allclose(coarse, 100 * exact, rtol=1e-4)  # else the radius is not used
+
+
+class OneNumber(nn.Module):
+    """w . x_i, whose losses below have the rank-one Hessians a_i grad_i grad_i' that the paper assumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(6, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+def test_weights_have_the_ratios_the_paper_derives() -> None:
+    """l_i = s_i + a_i s_i^2 / 2 at s_i = 0, s_i = x_i . (w - w0): grad_i = x_i and H_i = a_i x_i x_i'."""
+    torch.manual_seed(0)
+    model = OneNumber()
+    w0 = model.w.detach().clone()
+    x, a = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
+
+    def objective(model: nn.Module, x: Tensor) -> Tensor:
+        s = model(x) - x @ w0
+        return s + a * s**2 / 2
+
+    wanted = a * x.norm(dim=1)  # g_i = a_i ||grad_i||
+    for weighting in (FiniteDifference(samples=4000, radius=1e-2), Directional(samples=4000)):
+        found = weigh(weighting, model, x, objective, 1e-2)
+        assert torch.allclose(found / found.sum(), wanted / wanted.sum(), rtol=0.05)
+    # a single draw: g_i = (a_i / 2) |grad_i . r|, that is, the wanted weight times half-normal noise
+    (r,) = random_direction([model.w], seed_of(SEED, 0))
+    r = 1e-2 * r / r.norm()
+    assert torch.allclose(weigh(FiniteDifference(), model, x, objective, 1e-2), a / 2 * (x @ r).abs(), rtol=1e-6)
+
+
+def test_directional_works_in_bfloat16_where_differences_do_not() -> None:
+    model, batch, objective = TRANSFORMER.make()
+    wanted = weigh(Directional(), model, batch, objective, 0.05)
+    low = model.to(torch.bfloat16)
+    torch.manual_seed(5)
+    found = weigh(Directional(), low, batch, lambda m, b: cross_entropy(m, b).float(), 0.05).double()
+    # r itself is drawn in bfloat16 there, so compare with the float64 derivative along the same rounded r
+    assert torch.isfinite(found).all()
+    assert (found > 0).all()
+    with pytest.warns(UserWarning, match="lost in their rounding"):
+        weigh(FiniteDifference(), low, batch, objective, 0.05)
+    assert wanted.shape == found.shape
+
+
+def test_probes_run_in_float32_under_autocast_with_a_centre_of_their_own() -> None:
+    model, batch, objective = TRANSFORMER.make(torch.float32)
+    wanted = weigh(FiniteDifference(radius=1.0), model, batch, objective, 0.05)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(weigh(FiniteDifference(radius=1.0), model, batch, objective, 0.05), wanted)
+        ambient = weigh(FiniteDifference(radius=1.0, precision="ambient"), model, batch, objective, 0.05)
+    assert not torch.allclose(ambient, wanted, rtol=1e-3)
+
+
+def test_several_draws_are_the_expectations_of_the_derivation() -> None:
+    center = torch.tensor([1.0, 2.0])
+    plus = [torch.tensor([1.5, 2.1]), torch.tensor([1.1, 2.4])]
+    minus = [torch.tensor([0.7, 2.0]), torch.tensor([1.2, 1.7])]
+    second = [p + m - 2 * center for p, m in zip(plus, minus, strict=True)]
+    first = [p - m for p, m in zip(plus, minus, strict=True)]
+    wanted = ((second[0] + second[1]) / 2).abs() / ((first[0] ** 2 + first[1] ** 2) / 2).sqrt()
+    assert torch.allclose(difference_weights(center, plus, minus, 1e-6), wanted)
+
+
+def test_uniform_and_random() -> None:
+    model, batch, objective = TRANSFORMER.make()
+    assert torch.equal(weigh(Uniform(), model, batch, objective, 0.05), torch.ones(5, dtype=torch.float64))
+    real = weigh(FiniteDifference(), model, batch, objective, 0.05)
+    shuffled = weigh(RandomWeights(), model, batch, objective, 0.05)
+    assert torch.equal(real.sort().values, shuffled.sort().values)
+    assert not torch.equal(real, shuffled)
+
+
+@pytest.mark.parametrize("cls", [FiniteDifference, Directional])
+@pytest.mark.parametrize(("option", "value"), [("samples", 0), ("samples", 1.5), ("radius", 0.0), ("radius", -1.0)])
+def test_bad_options(cls: type[Weighting], option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{option}={value}"):
+        cls(**{option: value})
+
+
+floats = st.floats(-1e6, 1e6, width=32)
+
+
+@given(st.lists(st.tuples(floats, floats, floats), min_size=1, max_size=12), st.floats(1e-6, 1.0), st.randoms())
+def test_weights_are_finite_nonnegative_and_follow_the_batch(rows: list[Any], eta: float, rng: Any) -> None:
+    values = torch.tensor(rows, dtype=torch.float32)
+    a, b, c = values.T
+    g = usable(difference_weights(a, [b], [c], eta))
+    assert torch.isfinite(g).all()
+    assert (g >= 0).all()
+    assert g.sum() > 0
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    assert torch.equal(usable(difference_weights(a[order], [b[order]], [c[order]], eta)), g[order])
+
+
+@given(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=12), st.floats(1e-6, 1.0))
+def test_all_zero_differences_fall_back_to_uniform(losses: list[float], eta: float) -> None:
+    a = torch.tensor(losses)
+    assert torch.equal(usable(difference_weights(a, [a], [a], eta)), torch.ones_like(a))
+
+
+@given(st.lists(st.sampled_from([float("nan"), float("inf"), 1.0]), min_size=1, max_size=5))
+def test_losses_that_are_not_finite_fall_back_to_uniform(losses: list[float]) -> None:
+    a = torch.tensor(losses)
+    weights = usable(difference_weights(a, [a + 1], [a - 2], 1e-4))
+    if not torch.isfinite(a).all():
+        assert torch.equal(weights, torch.ones_like(a))
