@@ -49,16 +49,31 @@ FAMILIES: dict[str, Callable[..., hf.PreTrainedModel]] = {
     ),
     "t5": lambda **k: hf.T5ForSequenceClassification(
         hf.T5Config(
-            vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, pad_token_id=PAD,
-            eos_token_id=END, decoder_start_token_id=PAD, **k,
-        )  # fmt: skip
+            vocab_size=VOCABULARY,
+            d_model=16,
+            d_kv=8,
+            d_ff=24,
+            num_layers=1,
+            num_heads=2,
+            pad_token_id=PAD,
+            eos_token_id=END,
+            decoder_start_token_id=PAD,
+            **k,
+        )
     ),
     "bart": lambda **k: hf.BartForSequenceClassification(hf.BartConfig(vocab_size=VOCABULARY, **_PAIR, **k)),
     "gpt2": lambda **k: hf.GPT2ForSequenceClassification(
         hf.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=24, pad_token_id=PAD,
-            bos_token_id=END, eos_token_id=END, **k,
-        )  # fmt: skip
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            n_positions=24,
+            pad_token_id=PAD,
+            bos_token_id=END,
+            eos_token_id=END,
+            **k,
+        )
     ),
 }
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from deltasam.objectives import Seq2Seq, perturbed_embeddings
 from deltasam.objectives.regularisers import find_embeddings
 from helpers.heads import FAMILIES, head, texts
-from helpers.tiny import seq2seq, sentences, target_tokens
+from helpers.tiny import sentences, seq2seq, target_tokens
 
 
 def seen(model: nn.Module, batch: dict[str, Tensor], noise: float, **options) -> tuple[Tensor, list]:
@@ -75,7 +75,9 @@ def test_one_side_of_an_encoder_decoder(kind: str, side: str, one_module: bool) 
         assert site.ids.equal(batch["input_ids"])
         assert site.mask.squeeze(-1).equal(batch["attention_mask"].bool())
     else:  # no mask is given for the decoder, and the encoder's is not its own
-        assert site.ids[:, 1:].equal(batch["labels"][:, :-1].masked_fill(batch["labels"][:, :-1] < 0, site.ids[-1, -1]))
+        assert site.ids[:, 1:].equal(
+            batch["labels"][:, :-1].masked_fill(batch["labels"][:, :-1] < 0, site.ids[-1, -1])
+        )
         assert site.mask is None or not site.mask.squeeze(-1).equal(batch["attention_mask"].bool())
 
 

@@ -11,7 +11,7 @@ from deltasam import ERM, TAT, TAVAT, Classification, Contrastive, FreeLB, Micro
 from deltasam.methods import Method
 from helpers.heads import FAMILIES, head, no_dropout, texts
 from helpers.problems import grads, relative_error
-from helpers.tiny import encoder, seq2seq, sentences, target_tokens
+from helpers.tiny import encoder, sentences, seq2seq, target_tokens
 
 METHODS = [FreeLB, TAT, TAVAT]
 
@@ -46,7 +46,9 @@ def noise_of(method: Method, model: nn.Module, batch: dict[str, Tensor]) -> Tens
     def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         watch = layer.register_forward_hook(lambda m, a, out: added.append(out.detach() - clean.detach()))
         try:
-            return Classification()(model, batch) if batch["labels"].dtype == torch.int64 else Regression()(model, batch)
+            return (
+                Classification()(model, batch) if batch["labels"].dtype == torch.int64 else Regression()(model, batch)
+            )
         finally:
             watch.remove()
 
@@ -207,7 +209,9 @@ def test_tavat_vocabulary_starts_small_and_is_saved_as_a_copy() -> None:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-@pytest.mark.parametrize("settings", [{"adv_steps": 1}, {"adv_steps": 4, "adv_lr": 0.0}], ids=["one step", "no ascent"])
+@pytest.mark.parametrize(
+    "settings", [{"adv_steps": 1}, {"adv_steps": 4, "adv_lr": 0.0}], ids=["one step", "no ascent"]
+)
 def test_nothing_to_ascend_is_plain_training_bit_for_bit(kind: type, settings: dict) -> None:
     results = []
     for method in (kind(init_magnitude=0.0, **settings), ERM()):
@@ -226,7 +230,9 @@ def test_padding_is_never_perturbed_and_the_ball_holds(kind: type) -> None:
     seen = []
 
     def watching(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        handle = model.get_input_embeddings().register_forward_hook(lambda m, a, out: seen.append(out.detach() - clean))
+        handle = model.get_input_embeddings().register_forward_hook(
+            lambda m, a, out: seen.append(out.detach() - clean)
+        )
         try:
             return Classification()(model, batch)
         finally:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from deltasam.batches import batch_size, repeat
-from deltasam.objectives.regularisers._wrapper import Consistency, check_choice, check_positive
+from deltasam.objectives._base import Objective
+from deltasam.objectives.regularisers._wrapper import Consistency, Wrapper, check_choice, check_positive
 
 ForwardPasses = Literal["one", "two"]
 Reduction = Literal["paper", "released"]
@@ -78,12 +79,14 @@ class RDrop(Consistency):
                 "RDrop(passes='one'): the batch holds no tensors to join with themselves; use passes='two'"
             )
         outputs = self.objective.forward(model, repeat(batch, 2, size))
-        if outputs.shape[0] != 2 * size:
+        dim = _instance_dim(self.objective)
+        if outputs.ndim <= dim or outputs.shape[dim] != 2 * size:
             raise ValueError(
                 f"RDrop(passes='one'): a batch of {size} instances, joined with itself, gave outputs of shape "
                 f"{tuple(outputs.shape)}, not {2 * size} rows; use passes='two'"
             )
-        return outputs.view(2, size, *outputs.shape[1:]).unbind(0)
+        first, second = outputs.narrow(dim, 0, size), outputs.narrow(dim, size, size)
+        return first, second
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
         """The formula, with the paper's or the released reduction."""
@@ -95,3 +98,12 @@ class RDrop(Consistency):
         items = self.objective.items(batch)
         summed = len(losses) if items is None else items.to(losses.device)
         return losses + self.alpha * (summed if self.objective.directional else 1) * divergence
+
+
+def _instance_dim(objective: Objective) -> int:
+    """Which dimension of the outputs is that of the instances: wrappers put their views in front."""
+    inner, dim = objective, 0
+    while isinstance(inner, Wrapper):
+        dim += isinstance(inner, Consistency)
+        inner = inner.objective
+    return dim
