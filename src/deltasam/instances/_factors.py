@@ -156,4 +156,4 @@ def _columns(d: Tensor, ids: Tensor) -> Tensor:
 
 
 def _sum(products: Tensor) -> Tensor:
-    return products.flatten(1).sum(1, dtype=torch.promote_types(products.dtype, torch.float32))
+    return products.reshape(products.shape[0], -1).sum(1, dtype=torch.promote_types(products.dtype, torch.float32))

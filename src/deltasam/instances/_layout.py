@@ -3,62 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from deltasam.instances._tensors import PerInstance
+from deltasam.instances._tensors import Order, PerInstance, instances_back, instances_first
 
-Kind = Literal["batch", "flat", "shared", "hidden"]
+Kind = Literal["batch", "flat", "tiled", "shared", "hidden"]
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a tensor of shape ``(*lead, *features)`` is divided among the instances.
 
-    ``batch``: instances in front; ``flat``: instances and positions in one dimension; ``shared``: the same for all
-    instances (position ids of shape (1, T), bias tables); ``hidden``: a :class:`PerInstance`.
+    ``batch``: instances in front; ``flat``: instances and positions in one dimension; ``tiled``: the batch several times
+    over (two views in one pass); ``shared``: the same for all instances (position ids of shape (1, T), bias tables);
+    ``hidden``: a :class:`PerInstance`.
     """
 
     kind: Kind
     size: int
+    order: Order
     lead: tuple[int, ...]
 
     def split(self, tensor: Tensor, features: int) -> Tensor:
-        """``(N, S, *features)``, a view. What is shared is expanded."""
+        """``(N, S, *features)``, a view where possible. What is shared is expanded."""
         if isinstance(tensor, PerInstance):
             tensor = tensor.inner
         elif self.kind == "shared":
             tensor = tensor.unsqueeze(0).expand(self.size, *tensor.shape)
-        tail = tensor.shape[tensor.ndim - features :] if features else ()
+        elif self.kind == "tiled":
+            tensor = instances_first(tensor, self.size, "tiled")
         if tensor.ndim == 2 + features and self.kind in ("batch", "hidden"):
             return tensor
-        return tensor.reshape(self.size, -1, *tail)
+        return tensor.reshape(self.size, -1, *tensor.shape[tensor.ndim - features :])
 
     def join(self, tensor: Tensor) -> Tensor:
         """``(N, S, *features)`` back to what the model expects."""
         tail = tensor.shape[2:]
-        if self.kind in ("shared", "hidden"):  # a PerInstance, unless there is a single instance
-            return PerInstance.wrap(tensor.reshape(self.size, *self.lead, *tail))
-        if tensor.shape[:2] == self.lead:
-            return tensor
-        return tensor.reshape(*self.lead, *tail)
+        if self.kind in ("shared", "hidden"):
+            return PerInstance.wrap(tensor.reshape(self.size, *self.lead, *tail), self.order)
+        if self.kind == "tiled":
+            times = self.lead[0] // self.size
+            return instances_back(tensor.reshape(self.size, times, -1, *tail), "tiled").reshape(*self.lead, *tail)
+        return tensor if tensor.shape[:2] == self.lead else tensor.reshape(*self.lead, *tail)
 
 
-def find_layout(tensor: Tensor, features: int, size: int, known: Kind | None) -> Layout:
+def find_layout(tensor: Tensor, features: int, size: int, order: Order, known: Kind | None) -> Layout:
     """The layout of a tensor by its shape; ``known`` settles what the shape leaves open.
 
     Where it is open, the reading that keeps the model's own shapes comes first; it is verified afterwards.
     """
     lead = tuple(tensor.shape[: tensor.ndim - features])
     if isinstance(tensor, PerInstance):
-        return Layout("hidden", size, lead)
-    if not lead or lead[0] % size:
-        return Layout("shared", size, lead)
-    if known is not None:
-        return Layout(known, size, lead)
-    return Layout("batch" if lead[0] == size else "flat", size, lead)
+        kind: Kind = "hidden"
+    elif not lead or lead[0] % size:
+        kind = "shared"
+    else:
+        kind = known or ("batch" if lead[0] == size else cast(Kind, order))
+    return Layout(kind, size, order, lead)
 
 
 @dataclass(frozen=True)

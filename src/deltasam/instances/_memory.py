@@ -9,6 +9,7 @@ from torch import nn
 
 from deltasam.instances._layout import Kind
 from deltasam.instances._step import CallKey
+from deltasam.instances._tensors import Order
 
 Signature = frozenset[tuple[CallKey, Kind]]
 
@@ -17,6 +18,7 @@ Signature = frozenset[tuple[CallKey, Kind]]
 class Memory:
     """Lives as long as the model; holds names and shapes, no tensors."""
 
+    order: Order = "flat"
     kinds: dict[CallKey, Kind] = field(default_factory=dict)
     verified: set[tuple[tuple[str, ...], Signature]] = field(default_factory=set)
     told: set[str] = field(default_factory=set)

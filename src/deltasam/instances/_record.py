@@ -159,7 +159,7 @@ def substituted(
     def start(count: int) -> None:
         grouping = Grouping(count, min(group, count))
         perturbation = Perturbation(grouping, _by_parameter(terms)) if terms else None
-        states.append(PassState(grouping, RULES, names, memory.kinds, perturbation, recording))
+        states.append(PassState(grouping, RULES, names, memory.order, memory.kinds, perturbation, recording))
         proxies = {id(p): Proxy.of(p, states[0]) for _, _, p in places}
         for module, name, p in places:
             module._parameters[name] = proxies[id(p)]  # type: ignore[assignment]

@@ -8,6 +8,7 @@ with the parameter written out for every instance, which is exact and fine for w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def _matrix(
     else:
         rows, recorded = state.rows(x, layout)
         y = F.linear(rows, matrix, raw(bias))
-    y = state.matrix(weight, bias, rows, y, recorded, transposed=transposed)
+    y = state.matrix(weight, bias, rows, y, recorded, layout.kind, transposed)
     return layout.join(state.grouping.unrows(y))
 
 
@@ -115,7 +116,7 @@ def embedding(
         y = state.grouping.rows(F.embedding(split[:1], table, padding_idx).expand(layout.size, -1, -1))
     else:
         y = F.embedding(rows, table, padding_idx, sparse=sparse)
-    y = state.table(weight, rows, y, padding)
+    y = state.table(weight, rows, y, layout.kind, padding)
     return layout.join(state.grouping.unrows(y))
 
 
@@ -148,15 +149,15 @@ def convolution(
 
     def patches(of: Tensor) -> Tensor:
         found = F.unfold(of, kernel, dilation=sizes[2], padding=sizes[0], stride=sizes[1]).transpose(1, 2)
-        return state.grouping.rows(found.reshape(layout.size, -1, found.shape[2]))
+        return state.grouping.rows(layout.split(found, 1))
 
     def to_rows(of: Tensor) -> Tensor:
-        return state.grouping.rows(of.flatten(2).transpose(1, 2).reshape(layout.size, -1, of.shape[1]))
+        return state.grouping.rows(layout.split(of.flatten(2).transpose(1, 2), 1))
 
     recorded = patches(image.detach()) if state.recording else image
     inputs = image if state.perturbation is None else patches(image)
-    rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded)
-    back = state.grouping.unrows(rows).reshape(x.shape[0], -1, y.shape[1])
+    rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded, layout.kind)
+    back = replace(layout, lead=(x.shape[0], places.numel())).join(state.grouping.unrows(rows))
     return back.transpose(1, 2).contiguous().view(x.shape[0], y.shape[1], *places)
 
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from deltasam.instances._factors import Factor, Products, add_linear, add_rows
 from deltasam.instances._layout import Grouping, Kind, Layout, find_layout
-from deltasam.instances._tensors import PerInstance, Proxy
+from deltasam.instances._tensors import Order, PerInstance, Proxy
 
 Rule = Callable[..., Any]
 CallKey = tuple[str, int, bool]
@@ -27,6 +27,7 @@ class Call:
     inputs: Tensor | None
     edge: GradientEdge
     form: str  # "matrix", "rows" or "dense"
+    kind: Kind
     transposed: bool = False
     padding: int | None = None
 
@@ -69,6 +70,7 @@ class PassState:
         grouping: How many instances, and how many share a perturbation.
         rules: What to do for each operation.
         names: Names of the perturbed parameters by ``id``.
+        order: How rows of the same instance lie in a batch with several per instance.
         kinds: What earlier passes learned about inputs whose shape leaves their layout open.
         perturbation: eps, or None at w.
         recording: Whether to remember the calls.
@@ -79,6 +81,7 @@ class PassState:
         grouping: Grouping,
         rules: Mapping[Any, Rule],
         names: Mapping[int, str],
+        order: Order,
         kinds: Mapping[CallKey, Kind],
         perturbation: Perturbation | None,
         recording: bool,
@@ -86,6 +89,7 @@ class PassState:
         self.grouping = grouping
         self.rules = rules
         self.names = names
+        self.order = order
         self.kinds = kinds
         self.perturbation = perturbation
         self.recording = recording
@@ -102,7 +106,7 @@ class PassState:
         """How the instances lie in an input of ``parameter``'s layer."""
         lead = tensor.shape[: tensor.ndim - features]
         key = (self.names[id(parameter.parameter)], tensor.ndim, bool(lead) and lead[0] == self.size)
-        found = find_layout(tensor, features, self.size, self.kinds.get(key))
+        found = find_layout(tensor, features, self.size, self.order, self.kinds.get(key))
         if lead and lead[0] % self.size == 0 and found.kind != "hidden":
             self.seen[key] = found.kind
         return found
@@ -118,28 +122,29 @@ class PassState:
             kind = source.device.type
             if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
                 source = source.to(torch.get_autocast_dtype(kind))
-            inside = PerInstance.wrap(source) if isinstance(x, PerInstance) else source
+            inside = PerInstance.wrap(source, self.order) if isinstance(x, PerInstance) else source
             rows = self.grouping.rows(layout.split(inside, 1))
             self._last = (x, layout, rows, rows.detach())
         return self._last[2], self._last[3]
 
     def matrix(
-        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, recorded: Tensor, transposed: bool = False
+        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, recorded: Tensor, kind: Kind, transposed: bool = False
     ) -> Tensor:
         """Output ``y`` (G, S, out) of a layer that multiplies ``x`` (G, S, in) by the weight and adds the bias."""
         offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.perturbation is not None:
             y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
         if self.recording:
-            self.calls.append(Call(weight.parameter, offset, recorded, get_gradient_edge(y), "matrix", transposed))
+            edge = get_gradient_edge(y)
+            self.calls.append(Call(weight.parameter, offset, recorded, edge, "matrix", kind, transposed))
         return y
 
-    def table(self, weight: Proxy, ids: Tensor, y: Tensor, padding: int | None) -> Tensor:
+    def table(self, weight: Proxy, ids: Tensor, y: Tensor, kind: Kind, padding: int | None) -> Tensor:
         """Output ``y`` (G, S, out) of a lookup of ``ids`` (G, S)."""
         if self.perturbation is not None:
             y = self.perturbation.rows(weight.parameter, ids, y)
         if self.recording:
-            self.calls.append(Call(weight.parameter, None, ids, get_gradient_edge(y), "rows", padding=padding))
+            self.calls.append(Call(weight.parameter, None, ids, get_gradient_edge(y), "rows", kind, padding=padding))
         return y
 
     def values(self, proxy: Proxy) -> Tensor:
@@ -158,6 +163,6 @@ class PassState:
             else:
                 wide = self.perturbation.values(parameter)
             if self.recording:
-                self.calls.append(Call(parameter, None, None, get_gradient_edge(wide), "dense"))
-            self._expanded[id(parameter)] = (wide, PerInstance.wrap(wide.to(parameter.dtype)))
+                self.calls.append(Call(parameter, None, None, get_gradient_edge(wide), "dense", "hidden"))
+            self._expanded[id(parameter)] = (wide, PerInstance.wrap(wide.to(parameter.dtype), self.order))
         return self._expanded[id(parameter)]

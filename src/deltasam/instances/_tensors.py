@@ -8,8 +8,8 @@ expects, and the instances are a hidden dimension in front, until the value meet
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,25 +21,36 @@ if TYPE_CHECKING:
     from deltasam.instances._step import PassState
 
 
+#: Where a batch holds several rows per instance: one instance after the other, or the batch several times over.
+Order = Literal["flat", "tiled"]
+
+
 class PerInstance(Tensor):
     """A tensor of one value per instance that looks like a single value: ``inner`` is ``(N, *shape)``."""
 
     inner: Tensor
+    order: Order
 
     @staticmethod
-    def wrap(inner: Tensor) -> Tensor:
+    def wrap(inner: Tensor, order: Order) -> Tensor:
         """``inner`` in disguise; with a single instance there is nothing to hide."""
         if inner.shape[0] == 1:
             return inner.squeeze(0)
         seen = inner.detach()[0].as_subclass(PerInstance)
-        seen.inner = inner
+        seen.inner, seen.order = inner, order
         return seen
 
-    def beside(self, ndim: int) -> Tensor | None:
-        """As a batch of ``ndim`` dimensions that broadcasts against the model's own, or None if it has no room for it."""
+    def beside(self, rows: int, ndim: int) -> Tensor | None:
+        """As a batch that broadcasts against the model's own of ``rows`` rows, or None if it has no room for it."""
         shape = self.inner.shape[1:]
         padded = (1,) * (ndim - len(shape)) + tuple(shape)
-        return self.inner.reshape(-1, *padded[1:]) if len(padded) == ndim and padded[0] == 1 else None
+        if len(padded) != ndim or padded[0] != 1:
+            return None
+        own = self.inner.reshape(-1, *padded[1:])
+        times = rows // own.shape[0]
+        if times == 1:
+            return own
+        return own.repeat_interleave(times, 0) if self.order == "flat" else own.repeat(times, *(1,) * (ndim - 1))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,6 +96,18 @@ _BROADCASTING = {
 }  # fmt: skip
 
 
+def instances_first(tensor: Tensor, size: int, order: Order) -> Tensor:
+    """A batch of k N rows as ``(N, k, ...)``."""
+    if order == "flat" or tensor.shape[0] == size:
+        return tensor.unflatten(0, (size, -1))
+    return tensor.unflatten(0, (-1, size)).transpose(0, 1)
+
+
+def instances_back(tensor: Tensor, order: Order) -> Tensor:
+    """Undoes :func:`instances_first`."""
+    return (tensor if order == "flat" or tensor.shape[1] == 1 else tensor.transpose(0, 1)).flatten(0, 1)
+
+
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """One operation of the model that meets a :class:`Proxy` or a :class:`PerInstance`."""
     if func in _METADATA or (getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS):
@@ -115,62 +138,58 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
     """The operation for every instance: beside the batch if it meets the batch, else in the hidden dimension."""
     hidden = [leaf for leaf in leaves if isinstance(leaf, PerInstance)]
-    size = hidden[0].inner.shape[0]
+    size, order = hidden[0].inner.shape[0], hidden[0].order
     name = getattr(func, "__name__", "")
     batch = [leaf for leaf in leaves if _is_batch(leaf, size)]
     if name in ("expand", "broadcast_to", "repeat"):
-        grown = _grown(name, hidden[0].inner, leaves, size)
+        grown = _grown(name, hidden[0], leaves)
         if grown is not None:
             return grown
     if batch and name in _BROADCASTING:
-        ndim = max(leaf.ndim for leaf in batch)
-        beside = [leaf.beside(ndim) if isinstance(leaf, PerInstance) else leaf for leaf in leaves]
+        rows, ndim = max(leaf.shape[0] for leaf in batch), max(leaf.ndim for leaf in batch)
+        beside = [leaf.beside(rows, ndim) if isinstance(leaf, PerInstance) else leaf for leaf in leaves]
         if all(value is not None or leaf is None for value, leaf in zip(beside, leaves, strict=True)):
             again, keywords = tree_unflatten(beside, spec)
             return func(*again, **keywords)
         batch = []
-    # The others in the batch get a dimension of size one, so that each instance sees a batch of itself alone.
-    inner = [leaf.inner if isinstance(leaf, PerInstance) else leaf.unsqueeze(1) for leaf in leaves if _takes_part(leaf, batch)]
-    where = [k for k, leaf in enumerate(leaves) if _takes_part(leaf, batch)]
+    # Each instance sees a batch of its own rows alone.
+    where = [k for k, leaf in enumerate(leaves) if isinstance(leaf, PerInstance) or any(leaf is other for other in batch)]
+    own = [leaf.inner if isinstance(leaf, PerInstance) else instances_first(leaf, size, order) for leaf in map(leaves.__getitem__, where)]
 
     def once(*values: Tensor) -> Any:
-        own = list(leaves)
+        given = list(leaves)
         for k, value in zip(where, values, strict=True):
-            own[k] = value
-        again, keywords = tree_unflatten(own, spec)
+            given[k] = value
+        again, keywords = tree_unflatten(given, spec)
         return func(*again, **keywords)
 
-    with torch._C.DisableTorchFunctionSubclass():
-        output = torch.func.vmap(once, randomness="same")(*inner)
-    back: Callable[[Tensor], Tensor] = (lambda t: t.squeeze(1)) if batch else PerInstance.wrap
-    if isinstance(output, (tuple, list)):
-        return type(output)(back(value) for value in output)
-    return back(output)
+    def back(value: Tensor) -> Tensor:
+        return instances_back(value, order) if batch else PerInstance.wrap(value, order)
+
+    with torch._C.DisableTorchFunctionSubclass(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        output = torch.func.vmap(once, randomness="same")(*own)
+    return type(output)(map(back, output)) if isinstance(output, (tuple, list)) else back(output)
 
 
 def _is_batch(leaf: Any, size: int) -> bool:
-    return isinstance(leaf, Tensor) and not isinstance(leaf, PerInstance) and leaf.ndim > 0 and leaf.shape[0] == size > 1
+    if not isinstance(leaf, Tensor) or isinstance(leaf, PerInstance) or leaf.ndim == 0:
+        return False
+    several = leaf.shape[0] % size == 0 and leaf.is_floating_point()
+    return leaf.shape[0] == size or (several and leaf.shape[0] > 0)
 
 
-def _takes_part(leaf: Any, batch: list[Tensor]) -> bool:
-    return isinstance(leaf, PerInstance) or any(leaf is other for other in batch)
-
-
-def _grown(name: str, inner: Tensor, leaves: list[Any], size: int) -> Tensor | None:
+def _grown(name: str, value: PerInstance, leaves: list[Any]) -> Tensor | None:
     """``expand(N, ...)`` and ``repeat(N, 1, ...)`` turn one value into a batch: here the instances come out."""
     numbers = [leaf for leaf in leaves if isinstance(leaf, int)]
-    shape = inner.shape[1:]
-    extra = len(numbers) - len(shape)
-    if not numbers or numbers[0] != size or extra < 0:
+    inner, shape = value.inner, tuple(value.inner.shape[1:])
+    size, ndim = inner.shape[0], len(numbers)
+    if not numbers or numbers[0] < size or numbers[0] % size or ndim < len(shape):
         return None
-    if name == "repeat":
-        if extra == 0 and all(number == 1 for number in numbers[1:]):
-            return inner.reshape(-1, *shape[1:])
-        if extra == 1:
-            return inner.repeat(1, *numbers[1:])
-        return None
-    if extra == 0 and shape[0] != 1:
-        return None
-    ones = (1,) * (extra - 1) if extra else ()
-    start = inner.reshape(size, *ones, *(shape if extra else shape[1:]))
-    return start.expand(size, *numbers[1:])
+    own = value.beside(numbers[0], ndim)
+    if name != "repeat":
+        return None if own is None else own.expand(numbers[0], *numbers[1:])
+    if own is not None:
+        return own.repeat(1, *numbers[1:])
+    plain = numbers[0] == size and ndim == len(shape) and all(number == 1 for number in numbers[1:])
+    return inner.flatten(0, 1) if plain else None

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from deltasam.instances._errors import InstancesMixed, SizeChanged, Uncovered
 from deltasam.instances._factors import Dense, Factor, LowRank, Rows
 from deltasam.instances._gradient import InstanceGradients
-from deltasam.instances._layout import Kind
 from deltasam.instances._memory import Memory
 from deltasam.instances._step import PassState
 
@@ -44,16 +43,19 @@ def verify(
     wrong = _differences(params, expected, gradients, state)
     if not wrong:
         return
-    if _rows_mix(state, total):
+    mixed = 2 * len(wrong) > len(gradients.factors) and _rows_mix(state, total)
+    if mixed and memory.order == "flat" and "flat" in state.seen.values():
+        memory.order = "tiled"
+        raise SizeChanged("several rows per instance, which are not next to each other")
+    if mixed:
         raise InstancesMixed(
             "the loss of one instance depends on the other instances of the batch (in-batch negatives, statistics over "
             "the batch), so a perturbation per instance is not defined; use SAM or DeltaSAM for such objectives"
         )
-    doubtful: dict[Kind, Kind] = {"batch": "shared", "shared": "flat", "flat": "shared"}
-    flips = {key: doubtful[kind] for key, kind in state.seen.items() if key[0] in wrong and key not in memory.kinds}
-    if flips and not last:
-        memory.kinds.update(flips)
-        raise SizeChanged(f"{sorted(wrong)[0]} is called with inputs that are laid out in another way")
+    others = {key: "shared" for key, kind in state.seen.items() if key[0] in wrong and kind != "shared"}
+    if others and not last:
+        memory.kinds.update(others)  # type: ignore[arg-type]
+        raise SizeChanged(f"{wrong[0]} is called with inputs that are laid out in another way")
     raise Uncovered(describe(model, wrong))
 
 
@@ -111,9 +113,9 @@ def last_group(factor: Factor) -> Tensor:
 
 
 def _rows_mix(state: PassState, total: Tensor) -> bool:
-    """Whether the last group's loss has a gradient in other groups' rows, in *every* layer (a misread input: in some)."""
-    calls = [call for call in state.calls if call.form != "dense"]
+    """Whether the last group's loss has a gradient in rows of other groups."""
+    calls = [call for call in state.calls if call.kind not in ("shared", "hidden")]
     if state.grouping.groups == 1 or not calls:
         return False
     found = torch.autograd.grad(total, [call.edge for call in calls], retain_graph=True, allow_unused=True)
-    return all(g is None or bool((g[:-1] != 0).any()) for g in found)
+    return any(g is not None and bool((g[:-1] != 0).any()) for g in found)
