@@ -21,7 +21,7 @@ from deltasam.methods import ERM, SAM, DeltaSAM
 from deltasam.objectives import Contrastive
 from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
 
-WORDS = "the cat dog sat ran on under a big small mat tree".split()
+WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "big", "small", "mat", "tree"]
 
 
 class Head(nn.Module):

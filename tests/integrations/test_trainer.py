@@ -60,7 +60,12 @@ def test_clipping_and_label_smoothing_are_the_plain_trainers(tmp_path: Path) -> 
 
 def test_sam_is_the_loop_by_hand(tmp_path: Path) -> None:
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    options: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    options: dict[str, Any] = {
+        "optim": "sgd",
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+    }
     seen: list[dict[str, torch.Tensor]] = []
 
     class Recorder(MethodTrainer):
@@ -201,9 +206,16 @@ def test_evaluation_best_checkpoint_and_callbacks(tmp_path: Path) -> None:
     trainer = MethodTrainer(
         model=model,
         args=arguments(
-            tmp_path, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, learning_rate=5e-2,
-            load_best_model_at_end=True, metric_for_best_model="accuracy", max_steps=12,
-        ),  # fmt: skip
+            tmp_path,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+            learning_rate=5e-2,
+            load_best_model_at_end=True,
+            metric_for_best_model="accuracy",
+            max_steps=12,
+        ),
         method=SAM(rho=0.05),
         train_dataset=classification_data(),
         eval_dataset=classification_data(32, seed=5),
@@ -221,7 +233,9 @@ def test_evaluation_best_checkpoint_and_callbacks(tmp_path: Path) -> None:
 
 
 def test_sequences_are_generated_in_evaluation(tmp_path: Path) -> None:
-    args = arguments(tmp_path, kind=hf.Seq2SeqTrainingArguments, predict_with_generate=True, generation_max_length=8, max_steps=2)
+    args = arguments(
+        tmp_path, kind=hf.Seq2SeqTrainingArguments, predict_with_generate=True, generation_max_length=8, max_steps=2
+    )
     trainer = Seq2SeqMethodTrainer(
         model=fresh("t5"), args=args, method=DeltaSAM(), train_dataset=seq2seq_data(), eval_dataset=seq2seq_data(4)
     )

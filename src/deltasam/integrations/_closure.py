@@ -19,7 +19,7 @@ LINES = """
 
 
 class ClosurePasses(Passes):
-    """Passes whose gradient is what a closure leaves in ``.grad``: there is a gradient and one loss, nothing per instance.
+    """Passes whose gradient is what a closure leaves in ``.grad``: one loss and its gradient, nothing per instance.
 
     Args:
         method: The method whose step this is.
@@ -45,7 +45,7 @@ class ClosurePasses(Passes):
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The loss, shape (1,), and its gradient; ``.grad`` is put back."""
         if weights is not None:
-            self._refuse()
+            raise needs_losses(self._method)
         targets = list(self.params.values()) if params is None else list(params)
         before = {name: p.grad for name, p in self.trainable.items()}
         try:
@@ -63,15 +63,15 @@ class ClosurePasses(Passes):
 
     def losses(self, *, at_w: bool = False) -> Tensor:
         """There are none."""
-        self._refuse()
+        raise needs_losses(self._method)
 
-    def evaluate(self) -> Tensor:
+    def evaluate(self, held: Sequence[Tensor | None] | None = None) -> Tensor:
         """There is nothing without a gradient."""
-        self._refuse()
+        raise needs_losses(self._method)
 
     def subset(self, index: Tensor) -> Passes:
         """There is no batch."""
-        self._refuse()
+        raise needs_losses(self._method)
 
     def _run(self, at_w: bool) -> Tensor:
         self.count.forwards += 1
@@ -84,8 +84,8 @@ class ClosurePasses(Passes):
             raise TypeError(f"the closure returned {type(loss).__name__}, not the loss: end it with `return loss`")
         if loss.numel() != 1:
             raise ValueError(
-                f"the closure returned losses of shape {tuple(loss.shape)}: to give the losses of the instances, shape "
-                "(N,), call no backward() in it and say MethodOptimizer(..., closure='losses')"
+                f"the closure returned losses of shape {tuple(loss.shape)}: to give the losses of the instances, "
+                "shape (N,), call no backward() in it and say MethodOptimizer(..., closure='losses')"
             )
         if all(p.grad is None for p in self.trainable.values()):
             raise ValueError(
@@ -95,7 +95,12 @@ class ClosurePasses(Passes):
         return loss.detach().reshape(1)
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise ValueError(
-            f"{type(self._method).__name__} needs the loss of every instance, which a closure that calls backward() and "
-            f"returns one loss cannot give; the lines to write instead:\n{LINES.format(method=self._method)}"
-        )
+        raise needs_losses(self._method)
+
+
+def needs_losses(method: Method) -> ValueError:
+    """The error for a method that asks for more than gradients."""
+    return ValueError(
+        f"{type(method).__name__} needs the loss of every instance, which a closure that calls backward() and returns "
+        f"one loss cannot give; the lines to write instead:\n{LINES.format(method=method)}"
+    )

@@ -8,7 +8,9 @@ from typing import Any
 from deltasam.objectives import CausalLM, Classification, Objective, Regression, Seq2Seq, Tokens
 
 
-def infer_objective(model: Any, *, label_smoothing: float = 0.0, label_names: Sequence[str] = ("labels",)) -> Objective:
+def infer_objective(
+    model: Any, *, label_smoothing: float = 0.0, label_names: Sequence[str] = ("labels",)
+) -> Objective:
     """The objective of a model, by its head, its problem type and its labels.
 
     Args:

@@ -24,18 +24,19 @@ _log = logging.getLogger(__name__)
 class MethodMixin(_Base):
     """Makes a ``Trainer`` take its gradients by a method: put it before the ``Trainer`` in the bases of your own.
 
-    Everything else is the Trainer's: optimizer, schedule, accumulation, clipping, mixed precision, evaluation, callbacks
-    and checkpoints, which hold the state of the method and of the objective too (as JSON and safetensors). The
-    evaluation loss is the model's own. ``train()`` starts the method's state afresh unless it resumes.
+    Everything else is the Trainer's: optimizer, schedule, accumulation, clipping, mixed precision, evaluation,
+    callbacks and checkpoints, which hold the state of the method and of the objective too (as JSON and safetensors).
+    The evaluation loss is the model's own. ``train()`` starts the method's state afresh unless it resumes.
 
     *Accumulation.* Each micro-batch has a perturbation of its own (m-sharpness, m = the size of a micro-batch). The
     gradients of the micro-batches are added with the weight of their instances, or of their target tokens, in all of
     them: for :class:`~deltasam.ERM` the sum is the gradient of the large batch, for every model.
 
-    *Logging.* To the Trainer's own entries come ``sharpness``, ``ascent_grad_norm`` (the gradient that the perturbation
-    follows; ``grad_norm`` is, as ever, what the optimizer gets), ``weights_mean``, ``weights_std``, ``weights_max`` (the
-    instance weights g), each a mean over the steps since the last entry, and ``skipped``, the number of steps so far
-    that left the perturbation out; at the end ``train_forwards`` and ``train_backwards``, the passes made in all.
+    *Logging.* To the Trainer's own entries come ``sharpness``, ``ascent_grad_norm`` (of the gradient that the
+    perturbation follows; ``grad_norm`` is, as ever, what the optimizer gets), ``weights_mean``, ``weights_std``,
+    ``weights_max`` (of the instance weights g), each a mean over the steps since the last entry, and ``skipped``, the
+    number of steps so far that left the perturbation out; at the end ``train_forwards`` and ``train_backwards``, the
+    passes made in all.
 
     *Mixed precision.* The objective runs inside the autocast region, as in a plain PyTorch loop, the model's outputs
     being float32.
@@ -57,7 +58,7 @@ class MethodMixin(_Base):
 
     def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
         if not isinstance(method, Method):
-            raise TypeError(f"method={method!r} must be a method such as DeltaSAM(rho=0.05), an instance of deltasam.Method")
+            raise TypeError(f"method={method!r} must be a method such as DeltaSAM(rho=0.05)")
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(
                 "compute_loss_func returns one loss for the batch, a method needs one per instance: pass "

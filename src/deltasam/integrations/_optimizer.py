@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from deltasam.integrations._closure import LINES, ClosurePasses
+from deltasam.integrations._closure import LINES, ClosurePasses, needs_losses
 from deltasam.methods import ESAM, Method, SubsetSAM
 
 Closure = Literal["backward", "losses"]
@@ -27,13 +27,13 @@ class MethodOptimizer(torch.optim.Optimizer):
     r"""Wraps any optimizer so that ``step(closure)`` updates with a method's gradient, as ``LBFGS`` takes a closure.
 
     For frameworks that insist on an optimizer; where you write the loop, ``method.backward`` is simpler and does more
-    (accumulation, ``GradScaler``). The closure is called by ``step``, once per pass of the method, with the same random
-    draws every time; it must compute a loss and nothing else: stepping an optimizer inside is refused. The step starts
-    from zero gradients.
+    (accumulation, ``GradScaler``). The closure is called by ``step``, once per pass of the method, with the same
+    random draws every time; it must compute a loss and nothing else: stepping the optimizer inside is refused. The
+    step starts from zero gradients.
 
-    The wrapper has no state: ``state``, ``param_groups``, ``defaults``, ``state_dict``, hooks and ``zero_grad`` are the
-    optimizer's own, so learning-rate schedulers work on either, and a checkpoint written with the wrapper loads without
-    it and the other way round. A method with state (``LookSAM``) has its own ``state_dict``.
+    The wrapper has no state: ``state``, ``param_groups``, ``defaults``, ``state_dict``, hooks and ``zero_grad`` are
+    the optimizer's own, so learning-rate schedulers work on either, and a checkpoint written with the wrapper loads
+    without it and the other way round. A method with state (``LookSAM``) has its own ``state_dict``.
 
     To clip, register ``optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(...))``: it runs on the method's
     gradient, right before the update.
@@ -45,7 +45,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         method: What takes the gradient.
         model: The model that the closure uses.
         closure: ``"backward"``: the closure is LBFGS-style, it zeroes the gradients, calls ``backward()`` and returns
-            the loss; this serves the methods that need nothing but gradients (ERM, SAM, ASAM, GSAM, LookSAM, FisherSAM).
+            the loss; this serves the methods that need gradients alone (ERM, SAM, ASAM, GSAM, LookSAM, FisherSAM).
             ``"losses"``: it returns the losses of the instances, shape (N,), and calls no ``backward()``; this serves
             every method.
 
@@ -54,9 +54,10 @@ class MethodOptimizer(torch.optim.Optimizer):
         ValueError: Unknown kind of closure, or an optimizer that needs a closure itself.
 
     Example:
+        >>> from deltasam import DeltaSAM
         >>> model, x = nn.Linear(2, 1), torch.ones(4, 2)
-        >>> from deltasam import SAM, DeltaSAM
-        >>> optimizer = MethodOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), DeltaSAM(), model, closure="losses")
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = MethodOptimizer(sgd, DeltaSAM(), model, closure="losses")
         >>> loss = optimizer.step(lambda: model(x).squeeze(-1) ** 2)
         >>> bool(optimizer.step(lambda: model(x).squeeze(-1) ** 2) < loss)
         True
@@ -68,7 +69,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer, made already")
         if not isinstance(method, Method):
-            raise TypeError(f"method={method!r} must be a method such as SAM(rho=0.05), an instance of deltasam.Method")
+            raise TypeError(f"method={method!r} must be a method such as SAM(rho=0.05)")
         if closure not in get_args(Closure):
             raise ValueError(f"closure={closure!r} must be one of {list(get_args(Closure))}")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -77,6 +78,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         self.method = method
         self.model = model
         self.closure = closure
+        self._stepping = False
 
     def step(self, closure: Callable[..., Any] | None = None, batch: Any = None) -> Tensor:  # type: ignore[override]
         """Takes the method's gradient through the closure and updates the weights.
@@ -97,10 +99,14 @@ class MethodOptimizer(torch.optim.Optimizer):
         if closure is None:
             lines = LINES.format(method=self.method) if self.closure == "losses" else _BACKWARD_LINES
             raise TypeError(f"step() needs a closure; the lines to write:\n{lines}")
-        if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
+        if self._stepping:
+            raise _steps_inside()
+        if batch is None and isinstance(self.method, (ESAM, SubsetSAM)):
+            if self.closure == "backward":
+                raise needs_losses(self.method)
             raise ValueError(
-                f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch), "
-                "the closure being one that takes the batch, or a part of it, as its argument"
+                f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch)"
+                ", the closure being one that takes the batch, or a part of it, as its argument"
             )
         self.optimizer.zero_grad()
         with self._no_steps():
@@ -117,15 +123,14 @@ class MethodOptimizer(torch.optim.Optimizer):
         """Refuses every step of the wrapped optimizer: inside a closure the weights may be perturbed ones."""
 
         def refuse(*_: Any) -> None:
-            raise RuntimeError(
-                "the closure calls optimizer.step(): it must only compute the loss; step(closure) updates the weights "
-                "itself, after the last pass"
-            )
+            raise _steps_inside()
 
         hook = self.optimizer.register_step_pre_hook(refuse)
+        self._stepping = True
         try:
             yield
         finally:
+            self._stepping = False
             hook.remove()
 
     # -- the optimizer's own -------------------------------------------------------------------------------------
@@ -182,3 +187,10 @@ class MethodOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"MethodOptimizer({self.method!r}, closure={self.closure!r}, {self.optimizer!r})"
+
+
+def _steps_inside() -> RuntimeError:
+    return RuntimeError(
+        "the closure calls optimizer.step(): it must only compute the loss; step(closure) updates the weights itself, "
+        "after the last pass"
+    )

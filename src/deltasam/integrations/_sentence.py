@@ -22,8 +22,8 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
     A method needs one loss per instance, and most losses of sentence-transformers return their mean. What works:
 
     - ``objective=Contrastive(temperature=0.05)`` for pairs of texts that belong together (the in-batch negatives of
-      SimCSE, Mirror-BERT and, up to its negatives, ``MultipleNegativesRankingLoss`` with ``scale=20``), with or without
-      a regulariser around it; the two text columns of the data set are its views;
+      SimCSE, Mirror-BERT and, up to its negatives, ``MultipleNegativesRankingLoss`` with ``scale=20``), with or
+      without a regulariser around it; the two text columns of the data set are its views;
     - ``loss=`` a loss that returns rows, shape (N,): your own, or one whose criterion can be told to, such as
       ``CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction="none"))``;
     - ``objective=`` any callable that maps (model, inputs), the inputs being the trainer's, to losses of shape (N,).
@@ -78,10 +78,10 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
             rows = torch.stack(list(rows.values())).sum(0)
         if rows.ndim == 0:
             raise ValueError(
-                f"loss={type(loss).__name__} returns one loss for the batch, but a method needs one per instance; pass "
-                "objective=Contrastive(temperature=0.05) for pairs of texts that belong together, a loss that returns "
-                "rows, such as CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')), or any callable "
-                "objective(model, inputs) -> losses of shape (N,)"
+                f"loss={type(loss).__name__} returns one loss for the batch, but a method needs one per instance; "
+                "pass objective=Contrastive(temperature=0.05) for pairs of texts that belong together, a loss that "
+                "returns rows, such as CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')), or any "
+                "callable objective(model, inputs) -> losses of shape (N,)"
             )
         found: Tensor = rows
         return found
@@ -98,9 +98,12 @@ def _with_embeddings(objective: Any) -> Any:
     """The objective (or what it wraps) calling the model as a sentence transformer is called."""
     if isinstance(objective, Contrastive):
         return objective if objective.predict is not None else replace(objective, predict=_embeddings)
+    inner = _with_embeddings(objective.objective)
     if not is_dataclass(objective):
-        raise TypeError(f"objective={objective!r} wraps Contrastive but is no dataclass: give Contrastive(predict=...)")
-    return replace(objective, objective=_with_embeddings(objective.objective))  # type: ignore[type-var]
+        raise TypeError(
+            f"objective={objective!r} wraps Contrastive and is no dataclass: give Contrastive(predict=...)"
+        )
+    return replace(objective, objective=inner)  # type: ignore[type-var]
 
 
 def _embeddings(model: nn.Module, view: Mapping[str, Any]) -> Tensor:

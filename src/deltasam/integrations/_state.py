@@ -55,8 +55,8 @@ def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
-        f"the state has {type(value).__name__} at {'/'.join(path)!r}; a checkpoint takes numbers, strings, tensors, and "
-        "lists and dictionaries (with keys that are strings) of them"
+        f"the state has {type(value).__name__} at {'/'.join(path)!r}; a checkpoint takes numbers, strings, tensors, "
+        "and lists and dictionaries (with keys that are strings) of them"
     )
 
 

@@ -1,0 +1,100 @@
+"""Mixed precision inside the Trainer: bf16 on the CPU by its flag, loss scaling by a scaler put in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from deltasam.integrations import MethodTrainer
+from deltasam.methods import ERM, SAM, DeltaSAM, Method
+from deltasam.weighting import FiniteDifference
+from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(rho=0.0)], ids=lambda method: type(method).__name__)
+def test_bf16_is_the_plain_trainers_bf16(method: Method, tmp_path: Path) -> None:
+    plain, ours, full = fresh(), fresh(), fresh()
+    hf.Trainer(model=plain, args=arguments(tmp_path, bf16=True), train_dataset=classification_data()).train()
+    trainer = MethodTrainer(
+        model=ours, args=arguments(tmp_path, bf16=True), method=method, train_dataset=classification_data()
+    )
+    trainer.train()
+    MethodTrainer(model=full, args=arguments(tmp_path), method=method, train_dataset=classification_data()).train()
+    assert_same_bits(weights(ours), weights(plain))
+    assert largest_difference(weights(ours), weights(full)) > 1e-5, "bf16 changed nothing"
+
+
+@pytest.mark.parametrize("precision", ["float32", "ambient"])
+def test_probes_run_in_the_precision_they_ask_for(precision: Any, tmp_path: Path) -> None:
+    seen: list[tuple[bool, torch.dtype]] = []
+    model = fresh()
+    model.classifier.register_forward_hook(
+        lambda module, inputs, output: seen.append((torch.is_grad_enabled(), output.dtype))
+    )
+    trainer = MethodTrainer(
+        model=model,
+        args=arguments(tmp_path, bf16=True, max_steps=1),
+        method=DeltaSAM(rho=0.05, weighting=FiniteDifference(precision=precision)),
+        train_dataset=classification_data(),
+    )
+    trainer.train()
+    probes = {dtype for graph, dtype in seen if not graph}
+    assert probes == {torch.float32 if precision == "float32" else torch.bfloat16}
+    assert {dtype for graph, dtype in seen if graph} == {torch.bfloat16}
+
+
+def test_the_model_is_as_accelerate_made_it_after_a_step(tmp_path: Path) -> None:
+    model = fresh()
+    trainer = MethodTrainer(
+        model=model,
+        args=arguments(tmp_path, bf16=True, max_steps=2),
+        method=SAM(),
+        train_dataset=classification_data(),
+        eval_dataset=classification_data(),
+    )
+    trainer.train()
+    hidden = model.forward
+    trainer.training_step(model, trainer.data_collator(classification_data()[:4]))
+    assert model.forward is hidden
+    with pytest.raises(ValueError, match="specify exactly one of input_ids or inputs_embeds"):
+        trainer.training_step(model, {"labels": torch.tensor([0, 1])})
+    assert model.forward is hidden
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(rho=0.1)], ids=lambda method: type(method).__name__)
+def test_loss_scaling_leaves_the_update_as_it_was(method: Method, tmp_path: Path) -> None:
+    results = []
+    for scale in (None, 2.0**10):
+        model = fresh()
+        trainer = MethodTrainer(
+            model=model,
+            args=arguments(tmp_path, max_grad_norm=0.0, gradient_accumulation_steps=2),
+            method=method,
+            train_dataset=classification_data(),
+        )
+        if scale is not None:
+            trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        trainer.train()
+        results.append(weights(model))
+    assert_same_bits(*results)
+
+
+def test_an_overflow_skips_the_step(tmp_path: Path) -> None:
+    model = fresh()
+    before = weights(model)
+    trainer = MethodTrainer(
+        model=model,
+        args=arguments(tmp_path, max_grad_norm=0.0, max_steps=1),
+        method=SAM(),
+        train_dataset=classification_data(),
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=float("inf"))
+    trainer.accelerator.scaler = scaler
+    trainer.train()
+    assert_same_bits(weights(model), before)
+    assert trainer.method.skipped == 1

@@ -1,0 +1,109 @@
+"""A run continued from a checkpoint ends where it would have ended: it holds the state of method and objective."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deltasam.integrations import MethodTrainer
+from deltasam.integrations._state import load_state, save_state
+from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
+from deltasam.objectives import Classification
+from deltasam.objectives.regularisers import SMART
+from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
+
+CASES = [
+    (ERM(), 1),
+    (SAM(rho=0.1), 1),
+    (DeltaSAM(rho=0.1), 2),  # with gradient accumulation
+    (LookSAM(rho=0.5, k=3), 1),
+    (LookSAM(rho=0.5, k=3), 2),
+    (FisherSAM(rho=0.5, keep=0.3, refresh=4), 1),
+]
+
+
+def trainer_for(folder: Path, method: Method, objective: Any = None, **options: Any) -> MethodTrainer:
+    args = arguments(folder, save_strategy="steps", save_steps=4, max_steps=9, **options)
+    return MethodTrainer(
+        model=fresh(), args=args, method=method, objective=objective, train_dataset=classification_data()
+    )
+
+
+@pytest.mark.parametrize(("method", "accumulation"), CASES, ids=[f"{type(m).__name__}-{k}" for m, k in CASES])
+def test_a_resumed_run_ends_where_the_undisturbed_one_does(method: Method, accumulation: int, tmp_path: Path) -> None:
+    options = {"gradient_accumulation_steps": accumulation}
+    whole, resumed = (trainer_for(tmp_path, replace(method), **options) for _ in range(2))  # two, without state
+    whole.train()
+    output = resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_same_bits(weights(resumed.model), weights(whole.model))
+    assert resumed.method.steps == whole.method.steps == 9 * accumulation
+    assert output.metrics["train_forwards"] == whole.forwards
+
+
+def test_without_its_state_looksam_would_end_elsewhere(tmp_path: Path) -> None:
+    """The comparison above can fail: a resume that loses the state gives other weights."""
+    whole = trainer_for(tmp_path, LookSAM(rho=0.5, k=3))
+    whole.train()
+    for file in (tmp_path / "checkpoint-4").glob("method_state*"):
+        file.unlink()
+    resumed = trainer_for(tmp_path, LookSAM(rho=0.5, k=3))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert largest_difference(weights(whole.model), weights(resumed.model)) > 1e-6
+
+
+def test_the_state_of_the_objective_is_saved_too(tmp_path: Path) -> None:
+    whole = trainer_for(tmp_path, ERM(), SMART(Classification(), total_steps=9))
+    whole.train()
+    resumed = trainer_for(tmp_path, ERM(), SMART(Classification(), total_steps=9))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_same_bits(weights(resumed.model), weights(whole.model))
+
+
+def test_another_method_continues_without_the_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer_for(tmp_path, SAM()).train()
+    other = trainer_for(tmp_path, LookSAM())
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert other.method.steps == 5
+    assert "holds the state of SAM; LookSAM starts without state" in caplog.text
+
+
+def test_the_checkpoint_holds_no_pickled_method(tmp_path: Path) -> None:
+    trainer_for(tmp_path, LookSAM()).train()
+    folder = tmp_path / "checkpoint-4"
+    names = {file.name for file in folder.glob("method_state*")}
+    assert names == {"method_state.json", "method_state.safetensors"}
+    assert json.loads((folder / "method_state.json").read_text())["type"] == "LookSAM"
+
+
+def test_state_survives_the_disk(tmp_path: Path) -> None:
+    shared = torch.arange(6.0).view(2, 3)
+    state = {
+        "steps": 3,
+        "rate": 0.1,
+        "name": "x",
+        "none": None,
+        "flag": torch.tensor(True),
+        "empty": {},
+        "deep": {"a.b/c": shared, "view": shared.T, "list": [1, torch.ones(2, dtype=torch.bfloat16)]},
+    }
+    save_state(tmp_path, "state", state)
+    found = load_state(tmp_path, "state", torch.device("cpu"))
+    assert found is not None
+    assert {key: found[key] for key in ("steps", "rate", "name", "none", "empty")} == {
+        key: state[key] for key in ("steps", "rate", "name", "none", "empty")
+    }
+    assert torch.equal(found["flag"], torch.tensor(True))
+    assert torch.equal(found["deep"]["a.b/c"], shared)
+    assert torch.equal(found["deep"]["view"], shared.T)
+    assert found["deep"]["list"][1].dtype == torch.bfloat16
+    assert load_state(tmp_path, "other", torch.device("cpu")) is None
+
+
+def test_state_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="the state has set at 'method/seen'"):
+        save_state(tmp_path, "state", {"method": {"seen": {1}}})
