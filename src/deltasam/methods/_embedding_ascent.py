@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.objectives import perturbed_embeddings
-from deltasam.objectives.regularisers import Site
-from deltasam.passes import Ascent, Passes
+from deltasam.objectives.regularisers import Site, row_norm
+from deltasam.passes import Ascent, Passes, check_losses
 from deltasam.perturb import global_norm
 
 Parts = list[Tensor]
@@ -65,7 +65,7 @@ class EmbeddingAscent:
     def move(self, update: Callable[[Site, Parts, Parts], Parts]) -> Ascent:
         """Gives every site new parts: ``update(site, parts, gradients)``. Says how steep it was."""
         gradients = [gradient for batch in self._uphill for parts in batch for gradient in parts]
-        rows = [torch.linalg.vector_norm(g.flatten(1), torch.inf, dim=1) for g in gradients if g.numel()]
+        rows = [row_norm(gradient, "linf") for gradient in gradients]
         sound = [(torch.isfinite(row) & (row > 0)).any() for row in rows]
         with torch.no_grad():
             for sites, parts, gradient in zip(self._sites, self._parts, self._uphill, strict=True):
@@ -96,9 +96,10 @@ class EmbeddingAscent:
             else:
                 outputs = self._objective.forward(model, batch)
                 losses = self._objective.losses(outputs, batch)
+            check_losses(losses, graph=True)  # before anyone complains that the embeddings were not used
         if self.goal is not None and held is None and not self._last_pass():
             self._uphill[k] = self._towards(self.goal(outputs, batch, k), k)
-        if self._number > 1 and isinstance(losses, Tensor) and losses.requires_grad:
+        if self._number > 1:
             losses.register_hook(lambda gradient: gradient / self._number)  # type: ignore[no-untyped-call]
         return losses
 

@@ -25,6 +25,8 @@ def draw(
 
 def row_norm(values: Tensor, norm: Norm) -> Tensor:
     """The norm of every row over all its other dimensions, ``(rows, 1, ...)``: broadcasts against the values."""
+    if values.ndim == 1:  # one number a row; torch takes no dimensions for all of them
+        return values.abs()
     order = 2.0 if norm == "l2" else torch.inf
     dims = tuple(range(1, values.ndim))
     norms: Tensor = torch.linalg.vector_norm(values, order, dim=dims, keepdim=True)
