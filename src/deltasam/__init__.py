@@ -28,6 +28,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "ERM",
         "SAM",
         "DeltaSAM",
+        "PerInstanceSAM",
         "ASAM",
         "GSAM",
         "ESAM",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from deltasam.methods import FreeLB as FreeLB
     from deltasam.methods import LookSAM as LookSAM
     from deltasam.methods import Method as Method
+    from deltasam.methods import PerInstanceSAM as PerInstanceSAM
     from deltasam.methods import Step as Step
     from deltasam.methods import SubsetSAM as SubsetSAM
     from deltasam.objectives import R3F as R3F

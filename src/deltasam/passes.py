@@ -86,12 +86,18 @@ class Passes:
         self._ascending = False
         self._shares = self._micro_batch_shares()
         devices = accelerators([*self.trainable.values(), *tensors(self.batches)])
-        self._replay = Replay(self.inner, devices, randomness) if replay else None
+        self._from_here = lambda: Replay(self.inner, devices, randomness)
+        self._replay = self._from_here() if replay else None
 
     @property
     def device(self) -> torch.device:
         """Where scalars of the step live: with the first trainable parameter."""
         return next(iter(self.params.values())).device
+
+    @property
+    def share(self) -> float | Tensor:
+        """What a single batch counts in the step it is a part of: 1, or less for one micro-batch of several."""
+        return self._shares[0]  # type: ignore[no-any-return]
 
     # -- the four verbs ------------------------------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class Passes:
                 total = [_sum(a, b) for a, b in zip(total, grads, strict=True)]
                 parts.append(losses.detach())
                 del losses, grads
-        return self._joined(parts), total
+        return self.joined(parts), total
 
     @contextmanager
     def ascend(
@@ -199,7 +205,7 @@ class Passes:
                     self._mean(losses, k, None).backward()  # type: ignore[no-untyped-call]
                 parts.append(losses.detach())
                 del losses
-        return self._joined(parts)
+        return self.joined(parts)
 
     def evaluate(self, held: Sequence[Tensor | None] | None = None) -> Tensor:
         """Losses of all instances (N,), scaled so that their mean is the objective: the caller sets the scene.
@@ -208,7 +214,7 @@ class Passes:
             held: What :meth:`held` gave, if the held parts are not to be computed with the others.
         """
         parts = held or [None] * len(self.batches)
-        return self._joined([self._evaluate(k, self.inner, held=part) for k, part in enumerate(parts)])
+        return self.joined([self._evaluate(k, self.inner, held=part) for k, part in enumerate(parts)])
 
     def held(self) -> list[Tensor | None]:
         """The parts of the outputs that stay at w, one per micro-batch; mostly None."""
@@ -263,6 +269,48 @@ class Passes:
         other.sizes = [index.shape[0]]
         return other
 
+    def parts(self) -> Iterator[Passes]:
+        """The micro-batches one by one, each with all its passes, for methods that perturb instances and not batches.
+
+        A part starts where the random streams are when its turn comes.
+        """
+        for k, batch in enumerate(self.batches):
+            part = copy(self)
+            part.batches, part.sizes, part._shares = MicroBatches([batch]), [self.sizes[k]], [self._shares[k]]
+            part._replay = self._from_here()
+            yield part
+            self.sizes[k] = part.sizes[0]
+
+    def instances(self, index: Tensor, *, alone: bool) -> Passes:
+        """The passes over some instances of a part, whose gradient is their share of the gradient of the step.
+
+        Args:
+            index: Which instances.
+            alone: Cut them out of the batch, which is cheaper; or let the whole batch through, whatever the objective,
+                with the same random draws for every instance as in the batch.
+        """
+        size = self.sizes[0] or batch_size(self.batches[0])
+        assert size is not None
+        objective = self.objective
+        if alone:
+            other = self.subset(index)
+            items = getattr(objective, "items", None)
+            counts = [items(batch) if items else None for batch in (other.batches[0], self.batches[0])]
+            if counts[0] is not None and counts[1] is not None:  # a token mean is over the tokens of the whole batch
+                factor = counts[0] / counts[1] * (size / index.shape[0])
+                other.objective = lambda model, batch: objective(model, batch) * factor
+        else:
+            other = copy(self)
+            other.objective = lambda model, batch: objective(model, batch)[index]
+            other.sizes = [index.shape[0]]
+        other._shares = [self._shares[0] * (index.shape[0] / size)]
+        return other
+
+    def rewind(self) -> None:
+        """Puts the random streams back to the start of the step: the pass at w has to be made again."""
+        if self._replay is not None:
+            self._replay.rewind()
+
     # -- the mechanism -------------------------------------------------------------------------------------------
 
     def _pass(self, at_w: bool) -> AbstractContextManager[None]:
@@ -311,17 +359,23 @@ class Passes:
 
     def _mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
         mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()
-        if len(self.batches) > 1:
-            mean = mean * torch.as_tensor(self._shares[k]).to(mean)
+        share = self._shares[k]
+        if isinstance(share, Tensor):
+            mean = mean * share.to(mean)
+        elif share != 1:
+            mean = mean * share
         return self.scaled(mean)
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
+    def joined(self, parts: list[Tensor]) -> Tensor:
         """Losses of all instances, scaled so that their mean is the objective of the whole batch."""
         if len(parts) == 1:
             return parts[0]
         total = sum(part.shape[0] for part in parts)
-        scales = [torch.as_tensor(share * total).to(part) for share, part in zip(self._shares, parts, strict=True)]
-        return torch.cat([part * scale / part.shape[0] for part, scale in zip(parts, scales, strict=True)])
+        scales = [
+            share.to(part) if isinstance(share, Tensor) else share
+            for share, part in zip(self._shares, parts, strict=True)
+        ]
+        return torch.cat([part * (scale * total / part.shape[0]) for part, scale in zip(parts, scales, strict=True)])
 
     def _part(self, weights: Tensor | None, k: int) -> Tensor | None:
         if weights is None or len(self.batches) == 1:

@@ -10,14 +10,66 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 Randomness = Literal["shared", "independent"]
+
+
+@dataclass(frozen=True)
+class Seed:
+    """Where a random direction comes from: the user's seed, the step, and which draw of the step it is.
+
+    Kept in parts, so that a captured step can put in the number of the step that is replayed.
+    """
+
+    user: int
+    step: int
+    path: tuple[int, ...] = ()
+
+    def child(self, *which: int) -> Seed:
+        """The seed of one of several draws."""
+        return Seed(self.user, self.step, (*self.path, *which))
+
+    @property
+    def value(self) -> int:
+        """One number from all parts."""
+        return hash((self.user, self.step, *self.path)) & (2**63 - 1)
+
+
+class Streams(Protocol):
+    """Random streams of a step that is recorded to be replayed, where reading and setting states is not possible."""
+
+    def extra(self, randomness: Randomness) -> AbstractContextManager[None]:
+        """The streams of an extra pass."""
+
+    def generator(self, device: torch.device, seed: Seed) -> torch.Generator:
+        """A generator that stands at the start of the seed's stream whenever the step is replayed."""
+
+
+_recording: Streams | None = None
+
+
+@contextmanager
+def recording(streams: Streams) -> Iterator[None]:
+    """Steps taken inside draw from these streams."""
+    global _recording  # noqa: PLW0603 - one step is recorded at a time, and methods need not know
+    _recording, before = streams, _recording
+    try:
+        yield
+    finally:
+        _recording = before
+
+
+def seeded_generator(device: torch.device, seed: Seed) -> torch.Generator:
+    """A generator of its own, so that the global streams (dropout, data order) stand still."""
+    if _recording is not None:
+        return _recording.generator(device, seed)
+    return torch.Generator(device).manual_seed(seed.value)
 
 
 @dataclass(frozen=True)
@@ -106,13 +158,25 @@ class Replay:
     def __init__(self, model: nn.Module, devices: Iterable[torch.device], randomness: Randomness = "shared") -> None:
         self._devices = tuple(devices)
         self._randomness = randomness
-        self._start = RandomState.now(self._devices)
+        self._streams = _recording
+        self._start = None if self._streams else RandomState.now(self._devices)
         self._buffers = _Buffers(model)
         self._extras = 0
+
+    def rewind(self) -> None:
+        """Back to where the step started, for good."""
+        if self._start is None:
+            raise RuntimeError("a step that is recorded cannot be started over")
+        self._start.restore()
 
     @contextmanager
     def extra(self) -> Iterator[None]:
         """One pass that leaves no trace in the random streams and the buffers."""
+        if self._start is None:
+            assert self._streams is not None
+            with self._streams.extra(self._randomness), self._buffers.rewound():
+                yield
+            return
         current = RandomState.now(self._devices)
         self._extras += 1
         try:

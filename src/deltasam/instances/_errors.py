@@ -8,7 +8,11 @@ class InstancesMixed(ValueError):
 
 
 class Uncovered(NotImplementedError):
-    """A parameter is used in a way that no rule of the low-rank engine covers; the loop engine covers every model."""
+    """Parameters are used in a way that no rule of the low-rank engine covers; the loop engine covers every model."""
+
+    def __init__(self, message: str, parameters: list[str]) -> None:
+        super().__init__(message)
+        self.parameters = parameters
 
 
 class NoRule(RuntimeError):

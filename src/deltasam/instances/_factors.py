@@ -69,7 +69,7 @@ class Grams:
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         key = (id(a), id(b))
         if key not in self._known:
-            self._known[key] = wide(a) @ wide(b).transpose(1, 2)
+            self._known[key] = _gram(a, b)
         return self._known[key]
 
 
@@ -78,12 +78,12 @@ def dot(a: Factor, b: Factor, grams: Grams) -> Tensor:
     match a, b:
         case LowRank(), LowRank() if a.transposed == b.transposed:
             inputs = grams(a.x, b.x)
-            return _sum((inputs + 1 if a.bias and b.bias else inputs) * (wide(a.d) @ wide(b.d).transpose(1, 2)))
+            return _sum((inputs + 1 if a.bias and b.bias else inputs) * _gram(a.d, b.d))
         case Rows(), Rows():
             same = a.ids.unsqueeze(2) == b.ids.unsqueeze(1)
-            return _sum((wide(a.d) @ wide(b.d).transpose(1, 2)).masked_fill(~same, 0))
+            return _sum(_gram(a.d, b.d).masked_fill(~same, 0))
         case Rows(), LowRank(transposed=False):
-            return _sum(_columns(b.d, a.ids) * (wide(b.x) @ wide(a.d).transpose(1, 2)))
+            return _sum(_columns(b.d, a.ids) * _gram(b.x, a.d))
         case Rows(), Dense():
             picked = b.value.gather(1, a.ids.unsqueeze(2).expand(*a.ids.shape, b.value.shape[2]))
             return _sum(picked * a.d)
@@ -102,14 +102,14 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
     """
     match factor:
         case LowRank() if factor.transposed == transposed:
-            return y.baddbmm_(products(x, factor.x, c, factor.bias), factor.d)
+            return y.baddbmm_(products(x, factor.x, c, factor.bias), factor.d.to(y.dtype))
         case Rows() if not transposed:
             along = products(x, factor.d, c, False)
-            return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along)
+            return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along.to(y.dtype))
         case _:
             matrix = factor.dense().flatten(2)
             matrix = (matrix * c.view(-1, 1, 1).to(matrix.dtype)).to(y.dtype)
-            return y.baddbmm_(x, matrix if transposed else matrix.transpose(1, 2))
+            return y.baddbmm_(x.to(y.dtype), matrix if transposed else matrix.transpose(1, 2))
 
 
 def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
@@ -145,9 +145,11 @@ class Products:
         return product
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Float16 to float32: products of two small gradients leave float16's range (bfloat16 has float32's)."""
-    return tensor.float() if tensor.dtype is torch.float16 else tensor
+def _gram(a: Tensor, b: Tensor) -> Tensor:
+    """``a b^T`` of every group. Float16 goes to float32: products of small gradients leave its range."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    dtype = torch.float32 if dtype is torch.float16 else dtype
+    return torch.bmm(a.to(dtype), b.to(dtype).transpose(1, 2))
 
 
 def _columns(d: Tensor, ids: Tensor) -> Tensor:

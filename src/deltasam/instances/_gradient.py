@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,23 @@ class InstanceGradients:
     def norms(self) -> Tensor:
         """``||grad_g||`` of every group, ``(G,)``, in float32 at least."""
         return self.dot(self).clamp_min(0).sqrt()
+
+    def without(self, groups: Tensor) -> InstanceGradients:
+        """These gradients with zeros for some groups (G,), whatever was there."""
+
+        def clean(values: Tensor) -> Tensor:
+            return values.masked_fill(groups.to(values.device).view(-1, *(1,) * (values.ndim - 1)), 0)
+
+        def cleaned(factor: Factor) -> Factor:
+            match factor:
+                case LowRank():
+                    return replace(factor, x=clean(factor.x), d=clean(factor.d))
+                case Rows():
+                    return replace(factor, d=clean(factor.d))
+                case Dense():
+                    return Dense(clean(factor.value))
+
+        return replace(self, factors={name: [cleaned(f) for f in found] for name, found in self.factors.items()})
 
 
 def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping) -> InstanceGradients:

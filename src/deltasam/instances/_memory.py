@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -22,10 +23,17 @@ class Memory:
     kinds: dict[CallKey, Kind] = field(default_factory=dict)
     verified: set[tuple[tuple[str, ...], Signature]] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
-    fallback: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
 _MEMORIES: WeakKeyDictionary[nn.Module, Memory] = WeakKeyDictionary()
+
+
+def tell_once(model: nn.Module, message: str) -> None:
+    """Warns, once for each model and message."""
+    told = memory_of(model).told
+    if message not in told:
+        told.add(message)
+        warnings.warn(message, stacklevel=2)
 
 
 def memory_of(model: nn.Module) -> Memory:

@@ -76,18 +76,19 @@ def record(
         Uncovered: A parameter is used in a way that no rule covers.
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
-    _refuse_batch_statistics(model)
+    refuse_batch_statistics(model)
     memory = memory_of(model)
     for attempt in range(4):
         try:
             return _attempt(model, run, chosen, memory, size, group, scale, terms, last=attempt == 3)
         except NoRule as found:
-            raise Uncovered(describe(model, found.parameters, f"an operation ({found.operation})")) from found
+            message = describe(model, found.parameters, f"an operation ({found.operation})")
+            raise Uncovered(message, found.parameters) from found
         except SizeChanged as changed:
             if changed.learned_size is not None:
                 size = changed.learned_size
             why = changed
-    raise Uncovered(f"{why}; the low-rank engine could not tell where the instances are")
+    raise Uncovered(f"{why}; the low-rank engine could not tell where the instances are", list(chosen))
 
 
 def _attempt(
@@ -116,9 +117,13 @@ def _attempt(
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
             gradients = collect(state.calls, found, state.grouping)
             if check:
-                verify(model, losses, params, state, gradients, memory, scale, last=last)
-                memory.verified.add(key)
-    return Recording(model, params, losses.detach(), gradients, gradients.norms())
+                if verify(model, losses, params, state, gradients, memory, scale, last=last):
+                    memory.verified.add(key)
+    norms = gradients.norms()
+    if norms.device.type == "cpu" and not bool(torch.isfinite(norms).all()):
+        # 0 * inf is not 0. Elsewhere looking would mean waiting, and the plain gradient of such a batch is no better.
+        gradients = gradients.without(~torch.isfinite(norms))
+    return Recording(model, params, losses.detach(), gradients, norms)
 
 
 @contextmanager
@@ -166,7 +171,7 @@ def substituted(
 
     def guess(_module: nn.Module, args: Any, kwargs: Any) -> None:
         if not states:
-            start(_leading([*args, *kwargs.values()]))
+            start(max(1, _leading([*args, *kwargs.values()])))  # an empty batch is for the objective to complain about
 
     handle = None
     try:
@@ -202,7 +207,8 @@ def _leading(values: list[Any]) -> int:
     raise ValueError("the number of instances is not visible in the model's inputs; pass size=N")
 
 
-def _refuse_batch_statistics(model: nn.Module) -> None:
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Raises :class:`InstancesMixed` for BatchNorm in training mode."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             raise InstancesMixed(

@@ -36,7 +36,7 @@ class PerInstance(Tensor):
         """``inner`` in disguise; with a single instance there is nothing to hide."""
         if inner.shape[0] == 1:
             return inner.squeeze(0)
-        seen = inner.detach()[0].as_subclass(PerInstance)
+        seen = inner.detach()[0].requires_grad_(inner.requires_grad).as_subclass(PerInstance)
         seen.inner, seen.order = inner, order
         return seen
 

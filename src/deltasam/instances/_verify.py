@@ -27,8 +27,8 @@ def verify(
     scale: Callable[[Tensor], Tensor] | None,
     *,
     last: bool,
-) -> None:
-    """Returns if the engine's gradient of the last group is autograd's.
+) -> bool:
+    """Whether the engine's gradient of the last group is autograd's; False if there is nothing to compare.
 
     Raises:
         SizeChanged: An input whose shape allowed two readings was misread; the other one is now in the memory.
@@ -40,9 +40,11 @@ def verify(
     total = losses[-rest:].sum()
     total = total if scale is None else scale(total)
     expected = torch.autograd.grad(total, list(params.values()), retain_graph=True, allow_unused=True)
+    if not bool(gradients.norms().sum() > 0):  # no gradient, or not finite: that says nothing about the engine
+        return False
     wrong = _differences(params, expected, gradients, state)
     if not wrong:
-        return
+        return True
     mixed = 2 * len(wrong) > len(gradients.factors) and _rows_mix(state, total)
     if mixed and memory.order == "flat" and "flat" in state.seen.values():
         memory.order = "tiled"
@@ -56,7 +58,7 @@ def verify(
     if others and not last:
         memory.kinds.update(others)  # type: ignore[arg-type]
         raise SizeChanged(f"{wrong[0]} is called with inputs that are laid out in another way")
-    raise Uncovered(describe(model, wrong))
+    raise Uncovered(describe(model, wrong), wrong)
 
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:

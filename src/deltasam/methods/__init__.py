@@ -1,4 +1,4 @@
-"""Methods: each one replaces ``loss.backward()`` by ``method.backward(model, batch, objective)``.
+r"""Methods: each one replaces ``loss.backward()`` by ``method.backward(model, batch, objective)``.
 
 A method answers one question: at which weights is the gradient of the batch taken? It does so in the four verbs of
 :class:`deltasam.passes.Passes`: ``losses`` (no graph), ``gradient`` (of weighted losses), ``ascend`` (to w + eps and
@@ -9,12 +9,12 @@ From the paper to the code:
 ============================  ==========================================================================
 :math:`w`                     ``model.parameters()``; those a method may perturb: ``passes.params``
 :math:`l_i(w)`                ``step.losses``, shape (N,)
-:math:`l_i(w + \\epsilon)`      ``step.perturbed_losses``
+:math:`l_i(w + \epsilon)`      ``step.perturbed_losses``
 :math:`g_i` (Eq. 5)           ``step.weights``, from a :class:`~deltasam.weighting.Weighting`
 :math:`r`                     ``random_direction`` in :mod:`deltasam.perturb`
-:math:`\\epsilon^*` (Eq. 7)     the move made by ``passes.ascend``
-:math:`\\rho, \\eta`             ``rho``, ``eta``
-:math:`\\mathcal{R}`            ``step.sharpness``
+:math:`\epsilon^*` (Eq. 7)     the move made by ``passes.ascend``
+:math:`\rho, \eta`             ``rho``, ``eta``
+:math:`\mathcal{R}`            ``step.sharpness``
 ============================  ==========================================================================
 """
 
@@ -27,6 +27,7 @@ from deltasam.methods._fisher_sam import FisherSAM
 from deltasam.methods._freelb import FreeLB
 from deltasam.methods._gsam import GSAM
 from deltasam.methods._look_sam import LookSAM
+from deltasam.methods._per_instance_sam import PerInstanceSAM
 from deltasam.methods._sam import SAM
 from deltasam.methods._subset_sam import SubsetSAM
 from deltasam.methods._tat import TAT
@@ -45,6 +46,7 @@ __all__ = [
     "FreeLB",
     "LookSAM",
     "Method",
+    "PerInstanceSAM",
     "Step",
     "SubsetSAM",
 ]

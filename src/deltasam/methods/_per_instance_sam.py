@@ -1,0 +1,160 @@
+"""SAM with a perturbation of its own for every instance, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from deltasam.instances import (
+    InstancesMixed,
+    Recording,
+    Uncovered,
+    record,
+    refuse_batch_statistics,
+    tell_once,
+)
+from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.passes import Ascent, Passes, check_losses
+from deltasam.perturb import step_size
+
+Engine = Literal["auto", "low-rank", "loop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerInstanceSAM(Method):
+    r"""Per-instance weight perturbation, Eq. 2: every instance is looked at from its own worst place.
+
+    .. math:: \epsilon_i = \rho \, \nabla l_i(w) / \lVert \nabla l_i(w) \rVert_2, \qquad
+              \text{gradient} = \tfrac1N \textstyle\sum_i \nabla l_i(w + \epsilon_i)
+
+    The paper holds this out of reach (2N forward and 2N backward passes). It is not: the perturbation of a linear layer
+    by one instance has rank T, so the perturbed layer is :math:`W x + c_i D_i^\top (X_i x)` with the inputs X and output
+    gradients D of one batched pass, see :mod:`deltasam.instances`. The weights are never written.
+
+    With ``group=m``, m neighbours in the batch share a perturbation: exact m-sharpness inside one batch, SAM for m = N.
+
+    Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's. Memory: the inputs and output
+    gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus one.
+
+    Attributes:
+        rho: Radius. This adversary is stronger than SAM's: try 2-5 times smaller values.
+        group: Number of instances that share a perturbation.
+        engine: ``"low-rank"``; ``"loop"``: one group after the other, any model, slow; ``"auto"``: low-rank where it
+            covers the model.
+        uncovered: A parameter that no rule of the low-rank engine covers: ``"loop"``: loop over the instances instead
+            (``"low-rank"``: raise); ``"skip"``: leave that parameter unperturbed. Either way one warning says which.
+
+    Raises:
+        InstancesMixed: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
+
+    References:
+        Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022, Eq. 2.
+
+    Relations:
+        :class:`SAM` is ``group=N``; :class:`DeltaSAM` approximates ``group=1``.
+
+    Example:
+        >>> model, objective = torch.nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> step = PerInstanceSAM(rho=0.02).backward(model, torch.rand(4, 2), objective)
+        >>> step.forwards, step.backwards, bool((step.perturbed_losses > step.losses).all())
+        (2, 2, True)
+    """
+
+    rho: float = 0.05
+    group: int = 1
+    engine: Engine = "auto"
+    uncovered: Literal["loop", "skip"] = "loop"
+    passes = "2/2"
+
+    def __post_init__(self) -> None:
+        """Checks the hyperparameters."""
+        super().__post_init__()
+        check_number("rho", self.rho, 0)
+        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
+            raise ValueError(
+                f"group={self.group!r} must be a positive whole number; 1 is one perturbation per instance"
+            )
+        if self.engine not in ("auto", "low-rank", "loop"):
+            raise ValueError(f"engine={self.engine!r} must be 'auto', 'low-rank' or 'loop'")
+        if self.uncovered not in ("loop", "skip"):
+            raise ValueError(f"uncovered={self.uncovered!r} must be 'loop' or 'skip'")
+
+    def _step(self, passes: Passes) -> Step:
+        if self._is_plain():
+            return plain_step(passes)
+        if getattr(passes.objective, "separable", True) is False:
+            raise InstancesMixed(
+                f"{type(passes.objective).__name__} compares the instances of a batch with each other, so a perturbation "
+                "per instance is not defined; use SAM or DeltaSAM"
+            )
+        refuse_batch_statistics(passes.inner)
+        losses, perturbed, norms, steps = [], [], [], []
+        for part in passes.parts():
+            results = self._part(part)
+            for values, result in zip((losses, perturbed, norms, steps), results, strict=True):
+                values.append(result)
+        size = torch.cat(steps)
+        unscaled = torch.cat(norms) / passes.scaled(torch.ones_like(size))
+        ascent = Ascent(norm=unscaled.mean(), skipped=(size == 0).all())
+        return finish(passes, passes.joined(losses), perturbed=passes.joined(perturbed), ascent=ascent)
+
+    def _part(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Losses at w and perturbed, norms of the groups' mean gradients and step sizes of one micro-batch."""
+        recording = None if self.engine == "loop" else self._record(part)
+        if recording is None:
+            return self._loop(part)
+        c = step_size(self.rho, recording.norms)
+        with recording.perturbed(c):
+            perturbed = part.accumulate()
+        return recording.losses, perturbed, recording.norms / self._members(recording.losses), c
+
+    def _record(self, part: Passes) -> Recording | None:
+        """The pass at w; None if the model is for the loop."""
+        params = dict(part.params)
+        runs = 0
+
+        def run() -> Tensor:
+            nonlocal runs
+            if runs:
+                part.rewind()
+            runs += 1
+            losses = part.evaluate()
+            check_losses(losses, graph=True)
+            return losses
+
+        part.count.forwards += 1
+        part.count.backwards += 1
+        while True:
+            try:
+                return record(part.inner, run, params, group=self.group, scale=part.scaled)
+            except Uncovered as found:
+                part.rewind()
+                if self.uncovered == "skip" and len(found.parameters) < len(params):
+                    tell_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
+                    params = {name: p for name, p in params.items() if name not in found.parameters}
+                elif self.engine == "auto":
+                    tell_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
+                    return None
+                else:
+                    raise
+
+    def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One group after the other; the objectives of this package let a group be cut out of its batch."""
+        losses = part.losses(at_w=True)
+        alone = getattr(part.objective, "separable", False)
+        perturbed, norms, steps = [], [], []
+        for members in torch.arange(losses.shape[0], device=losses.device).split(self.group):
+            group = part.instances(members, alone=alone)
+            _, grads = group.gradient(at_w=False)
+            with group.ascend(grads, self.rho) as ascent:
+                perturbed.append(group.accumulate())
+            norms.append(part.scaled(ascent.norm) / group.share)
+            steps.append(torch.where(ascent.skipped, 0.0, self.rho / norms[-1]))
+        return losses, torch.cat(perturbed), torch.stack(norms), torch.stack(steps)
+
+    def _members(self, losses: Tensor) -> Tensor:
+        """The number of instances in each group."""
+        return torch.tensor([float(len(group)) for group in losses.split(self.group)], device=losses.device)
