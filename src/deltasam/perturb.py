@@ -10,6 +10,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from deltasam.randomness import Seed, seeded_generator
+
+_ALIGNED = 16  # elements
 Preset = Literal["all", "no-embeddings", "no-bias-norm", "norms", "lora"]
 Selection = Preset | Callable[[str, nn.Parameter], bool]
 
@@ -99,18 +102,23 @@ def combine(a: Tensor, first: Tensor | None, b: Tensor, second: Tensor | None) -
     return sum(terms[1:], start=terms[0]) if terms else None
 
 
-def random_direction(params: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """R ~ N(0, I), one tensor per parameter, the same for the same seed and shapes on the same kind of device.
+def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
+    """A direction r ~ N(0, I), one tensor per parameter, the same for the same seed on the same kind of device.
 
-    Drawn from generators of its own, so that the global streams (dropout, data order) stand still.
+    All parameters of a device and dtype are drawn in one call, into one stretch of memory of which the tensors are
+    views (aligned for vectorised kernels).
     """
-    generators: dict[torch.device, torch.Generator] = {}
-    direction = []
-    for p in params:
-        if p.device not in generators:
-            generators[p.device] = torch.Generator(p.device).manual_seed(seed)
-        direction.append(torch.empty_like(p, requires_grad=False).normal_(generator=generators[p.device]))
-    return direction
+    direction: list[Tensor | None] = [None] * len(params)
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, p in enumerate(params):
+        kinds.setdefault((p.device, p.dtype), []).append(i)
+    for number, ((device, dtype), members) in enumerate(kinds.items()):
+        sizes = [-(-params[i].numel() // _ALIGNED) * _ALIGNED for i in members]
+        flat = torch.empty(sum(sizes), device=device, dtype=dtype)
+        flat.normal_(generator=seeded_generator(device, seed.child(number)))
+        for i, stretch in zip(members, torch.split(flat, sizes), strict=True):
+            direction[i] = stretch[: params[i].numel()].view(params[i].shape)
+    return [r for r in direction if r is not None]
 
 
 class Moved:
@@ -149,16 +157,18 @@ def perturbed(
         params: The parameters to move.
         direction: One tensor per parameter; None leaves it where it is.
         step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
-        consume: The direction's memory may be overwritten.
+        consume: The direction is given away: its memory may be overwritten or freed, and the list is emptied.
 
     Yields:
         A handle that can :meth:`~Moved.mirror` the move.
     """
-    pairs = [(p, d) for p, d in zip(params, direction, strict=True) if d is not None]
-    moved = [p for p, _ in pairs]
+    moved = [p for p, d in zip(params, direction, strict=True) if d is not None]
+    given = [d for d in direction if d is not None]
+    if consume and isinstance(direction, list):
+        direction.clear()
     on_cpu = all(type(p.data) is Tensor and p.device.type == "cpu" for p in moved)
     move = _borrowed if on_cpu else _in_place
-    with move(moved, [d for _, d in pairs], step, consume) as handle:
+    with move(moved, given, step, consume) as handle:
         yield handle
 
 
@@ -187,7 +197,7 @@ def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
 
 
 def _address(tensor: Tensor) -> int:
-    return id(tensor) if tensor.is_sparse else tensor.untyped_storage().data_ptr()
+    return id(tensor) if tensor.is_sparse else tensor.data_ptr()
 
 
 @contextmanager
@@ -197,6 +207,7 @@ def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
     try:
         with torch.no_grad():
             add_scaled_(weights, direction, step)
+        direction.clear()  # during the passes at w + eps one copy of the parameters is held, not two
         torch.clear_autocast_cache()
         yield Moved(params, origin)
     finally:
@@ -214,7 +225,7 @@ def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) ->
     first = weights[0]
     kinds = {(type(t), t.dtype, t.device, t.is_sparse) for t in (*weights, *direction)}
     fused = kinds == {(Tensor, first.dtype, first.device, False)}
-    if fused and first.device.type == "cuda":
+    if fused and first.device.type == "cuda" and first.dtype != torch.float64:  # its step size is a float32
         torch._fused_sgd_(
             weights, direction, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
             maximize=True, is_first_step=False, grad_scale=None, found_inf=(step == 0).float(),

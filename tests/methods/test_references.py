@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, SubsetSAM
 from deltasam.perturb import random_direction
-from deltasam.weighting._base import seed_of
+from deltasam.randomness import Seed
 from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, Problem, grads, relative_error
 
 TOLERANCE = 1e-10
@@ -81,7 +81,7 @@ def test_delta_sam_given_r(problem: Problem, eta: float) -> None:
     rho = 0.05
     model, _, _ = problem.make()
     params = dict(model.named_parameters())
-    draws = random_direction([params[n] for n in names(model)], seed_of(seed_of(7, 0), 0))
+    draws = random_direction([params[n] for n in names(model)], Seed(7, 0).child(0))
     r = unit(dict(zip(names(model), draws, strict=True)), rho)
     a, b, c = (losses_at(problem, {n: s * v for n, v in r.items()})[1].detach() for s in (0, 1, -1))
     g = (b + c - 2 * a).abs() / (b - c).abs().clamp_min(eta)  # Eq. 5

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
+from deltasam.randomness import Seed
 from deltasam.weighting import FiniteDifference, Weighting
-from deltasam.weighting._base import seed_of, usable
+from deltasam.weighting._base import usable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class DeltaSAM(Method):
         return finish(passes, losses, perturbed=perturbed, ascent=ascent, weights=weights)
 
     def _weighted_gradient(self, passes: Passes) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        weigh = self.weighting.probe(passes, rho=self.rho, eta=self.eta, seed=seed_of(self.seed, self.steps))
+        weigh = self.weighting.probe(passes, rho=self.rho, eta=self.eta, seed=Seed(self.seed, self.steps))
         found: list[Tensor] = []
 
         def normalised(losses: Tensor) -> Tensor:

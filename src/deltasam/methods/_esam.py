@@ -10,7 +10,7 @@ import torch
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm
-from deltasam.weighting._base import seed_of
+from deltasam.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class ESAM(Method):
 
     def _draw(self, tensors: int) -> list[bool]:
         """Which tensors take part in this step; at least one does."""
-        generator = torch.Generator().manual_seed(seed_of(self.seed, self.steps))
+        generator = torch.Generator().manual_seed(Seed(self.seed, self.steps).value)
         draws = torch.rand(tensors, generator=generator)
         chosen: list[bool] = (draws < self.beta).tolist()
         if not any(chosen):

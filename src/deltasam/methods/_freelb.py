@@ -12,7 +12,7 @@ from deltasam.methods._base import Method, Step, check_number, finish, plain_ste
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
 from deltasam.passes import Ascent, Passes
-from deltasam.weighting._base import seed_of
+from deltasam.randomness import Seed, seeded_generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class FreeLB(Method):
         return [noise * (self.init_magnitude / (site.lengths() * site.shape[-1]).sqrt())]
 
     def _generator(self, site: Site, *which: int) -> torch.Generator:
-        return torch.Generator(site.device).manual_seed(seed_of(self.seed, self.steps, site.index, *which))
+        return seeded_generator(site.device, Seed(self.seed, self.steps, (site.index, *which)))
 
     def _goal(self, passes: Passes) -> Any:
         """What to go uphill on; None for the loss."""

@@ -15,7 +15,7 @@ from deltasam.methods._freelb import FreeLB
 from deltasam.objectives import Classification, at_least_float32
 from deltasam.objectives.regularisers import Wrapper
 from deltasam.passes import Passes
-from deltasam.weighting._base import seed_of
+from deltasam.randomness import Seed, seeded_generator
 
 Target = Literal["most", "sampled"]
 
@@ -118,7 +118,6 @@ class _Targets:
         if self._method.target == "most":
             frequent = row.argmax(-1)
         else:
-            seed = seed_of(self._method.seed, self._method.steps, micro_batch)
-            random = torch.Generator(logits.device).manual_seed(seed)
+            random = seeded_generator(logits.device, Seed(self._method.seed, self._method.steps, (micro_batch,)))
             frequent = torch.multinomial(row + (row.sum(-1, keepdim=True) == 0), 1, generator=random).squeeze(-1)
         return torch.where(row.sum(-1) > 0, frequent, likeliest)

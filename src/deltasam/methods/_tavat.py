@@ -11,7 +11,7 @@ from torch import Tensor
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.methods._freelb import FreeLB
 from deltasam.objectives.regularisers import Site, project, row_norm, uphill
-from deltasam.weighting._base import seed_of
+from deltasam.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class TAVAT(FreeLB):
         table: Tensor | None = self.state.get("vocabulary")
         if table is None:
             size = self.init_magnitude / site.shape[-1] ** 0.5
-            random = torch.Generator(site.device).manual_seed(seed_of(self.seed))
+            random = torch.Generator(site.device).manual_seed(Seed(self.seed, 0).value)
             table = torch.empty(site.vocabulary or 0, site.shape[-1], dtype=site.dtype, device=site.device)
             self.state["vocabulary"] = table.uniform_(-size, size, generator=random)
         elif table.device != site.device:  # from a checkpoint

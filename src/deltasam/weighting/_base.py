@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deltasam.passes import Passes
+from deltasam.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Weighting(ABC):
     """
 
     @abstractmethod
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: int) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Makes the extra passes and returns ``losses at w (N,) -> weights g (N,)``.
 
         Args:
@@ -43,8 +44,3 @@ def usable(weights: Tensor) -> Tensor:
     total = weights.sum()
     good = torch.isfinite(total) & (total > 0)
     return torch.where(good, weights, torch.ones_like(weights))
-
-
-def seed_of(*parts: int) -> int:
-    """One seed from several numbers (a user's seed, the step, the draw)."""
-    return hash(parts) & (2**63 - 1)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from deltasam.passes import Passes
-from deltasam.weighting._base import Weighting, seed_of, usable
+from deltasam.randomness import Seed, seeded_generator
+from deltasam.weighting._base import Weighting, usable
 from deltasam.weighting._finite_difference import FiniteDifference
 
 
@@ -17,7 +18,7 @@ from deltasam.weighting._finite_difference import FiniteDifference
 class Uniform(Weighting):
     """g = 1: delta-SAM is then SAM. Cost: none."""
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: int) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Nothing to probe."""
         return torch.ones_like
 
@@ -34,13 +35,12 @@ class RandomWeights(Weighting):
 
     of: Weighting = field(default_factory=FiniteDifference)
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: int) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Probes as the other weighting does."""
         inner = self.of.probe(passes, rho=rho, eta=eta, seed=seed)
-        generator = torch.Generator().manual_seed(seed_of(seed, -1))
 
         def weights(losses: Tensor) -> Tensor:
-            order = torch.randperm(losses.shape[0], generator=generator)
-            return usable(inner(losses))[order.to(losses.device)]
+            generator = seeded_generator(losses.device, seed.child(-1))
+            return usable(inner(losses))[torch.randperm(len(losses), generator=generator, device=losses.device)]
 
         return weights

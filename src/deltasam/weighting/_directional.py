@@ -13,7 +13,8 @@ from torch.func import functional_call, jvp
 from deltasam.held import Scene
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, step_size
-from deltasam.weighting._base import Weighting, seed_of
+from deltasam.randomness import Seed
+from deltasam.weighting._base import Weighting
 from deltasam.weighting._forward_mode import twice_differentiable
 
 
@@ -45,13 +46,13 @@ class Directional(Weighting):
         if self.radius is not None and not self.radius > 0:
             raise ValueError(f"radius={self.radius!r} must be positive, or None for rho")
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: int) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Derivatives along ``samples`` directions; the losses at w are not needed."""
         radius = rho if self.radius is None else self.radius
         params = list(passes.params.values())
         firsts, seconds = [], []
         for draw in range(self.samples):
-            r = random_direction(params, seed_of(seed, draw))
+            r = random_direction(params, seed.child(draw))
             torch._foreach_mul_(r, step_size(radius, global_norm(r)).to(r[0].dtype))
             first, second = derivatives_along(passes, dict(zip(passes.params, r, strict=True)))
             firsts.append(first)

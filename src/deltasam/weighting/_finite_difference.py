@@ -13,7 +13,8 @@ from torch import Tensor
 
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, step_size
-from deltasam.weighting._base import Weighting, seed_of
+from deltasam.randomness import Seed
+from deltasam.weighting._base import Weighting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class FiniteDifference(Weighting):
         if self.precision not in ("float32", "ambient"):
             raise ValueError(f"precision={self.precision!r} must be 'float32' or 'ambient'")
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: int) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Losses on both sides of w, ``samples`` times."""
         params = list(passes.params.values())
         _warn_if_rounded_away(params[0].dtype)
@@ -64,9 +65,8 @@ class FiniteDifference(Weighting):
         sides: list[tuple[Tensor, Tensor]] = []
         with exact(passes, self.precision == "float32") as sharpened:
             for draw in range(self.samples):
-                r = random_direction(params, seed_of(seed, draw))
-                with passes.move(params, list(r), step_size(radius, global_norm(r))) as moved:
-                    del r  # its memory is the moved weights' now, or not needed any more
+                r = random_direction(params, seed.child(draw))
+                with passes.move(params, r, step_size(radius, global_norm(r))) as moved:
                     plus = passes.losses()
                     moved.mirror()
                     sides.append((plus, passes.losses()))
