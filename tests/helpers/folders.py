@@ -1,0 +1,30 @@
+"""A tiny model with a tokenizer in a folder, as ``from_pretrained`` wants it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from helpers.tiny import VOCABULARY, encoder
+
+WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "big", "small", "mat", "tree", "good", "bad"]
+
+
+def tiny_bert_folder(folder: Path) -> Path:
+    """A BERT of random weights and a tokenizer of a few words."""
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    assert len(vocabulary) <= VOCABULARY
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        model_max_length=24,
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    encoder("bert").save_pretrained(folder)
+    return folder

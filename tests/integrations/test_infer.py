@@ -1,0 +1,99 @@
+"""The objective of a model is told from its head, and its mean is the loss that the plain Trainer would compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from deltasam.integrations import MethodTrainer
+from deltasam.integrations._infer import infer_objective
+from deltasam.methods import ERM
+from deltasam.objectives import CausalLM, Classification, Regression, Seq2Seq, Tokens
+from helpers.tiny import causal, classifier, encoder, encoder_config, sentences, seq2seq, target_tokens
+from helpers.trainers import arguments
+
+
+class OwnHead(hf.BertForSequenceClassification):
+    """A user's subclass of a known head."""
+
+
+def cases() -> dict[str, tuple[Any, type, Tensor]]:
+    """Model, the kind of objective, and labels for a batch of four."""
+    classes, tokens = torch.tensor([0, 1, 2, 1]), target_tokens(4, 7)
+    several = torch.tensor([[0.0, 1.0, 1.0]] * 4)
+    return {
+        "classes": (classifier(num_labels=3), Classification, classes),
+        "roberta": (classifier("roberta", num_labels=3), Classification, classes),
+        "subclass": (OwnHead(encoder_config("bert", num_labels=3)).eval(), Classification, classes),
+        "regression": (classifier(num_labels=1), Regression, torch.tensor([0.5, 1.0, 2.0, 0.0])),
+        "regression of several": (classifier(num_labels=3, problem_type="regression"), Regression, several),
+        "several labels": (classifier(num_labels=3, problem_type="multi_label_classification"), Classification, several),
+        "t5": (seq2seq("t5"), Seq2Seq, target_tokens()),
+        "bart": (seq2seq("bart"), Seq2Seq, target_tokens()),
+        "gpt2": (causal("gpt2"), CausalLM, tokens),
+        "llama": (causal("llama"), CausalLM, tokens),
+        "token classes": (
+            hf.BertForTokenClassification(encoder_config("bert", num_labels=41)).eval(), Tokens, target_tokens(4, 7),
+        ),
+        "masked words": (hf.BertForMaskedLM(encoder_config("bert")).eval(), Tokens, target_tokens(4, 7)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", list(cases()))
+def test_the_mean_is_the_plain_trainers_loss(name: str, smoothing: float, tmp_path: Path) -> None:
+    model, kind, labels = cases()[name]
+    if smoothing and kind is Regression:
+        with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1 with a regression model"):
+            infer_objective(model, label_smoothing=smoothing)
+        return
+    objective = infer_objective(model, label_smoothing=smoothing)
+    assert type(objective) is kind
+    batch = {**sentences(4), "labels": labels}
+    if smoothing and name == "several labels":
+        smoothing = 0.0  # Trainer warns and leaves it out
+    trainer = hf.Trainer(model=model, args=arguments(tmp_path, label_smoothing_factor=smoothing))
+    expected = trainer.compute_loss(model, dict(batch))
+    torch.testing.assert_close(objective(model, batch).mean(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_peft_models_are_looked_into() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed (extra peft)")
+    model = peft.get_peft_model(
+        classifier(num_labels=3), peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS")
+    )
+    assert infer_objective(model) == Classification()
+
+
+def test_labels_of_another_name(tmp_path: Path) -> None:
+    trainer = MethodTrainer(model=classifier(), args=arguments(tmp_path, label_names=["truth"]), method=ERM())
+    assert trainer.objective == Classification(labels="truth")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: encoder(), "cannot tell the objective of BertModel from its head; pass the objective"),
+        (lambda: nn.Linear(2, 2), "cannot tell the objective of Linear from its head; pass the objective"),
+        (
+            lambda: hf.BertForQuestionAnswering(encoder_config("bert")),
+            r"has the labels \['start_positions', 'end_positions'\], not one; pass the objective",
+        ),
+    ],
+    ids=["encoder", "module", "question answering"],
+)
+def test_a_head_that_says_nothing_is_a_clear_error(model: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        MethodTrainer(model=model(), args=arguments(tmp_path), method=ERM())
+
+
+def test_wrong_labels_for_the_head_are_a_clear_error(tmp_path: Path) -> None:
+    data = [{**{k: v[0] for k, v in sentences(1).items()}, "labels": torch.tensor([0.0, 1.0, 1.0])}] * 8
+    trainer = MethodTrainer(model=classifier(num_labels=3), args=arguments(tmp_path), method=ERM(), train_dataset=data)
+    with pytest.raises(ValueError, match="multi_label=True"):
+        trainer.train()

@@ -1,0 +1,104 @@
+"""The Lightning example, and the closure adapter under Lightning's automatic optimization."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from deltasam import ERM, SAM, LookSAM
+from deltasam.integrations import MethodOptimizer
+from helpers.data import REPOSITORY
+from helpers.trainers import assert_same_bits, largest_difference, weights
+
+lightning = pytest.importorskip("lightning", reason="lightning is not installed (extra lightning)")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*GPU available but not used.*"),
+    pytest.mark.filterwarnings("ignore:.*litlogger.*|.*LitLogger.*"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
+    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists.*"),
+]
+
+
+def loader() -> DataLoader[Any]:
+    random = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.rand(48, 64, generator=random), torch.randint(10, (48,), generator=random))
+    return DataLoader(data, batch_size=8)
+
+
+def fit(module: Any, folder: Path, **options: Any) -> dict[str, Tensor]:
+    settings = {"max_epochs": 1, "logger": False, "accelerator": "cpu", "enable_progress_bar": False}
+    settings |= {"enable_model_summary": False, "enable_checkpointing": False, "default_root_dir": folder}
+    resume = options.pop("ckpt_path", None)
+    trainer = lightning.Trainer(**(settings | options))
+    trainer.fit(module, loader(), ckpt_path=resume)
+    module.finished = trainer
+    return weights(module)
+
+
+def module(method: Any) -> Any:
+    torch.manual_seed(0)
+    return runpy.run_path(str(REPOSITORY / "examples" / "lightning_module.py"))["Digits"](method)
+
+
+class Automatic(lightning.LightningModule):
+    """The same network as everybody writes it; the optimizer is a method's, or not."""
+
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.method = method
+        self.network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
+        return adam if self.method is None else MethodOptimizer(adam, self.method, self)
+
+
+def test_the_example_without_a_perturbation_is_automatic_optimization(tmp_path: Path) -> None:
+    plain = fit(Automatic(None), tmp_path, gradient_clip_val=1.0)
+    assert_same_bits(fit(module(ERM()), tmp_path), plain)
+    assert_same_bits(fit(module(SAM(rho=0.0)), tmp_path), plain)
+    assert largest_difference(fit(module(SAM(rho=0.1)), tmp_path), plain) > 1e-4
+
+
+def test_the_example_in_bf16(tmp_path: Path) -> None:
+    full, half = (fit(module(SAM(rho=0.1)), tmp_path, precision=p) for p in ("32-true", "bf16-mixed"))
+    assert 1e-6 < largest_difference(full, half) < 0.1
+    assert all(value.dtype == torch.float32 for value in half.values())
+
+
+def test_the_example_resumes_with_the_methods_state(tmp_path: Path) -> None:
+    whole = fit(module(LookSAM(rho=0.5, k=4)), tmp_path, max_epochs=2)
+    first = module(LookSAM(rho=0.5, k=4))
+    fit(first, tmp_path)
+    first.finished.save_checkpoint(tmp_path / "half.ckpt")
+    state = torch.get_rng_state()
+    second = module(LookSAM(rho=0.5, k=4))
+    torch.set_rng_state(state)  # Lightning does not save the random streams
+    assert_same_bits(fit(second, tmp_path, max_epochs=2, ckpt_path=tmp_path / "half.ckpt"), whole)
+    assert second.method.steps == 12
+
+
+def test_the_closure_adapter_works_in_automatic_optimization(tmp_path: Path) -> None:
+    assert_same_bits(fit(Automatic(SAM(rho=0.0)), tmp_path), fit(Automatic(None), tmp_path))
+    by_closure = fit(Automatic(SAM(rho=0.1)), tmp_path)
+    torch.manual_seed(0)
+    by_hand = Automatic(None)
+    optimizer, method = torch.optim.AdamW(by_hand.parameters(), lr=3e-3), SAM(rho=0.1)
+    for batch in loader():
+        optimizer.zero_grad()
+        method.backward(
+            by_hand, batch, lambda m, b: nn.functional.cross_entropy(m.network(b[0]), b[1], reduction="none")
+        )
+        optimizer.step()
+    assert_same_bits(by_closure, weights(by_hand))
