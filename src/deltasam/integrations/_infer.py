@@ -35,10 +35,12 @@ def infer_objective(
         "pass the objective: MethodTrainer(..., objective=Classification()), Regression(), Tokens(), CausalLM(), "
         "Seq2Seq(), Contrastive(), or any callable objective(model, batch) -> losses of shape (N,)"
     )
+    head = _head(inner)
+    if head is None:
+        raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {way_out}")
     if len(label_names) != 1:
         raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {way_out}")
     labels = label_names[0]
-    head = _head(inner)
     if head == "seq2seq":
         return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
     if head == "causal":
@@ -47,9 +49,7 @@ def infer_objective(
         return Tokens(label_smoothing=label_smoothing, labels=labels)
     if head == "choice":
         return Classification(label_smoothing=label_smoothing, labels=labels)
-    if head == "sequence":
-        return _sequence_objective(inner.config, label_smoothing, labels)
-    raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {way_out}")
+    return _sequence_objective(inner.config, label_smoothing, labels)
 
 
 def _sequence_objective(config: Any, label_smoothing: float, labels: str) -> Objective:
