@@ -22,10 +22,12 @@ from deltasam import (
     EmbeddingNoise,
     MicroBatches,
     Objective,
+    PerInstanceSAM,
     RDrop,
     Regression,
     Seq2Seq,
 )
+from deltasam.objectives.regularisers import Site
 from helpers.heads import FAMILIES, head, no_dropout, texts
 from helpers.problems import grads, relative_error
 from helpers.tiny import causal, encoder, sentences, seq2seq, target_tokens
@@ -153,6 +155,29 @@ def test_micro_batches_are_one_batch(name: str) -> None:
         results.append((grads(model), step.losses))
     assert relative_error(results[1][0], results[0][0]) < 1e-9
     torch.testing.assert_close(results[1][1], results[0][1])
+
+
+def by_token(site: Site, scale: float, *_: Any) -> Tensor:
+    """Noise that depends on the tokens alone: an instance has the same in its batch and by itself."""
+    place = torch.arange(site.shape[1]).unsqueeze(-1) * 0.9 + torch.arange(site.shape[2]) * 2.3
+    return site.unpadded(scale * (site.ids.unsqueeze(-1) * 1.7 + place).sin().to(site.dtype))
+
+
+@wrappers
+def test_exact_per_instance_perturbation(wrap: Callable[[Objective], Objective], monkeypatch: Any) -> None:
+    """The low-rank engine sees through hooks, doubled batches, teachers and ascents inside the objective."""
+    for module in ("vat", "smart", "r3f", "embedding_noise"):
+        monkeypatch.setattr(f"deltasam.objectives.regularisers._{module}.draw", by_token)
+    objective = wrap(Classification())
+    if not objective.separable:
+        return
+    results = []
+    for engine in ("low-rank", "loop"):
+        model = no_dropout(head("bert")).double()
+        step = PerInstanceSAM(rho=0.05, engine=engine).backward(model, texts(), wrap(Classification()))
+        results.append((grads(model), step.perturbed_losses))
+    assert relative_error(results[0][0], results[1][0]) < 1e-9
+    torch.testing.assert_close(results[0][1], results[1][1])
 
 
 def test_any_callable_can_be_noisy() -> None:

@@ -31,9 +31,10 @@ class RDrop(Consistency):
     Args:
         objective: What is regularised.
         alpha: Weight of the divergence; the paper chooses from 0.1, 0.5, 1.0, and more for translation.
-        passes: ``"one"``: one forward of the batch joined with itself. ``"two"``: two forwards, for models or
-            objectives that mix the instances of a batch (BatchNorm, in-batch negatives), and for the exact
-            per-instance methods, where row i of every layer must belong to instance i.
+        passes: ``"one"``: one forward of the batch joined with itself. ``"two"``: two forwards, at half the peak of
+            a single forward's memory, for models or objectives that mix the instances of a batch (BatchNorm, in-batch
+            negatives), and for whatever expects row i of a layer to belong to instance i (the exact per-instance
+            methods of this package take either).
         reduction: ``"paper"``, the formula above. ``"released"``: the released code for BERT, which *sums* the
             divergence over the batch (over its target tokens, for sequences) and the two losses,
             :math:`l_i^1 + l_i^2 + \alpha N \cdot \text{divergence}_i`, there with :math:`\alpha = 0.5`: in the terms

@@ -1,0 +1,120 @@
+"""TAT aims at a class, which takes a backward pass of its own: the promises of a method hold with it, too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam import TAT, Classification, RDrop
+from deltasam.methods import Method
+from helpers.heads import head, texts
+from helpers.problems import grads, relative_error
+
+
+def method(**changes) -> Method:
+    settings = {"adv_lr": 0.5, "init_magnitude": 0.1, **changes}
+    return TAT(**settings)
+
+
+def test_weights_streams_and_earlier_gradients_survive_a_failure_in_any_pass() -> None:
+    class BoomError(Exception):
+        """Raised on purpose."""
+
+    class Explosive(Classification):
+        """Fails in a chosen call of ``targets``: two in a pass, one for the loss and one for the aim."""
+
+        def targets(self, batch: dict[str, Tensor]) -> Tensor:
+            calls_left[0] -= 1
+            if calls_left[0] == 0:
+                raise BoomError
+            return super().targets(batch)
+
+    for failing in range(1, 6):
+        calls_left = [failing]
+        model, batch = head("bert"), texts()
+        Classification()(model, batch).mean().backward()
+        weights, before = [p.detach().clone() for p in model.parameters()], grads(model)
+        with pytest.raises(BoomError):
+            method().backward(model, batch, Explosive())
+        assert all(p.equal(q) for p, q in zip(model.parameters(), weights, strict=True))
+        assert all(g.equal(before[n]) for n, g in grads(model).items())
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_randomness_is_that_of_plain_training() -> None:
+    model, batch = head("bert"), texts()
+    torch.manual_seed(1)
+    Classification()(model, batch)
+    wanted = torch.rand(3)
+    torch.manual_seed(1)
+    method(target="sampled").backward(model, batch, Classification())
+    assert torch.rand(3).equal(wanted)
+
+
+@pytest.mark.parametrize("scale", [2.0**12, torch.amp.GradScaler("cpu", init_scale=2.0**12)])
+def test_scaling_the_loss_scales_the_gradient(scale) -> None:
+    results = []
+    for factor in (1.0, scale):
+        model = head("bert")
+        torch.manual_seed(1)
+        step = method().backward(model, texts(), Classification(), scale=factor)
+        results.append((grads(model), step.grad_norm))
+    assert relative_error({n: g / 2.0**12 for n, g in results[1][0].items()}, results[0][0]) < 1e-5
+    torch.testing.assert_close(results[0][1], results[1][1])
+
+
+def test_a_checkpoint_continues_exactly() -> None:
+    def train(model: nn.Module, method: Method, steps: int) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for i in range(steps):
+            method.backward(model, texts(seed=method.steps + i), Classification())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, first = head("bert"), method(target="sampled")
+    train(model, first, 3)
+    state, weights, rng = (
+        first.state_dict(),
+        {k: v.clone() for k, v in model.state_dict().items()},
+        torch.get_rng_state(),
+    )
+    assert state["confusion"].sum() > 0
+    train(model, first, 2)
+    other, second = head("bert"), method(target="sampled")
+    other.load_state_dict(weights)
+    second.load_state_dict(state)
+    torch.set_rng_state(rng)
+    train(other, second, 2)
+    assert all(p.equal(q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert second.state["confusion"].equal(first.state["confusion"])
+
+
+def test_the_adversary_makes_the_target_likelier() -> None:
+    model, batch = head("bert").eval(), texts(n=8)
+    for p in model.parameters():
+        p.data.mul_(3)
+    seen = []
+
+    class Watching(Classification):
+        def losses(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            seen.append(outputs.detach().softmax(-1))
+            return super().losses(outputs, batch)
+
+    aimed = TAT(adv_steps=3, adv_lr=1.0, init_magnitude=0.0, max_norm=None)
+    aimed.state["confusion"] = torch.tensor([[0.0, 0, 9], [9, 0, 0], [0, 9, 0]])
+    aimed.backward(model, batch, Watching())
+    target = torch.tensor([2, 0, 1])[batch["labels"]].unsqueeze(1)
+    rise = seen[-1].gather(1, target) - seen[0].gather(1, target)
+    assert (rise > 0).all()
+
+
+def test_wrappers_are_seen_through_and_old_mistakes_fade() -> None:
+    model, batch = head("bert"), texts(n=8)
+    faded = method(decay=0.5)
+    first = faded.backward(model, batch, RDrop(Classification()))
+    assert (first.forwards, first.backwards) == (3, 5)
+    before = faded.state["confusion"].clone()
+    faded.backward(model, batch, RDrop(Classification()))
+    assert faded.state["confusion"].sum() <= 0.5 * before.sum() + 8
+    assert faded.state["confusion"].diagonal().sum() == 0
