@@ -41,34 +41,61 @@ class Seed:
         return hash((self.user, self.step, *self.path)) & (2**63 - 1)
 
 
-class Streams(Protocol):
-    """Random streams of a step that is recorded to be replayed, where reading and setting states is not possible."""
+class Recording(Protocol):
+    """Random streams of a step that is recorded to be replayed, where states can be neither read nor set."""
 
-    def extra(self, randomness: Randomness) -> AbstractContextManager[None]:
+    def extra(self) -> AbstractContextManager[None]:
         """The streams of an extra pass."""
 
-    def generator(self, device: torch.device, seed: Seed) -> torch.Generator:
+    def generator(self, seed: Seed) -> torch.Generator:
         """A generator that stands at the start of the seed's stream whenever the step is replayed."""
 
 
-_recording: Streams | None = None
+class Observer(Protocol):
+    """Whoever wants to know what a step draws, to record the next one like it."""
+
+    def replay_starts(self, start: RandomState) -> None:
+        """Extra passes will start here."""
+
+    def extra_pass(self, randomness: Randomness) -> None:
+        """An extra pass is made."""
+
+    def seeded(self, seed: Seed) -> None:
+        """A generator of its own is used."""
+
+
+_recording: Recording | None = None
+_observer: Observer | None = None
 
 
 @contextmanager
-def recording(streams: Streams) -> Iterator[None]:
-    """Steps taken inside draw from these streams."""
-    global _recording  # noqa: PLW0603 - one step is recorded at a time, and methods need not know
-    _recording, before = streams, _recording
+def recorded(by: Recording) -> Iterator[None]:
+    """Steps taken inside draw from these streams. One step is recorded at a time, and methods need not know."""
+    global _recording  # noqa: PLW0603
+    _recording = by
     try:
         yield
     finally:
-        _recording = before
+        _recording = None
+
+
+@contextmanager
+def observed(by: Observer) -> Iterator[None]:
+    """Tells the observer what the steps taken inside draw."""
+    global _observer  # noqa: PLW0603
+    _observer = by
+    try:
+        yield
+    finally:
+        _observer = None
 
 
 def seeded_generator(device: torch.device, seed: Seed) -> torch.Generator:
     """A generator of its own, so that the global streams (dropout, data order) stand still."""
     if _recording is not None:
-        return _recording.generator(device, seed)
+        return _recording.generator(seed)
+    if _observer is not None:
+        _observer.seeded(seed)
     return torch.Generator(device).manual_seed(seed.value)
 
 
@@ -158,8 +185,9 @@ class Replay:
     def __init__(self, model: nn.Module, devices: Iterable[torch.device], randomness: Randomness = "shared") -> None:
         self._devices = tuple(devices)
         self._randomness = randomness
-        self._streams = _recording
-        self._start = None if self._streams else RandomState.now(self._devices)
+        self._start = None if _recording else RandomState.now(self._devices)
+        if _observer is not None and self._start is not None:
+            _observer.replay_starts(self._start)
         self._buffers = _Buffers(model)
         self._extras = 0
 
@@ -173,10 +201,12 @@ class Replay:
     def extra(self) -> Iterator[None]:
         """One pass that leaves no trace in the random streams and the buffers."""
         if self._start is None:
-            assert self._streams is not None
-            with self._streams.extra(self._randomness), self._buffers.rewound():
+            assert _recording is not None, "the step of a recording outlived it"
+            with _recording.extra(), self._buffers.rewound():
                 yield
             return
+        if _observer is not None:
+            _observer.extra_pass(self._randomness)
         current = RandomState.now(self._devices)
         self._extras += 1
         try:

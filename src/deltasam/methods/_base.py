@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -87,6 +88,8 @@ class Method(ABC):
 
     #: Forward and backward passes of a step, as the docs list them.
     passes: ClassVar[str] = "1/1"
+    #: Whether a step is the same operations every time (in every phase), so that it can be recorded as a CUDA graph.
+    capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
@@ -107,16 +110,29 @@ class Method(ABC):
         Returns:
             What happened, as detached tensors.
         """
-        prepare = getattr(objective, "prepare", None)
-        if prepare is not None:
-            prepare(model)
-        replay = not self._is_plain()
-        options: dict[str, Any] = {"params": self.params, "randomness": self.randomness, "replay": replay}
-        return self.take(Passes(model, batch, objective, scale=scale, **options))
+        prepare(objective, model)
+        return self.take(self.passes_for(model, batch, objective, scale=scale))
+
+    def passes_for(
+        self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
+    ) -> Passes:
+        """The passes of one step over this batch, set up but not made."""
+        return Passes(
+            model,
+            batch,
+            objective,
+            params=self.params,
+            scale=scale,
+            randomness=self.randomness,
+            replay=not self._is_plain(),
+        )
 
     def take(self, passes: Passes) -> Step:
         """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
-        step = self._step(passes)
+        return self.noted(self._step(passes))
+
+    def noted(self, step: Step) -> Step:
+        """Counts the step, and whether it left the perturbation out."""
         self.state["steps"] = self.steps + 1
         if step.skipped is not None:
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
@@ -129,6 +145,10 @@ class Method(ABC):
     def _is_plain(self) -> bool:
         """Whether this step is plain training: a perturbing method with rho = 0 costs what plain training costs."""
         return getattr(self, "rho", None) == 0
+
+    def phase(self) -> Hashable:
+        """Which kind of step comes next, for methods whose steps are not all alike."""
+        return None
 
     @property
     def steps(self) -> int:
@@ -158,6 +178,13 @@ class Method(ABC):
         """Takes back what :meth:`state_dict` gave; then a resumed run continues exactly."""
         self.state.clear()
         self.state.update(state)
+
+
+def prepare(objective: ObjectiveLike, model: nn.Module) -> None:
+    """Lets an objective get ready for a step, once, with the model at w."""
+    ready = getattr(objective, "prepare", None)
+    if ready is not None:
+        ready(model)
 
 
 def plain_step(passes: Passes) -> Step:

@@ -67,13 +67,17 @@ class DeltaSAM(Method):
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
-        if self.steps % self.probe_every:
+        if not self.phase():
             weights, (losses, grads) = None, passes.gradient()
         else:
             weights, losses, grads = self._weighted_gradient(passes)
         with passes.ascend(grads, self.rho) as ascent:
             perturbed = passes.accumulate()
         return finish(passes, losses, perturbed=perturbed, ascent=ascent, weights=weights)
+
+    def phase(self) -> bool:
+        """Whether the next step probes."""
+        return self.steps % self.probe_every == 0
 
     def _weighted_gradient(self, passes: Passes) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         weigh = self.weighting.probe(passes, rho=self.rho, eta=self.eta, seed=Seed(self.seed, self.steps))

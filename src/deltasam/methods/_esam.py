@@ -47,6 +47,7 @@ class ESAM(Method):
     gamma: float = 0.5
     seed: int = 0
     passes = "3/2"
+    capturable = False
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

@@ -46,6 +46,7 @@ class FisherSAM(Method):
     keep: float = 0.1
     refresh: int = 100
     passes = "2/2"
+    capturable = False
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

@@ -44,6 +44,7 @@ class LookSAM(Method):
     k: int = 5
     alpha: float = 0.7
     passes = "1+1/k"
+    capturable = False
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

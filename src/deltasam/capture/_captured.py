@@ -1,0 +1,227 @@
+"""A method whose steps are recorded as CUDA graphs and replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.batches import MicroBatches
+from deltasam.capture._graph import Pool, RecordedStep
+from deltasam.capture._key import NotCapturableError, batch_key, model_key, surroundings_key
+from deltasam.capture._streams import Needs
+from deltasam.methods import Method, Step
+from deltasam.methods._base import prepare
+from deltasam.passes import ObjectiveLike, Scaler
+from deltasam.randomness import observed
+
+HAS_GRAPHS = ("cuda",)
+
+
+@dataclass
+class CaptureReport:
+    """What a :class:`Captured` has done so far: steps by kind, graphs given up, and obstacles with their counts."""
+
+    ordinary: int = 0
+    recorded: int = 0
+    replayed: int = 0
+    evicted: int = 0
+    obstacles: dict[str, int] = field(default_factory=dict)
+
+
+class Captured:
+    """A method whose ``backward`` is recorded as one CUDA graph per batch shape and then replayed.
+
+    Fine-tuning steps of base-sized models are bound by kernel launches; a replayed graph launches once. All passes of
+    the step, the perturbation, the way back and the gradient norms are in the graph. The gradients are those of the
+    ordinary step to rounding, dropout included: new masks in every step, the same masks in all passes of a step.
+
+    The first batch of a shape takes an ordinary step, which serves as warm-up; the second is recorded. A step that
+    cannot be recorded (the model waits for the host, draws on the host, ...) stays an ordinary one, and a warning says
+    what was in the way. On the CPU every step is an ordinary one.
+
+    Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
+
+    Args:
+        method: The method. Its hyperparameters are part of the recording.
+        max_graphs: How many shapes to keep; the least recently used one goes first. Keep shapes few with
+            :class:`PadToBuckets`.
+        optimizer: Makes :meth:`step` available: the optimizer's step is recorded too. It must be capturable, as
+            ``torch.optim.AdamW(..., capturable=True)`` is; its learning rates become tensors, so that schedules work.
+        max_grad_norm: Clip before the optimizer's step; only with ``optimizer``.
+
+    Example:
+        >>> from deltasam import SAM
+        >>> method = Captured(SAM(rho=0.05))  # use it like the method itself
+        >>> method.backward(nn.Linear(2, 1), torch.ones(4, 2), lambda m, x: m(x).squeeze(-1) ** 2).forwards
+        2
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        max_graphs: int = 8,
+        optimizer: torch.optim.Optimizer | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        if max_graphs < 1:
+            raise ValueError(f"max_graphs={max_graphs!r} must be at least 1")
+        if max_grad_norm is not None and optimizer is None:
+            raise ValueError("max_grad_norm needs an optimizer: without one, clip after backward() as usual")
+        self.method = method
+        self.report = CaptureReport()
+        self._max_graphs = max_graphs
+        self._optimizer = optimizer
+        self._max_grad_norm = max_grad_norm
+        self._seen: OrderedDict[Hashable, Needs | RecordedStep | str] = OrderedDict()
+        self._gradients: dict[str, Tensor] = {}
+        self._pool: Pool | None = None
+        if optimizer is not None:
+            _check_capturable(optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the method's own: ``state_dict``, ``rho``, ``skipped``, ..."""
+        if name == "method":  # not there yet: a copy under construction
+            raise AttributeError(name)
+        return getattr(self.method, name)
+
+    def backward(
+        self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
+    ) -> Step:
+        """As :meth:`deltasam.methods.Method.backward`: adds the method's gradient to ``.grad``."""
+        factor = scale if isinstance(scale, Tensor) else None
+
+        def run(inputs: Any) -> Step:
+            batch, factor = inputs
+            passes = self.method.passes_for(model, batch, objective, scale=scale if factor is None else factor)
+            return self.method._step(passes)
+
+        kind = ("backward", scale if isinstance(scale, (int, float)) else id(scale) if factor is None else "tensor")
+        prepare(objective, model)
+        return self._take(model, (batch, factor), objective, run, kind)
+
+    def step(self, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Step:
+        """The whole training step: gradients, clipping, the optimizer's step. ``.grad`` is None afterwards.
+
+        Raises:
+            ValueError: No optimizer was given.
+        """
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise ValueError("Captured(method) has no optimizer; give it one, or call backward() and step it yourself")
+
+        def run(inputs: Any) -> Step:
+            step = self.method._step(self.method.passes_for(model, inputs[0], objective))
+            if self._max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self._max_grad_norm, foreach=True)
+            optimizer.step()
+            return step
+
+        optimizer.zero_grad()
+        prepare(objective, model)
+        step = self._take(model, (batch, None), objective, run, ("step",))
+        optimizer.zero_grad()
+        return step
+
+    # -- ordinary, recorded or replayed --------------------------------------------------------------------------
+
+    def _take(
+        self, model: nn.Module, inputs: Any, objective: ObjectiveLike, run: Callable[[Any], Step], kind: Hashable
+    ) -> Step:
+        device = next(model.parameters()).device
+        if device.type not in HAS_GRAPHS:
+            self.report.ordinary += 1
+            return self.method.noted(run(inputs))
+        try:
+            key = self._key(model, inputs, objective, kind, device)
+            entry = self._seen.get(key)
+            if entry is None:
+                step = self._observe(key, inputs, run, device)
+            else:
+                self._seen.move_to_end(key)
+                if isinstance(entry, str):
+                    raise NotCapturableError(entry)
+                if isinstance(entry, Needs):
+                    entry = self._record(key, model, inputs, run, entry, kind)
+                step = self._replay(entry, model, inputs)
+        except NotCapturableError as obstacle:
+            self._mention(str(obstacle))
+            self.report.ordinary += 1
+            step = run(inputs)
+        return self.method.noted(step)
+
+    def _key(self, model: nn.Module, inputs: Any, objective: Any, kind: Hashable, device: torch.device) -> Hashable:
+        if not self.method.capturable:
+            raise NotCapturableError(f"{type(self.method).__name__} does not take the same operations in every step")
+        if isinstance(inputs[0], MicroBatches):
+            raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise NotCapturableError("DistributedDataParallel communicates outside of the graph")
+        here = (kind, self.method.phase(), id(objective))
+        return (*here, batch_key(inputs), model_key(model), surroundings_key(device))
+
+    def _observe(self, key: Hashable, inputs: Any, run: Callable[[Any], Step], device: torch.device) -> Step:
+        """The first batch of a shape: an ordinary step, watched."""
+        needs = Needs(device)
+        with observed(needs):
+            step = run(inputs)
+        needs.finish()
+        self._seen[key] = needs if needs.obstacle is None else needs.obstacle
+        while len(self._seen) > self._max_graphs:
+            self._seen.popitem(last=False)
+            self.report.evicted += 1
+        self.report.ordinary += 1
+        return step
+
+    def _record(
+        self, key: Hashable, model: nn.Module, inputs: Any, run: Callable[[Any], Step], needs: Needs, kind: Hashable
+    ) -> RecordedStep:
+        self._pool = self._pool or Pool()
+        place = None if kind == ("step",) else self._places(model)
+        try:
+            entry = RecordedStep(run, model, inputs, needs, self._pool, place)
+        except NotCapturableError as obstacle:
+            self._seen[key] = str(obstacle)
+            raise
+        self._seen[key] = entry
+        self.report.recorded += 1
+        return entry
+
+    def _replay(self, entry: RecordedStep, model: nn.Module, inputs: Any) -> Step:
+        params = dict(model.named_parameters())
+        placed = {name: self._gradients[name] for name in entry.placed}
+        # Gradients of earlier micro-batches may lie where the graph puts the new ones.
+        earlier = {name: place.clone() for name, place in placed.items() if params[name].grad is place}
+        step = entry.replay(inputs, self.method.steps)
+        for name, place in placed.items():
+            grad = params[name].grad
+            if name in earlier:
+                place.add_(earlier[name])
+            else:
+                params[name].grad = place if grad is None else grad.add_(place)
+        self.report.replayed += 1
+        return step
+
+    def _places(self, model: nn.Module) -> dict[str, Tensor]:
+        if not self._gradients:
+            self._gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+        return self._gradients
+
+    def _mention(self, obstacle: str) -> None:
+        if obstacle not in self.report.obstacles:
+            warnings.warn(f"this step is not captured, but runs as an ordinary one: {obstacle}", stacklevel=4)
+        self.report.obstacles[obstacle] = self.report.obstacles.get(obstacle, 0) + 1
+
+
+def _check_capturable(optimizer: torch.optim.Optimizer) -> None:
+    for number, group in enumerate(optimizer.param_groups):
+        if "capturable" in group and not group["capturable"]:
+            raise ValueError(f"param_groups[{number}] of {type(optimizer).__name__}: pass capturable=True to it")
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
