@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from deltasam.bench._workbench import Workbench
+from deltasam.bench.options import Way
 from deltasam.methods import ERM, Method
 from deltasam.methods.catalogue import METHODS, find_method
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
@@ -30,15 +31,16 @@ class Optimizer:
 
     kind: type[torch.optim.Optimizer]
     options: dict[str, Any]
+    captured_options: dict[str, Any]
 
     def over(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """A fresh optimizer over the model's parameters."""
         return self.kind(model.parameters(), **self.options)
 
 
-ADAMW = Optimizer(torch.optim.AdamW, {"lr": 0.0})
+ADAMW = Optimizer(torch.optim.AdamW, {"lr": 0.0}, {"capturable": True, "fused": True})
 # No state and no temporaries: memory measured with it is the method's own.
-BARE_SGD = Optimizer(torch.optim.SGD, {"lr": 0.0, "foreach": False})
+BARE_SGD = Optimizer(torch.optim.SGD, {"lr": 0.0, "foreach": False}, {})
 
 
 @dataclass(frozen=True)
@@ -51,48 +53,75 @@ class Contestant:
     period: int = 1  # steps until the costs repeat; a method with a rare expensive step is timed over a whole period
 
 
-def contestants(names: tuple[str, ...], *, with_field: bool, embeddings: bool) -> list[Contestant]:
+def contestants(
+    names: tuple[str, ...], *, ways: tuple[Way, ...] = ("eager",), with_field: bool, embeddings: bool
+) -> list[Contestant]:
     """ERM, SAM and the named methods (all if none is named), then the installed packages of others.
 
     Args:
         names: Methods and regularisers; a regulariser is measured under plain training.
+        ways: How to run each of them; ERM and SAM run eagerly in any case, everything is compared with those.
         with_field: Also the packages of others.
         embeddings: The model has input embeddings, which some methods and the regularisers perturb.
     """
     of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
-    ours = {entry.name: entry for entry in map(_named, ("ERM", "SAM", *(names or every)))}
+    chosen = ("ERM", "SAM", *(names or every))
+    entries = [_named(name) for name in ("ERM", "SAM")] + [_named(name, way) for way in ways for name in chosen]
+    ours = {entry.name: entry for entry in entries}
     return [*ours.values(), *(field(embeddings=embeddings) if with_field else [])]
 
 
-def _named(name: str) -> Contestant:
+def _named(name: str, way: Way = "eager") -> Contestant:
     for known, kind in REGULARISERS.items():
         if name.lower().replace("-", "") == known.lower():
-            return of_method(ERM, known, wrap=kind)
-    return of_method(find_method(name))
+            return of_method(ERM, known, wrap=kind, way=way)
+    return of_method(find_method(name), way=way)
 
 
 def of_method(
-    make: Callable[[], Method], name: str | None = None, *, wrap: Callable[[Objective], Objective] | None = None
+    make: Callable[[], Method],
+    name: str | None = None,
+    *,
+    wrap: Callable[[Objective], Objective] | None = None,
+    way: Way = "eager",
 ) -> Contestant:
     """A method of this package, in the loop its users write, over an objective that ``wrap`` may change."""
     sample = make()
+    label = name or type(sample).__name__
 
     def build(bench: Workbench, optimizer: Optimizer) -> Work:
         method = make()  # its own state
         objective = bench.objective if wrap is None else wrap(bench.objective)
+        model = bench.compiled() if "compiled" in way else bench.model
+        if "captured" in way:
+            return _captured(bench, method, model, objective, optimizer)
         stepper = optimizer.over(bench.model)
 
         def work() -> None:
             with bench.precision():
-                method.backward(bench.model, bench.batch, objective)
+                method.backward(model, bench.batch, objective)
             stepper.step()
             stepper.zero_grad()
 
         return work
 
     period = max(int(getattr(sample, attribute, 1)) for attribute in PERIODS)
-    return Contestant(name or type(sample).__name__, "deltasam", build, period)
+    return Contestant(label if way == "eager" else f"{label} {way}", "deltasam", build, period)
+
+
+def _captured(bench: Workbench, method: Method, model: Any, objective: Objective, optimizer: Optimizer) -> Work:
+    """The whole step as a CUDA graph; recorded on the second run, so it needs two rounds of warm-up."""
+    from deltasam.capture import Captured
+
+    options = {**optimizer.options, **optimizer.captured_options}
+    captured = Captured(method, optimizer=optimizer.kind(bench.model.parameters(), **options))
+
+    def work() -> None:
+        with bench.precision():
+            captured.step(model, bench.batch, objective)
+
+    return work
 
 
 def field(*, embeddings: bool) -> list[Contestant]:

@@ -37,7 +37,7 @@ def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> 
 def _steps(
     options: StepOptions, bench: Workbench, field: Sequence[Contestant] | None
 ) -> tuple[list[Row], dict[str, str]]:
-    entries = list(field or contestants(options.methods, with_field=options.field, embeddings=options.model != "mlp"))
+    entries = list(field or _all(options))
     failures = {entry.name: why for entry in entries if (why := _failure(entry, bench))}
     entries = [entry for entry in entries if entry.name not in failures]
     works = {entry.name: entry.build(bench, ADAMW) for entry in entries}
@@ -67,6 +67,11 @@ def _steps(
             )
         )
     return rows, failures
+
+
+def _all(options: StepOptions) -> list[Contestant]:
+    embeddings = options.model != "mlp"
+    return contestants(options.methods, ways=options.ways, with_field=options.field, embeddings=embeddings)
 
 
 def _failure(entry: Contestant, bench: Workbench) -> str | None:
@@ -102,7 +107,7 @@ def _peak(entry: Contestant, bench: Workbench) -> int:
 
     def work() -> None:
         step = entry.build(bench, BARE_SGD)
-        for _ in range(entry.period + (entry.period > 1)):
+        for _ in range(max(entry.period + (entry.period > 1), 3 if "captured" in entry.name else 1)):
             step()
 
     bench.model.zero_grad()

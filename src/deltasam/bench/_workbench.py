@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Workbench:
     objective: Objective
     device: torch.device
     autocast: torch.dtype | None
+    _compiled: list[nn.Module] = field(default_factory=list)
 
     @property
     def parameter_bytes(self) -> int:
@@ -47,6 +48,12 @@ class Workbench:
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def compiled(self) -> nn.Module:
+        """The model through ``torch.compile``, compiled once for all contestants."""
+        if not self._compiled:
+            self._compiled.append(torch.compile(self.model))  # type: ignore[arg-type]
+        return self._compiled[0]
 
     def loss(self) -> Tensor:
         """The mean loss, for the contestants that know nothing of instances."""

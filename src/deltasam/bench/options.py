@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+Way = Literal["eager", "compiled", "captured", "compiled+captured"]
 Shape = Literal["mlp", "bert-tiny", "bert-4x256", "bert-base", "roberta-large"]
 
 
@@ -25,6 +26,7 @@ class StepOptions:
         device: Where to run; auto takes a GPU if there is one.
         precision: tf32 changes the matrix products, bf16 and fp16 run under autocast.
         methods: Methods and regularisers to measure beside ERM and SAM, e.g. delta-sam; all by default.
+        ways: How to run every method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
         field: Whether to measure the implementations of other packages too, where they are installed.
         rounds: Timed rounds; in each, every contestant takes its turn.
         warmup: Rounds before the clock starts.
@@ -48,6 +50,7 @@ class StepOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     methods: tuple[str, ...] = ()
+    ways: tuple[Way, ...] = ("eager",)
     field: bool = True
     rounds: int = 7
     warmup: int = 2

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line without tyro: the same options, read from the same dataclass."""
     arguments = vars(_parser().parse_args(argv))
     try:
-        run(StepOptions(**{**arguments, "methods": tuple(arguments["methods"])}))
+        run(StepOptions(**{name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}))
     except ValueError as error:
         print(f"deltasam bench step: {error}", file=sys.stderr)
         return 1
@@ -65,7 +65,7 @@ def _kind(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint)}
     if get_origin(hint) is tuple:
-        return {"nargs": "*", "type": get_args(hint)[0]}
+        return {"nargs": "*", **_kind(get_args(hint)[0])}
     optional = [kind for kind in get_args(hint) if kind is not type(None)]
     kind = optional[0] if optional else hint
     return {"type": kind, "metavar": "FILE" if kind is Path else kind.__name__.upper()}
