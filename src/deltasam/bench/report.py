@@ -68,7 +68,7 @@ def cells(report: Report) -> tuple[list[str], list[list[str]]]:
         "x SAM": [_ratio(row.times_sam) for row in report.rows],
         "x ours": [_ratio(row.times_ours) for row in report.rows],
         "passes": [_passes(row) for row in report.rows],
-        "memory": ["" if row.extra_copies is None else f"{row.extra_copies:+.2f} P" for row in report.rows],
+        "memory": ["" if row.extra_copies is None else f"{row.extra_copies:+.2f}" for row in report.rows],
     }
     measured = {name: column for name, column in columns.items() if any(column)}
     return list(measured), [list(row) for row in zip(*measured.values(), strict=True)]
@@ -79,7 +79,7 @@ def show(report: Report) -> None:
     header, rows = cells(report)
     note = "median ± half the distance of the quartiles"
     if not report.options.isolate:
-        note += "; passes: forward/backward, counted by hooks; memory: peak beyond ERM, P = one copy of the parameters"
+        note += "; passes: forward/backward, counted by hooks; memory: peak beyond ERM, in copies of the parameters"
     notes = [note, *(f"{name} could not run here: {why}" for name, why in report.failures.items())]
     if util.find_spec("rich") is None:
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
