@@ -1,4 +1,4 @@
-"""Data parallelism, activation checkpointing and compilation change nothing; adapters train and the rest stays still."""
+"""Data parallelism, checkpointing and compilation change nothing; adapters train and the rest stays still."""
 
 from __future__ import annotations
 
