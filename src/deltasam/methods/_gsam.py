@@ -31,7 +31,7 @@ class GSAM(Method):
         Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, ICLR 2022.
 
     Example:
-        >>> GSAM.rho_at(lr=5e-5, lr_max=1e-4, rho_max=0.05, rho_min=0.01)
+        >>> round(GSAM.rho_at(lr=5e-5, lr_max=1e-4, rho_max=0.05, rho_min=0.01), 6)
         0.03
     """
 
