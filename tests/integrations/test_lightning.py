@@ -18,6 +18,7 @@ from helpers.trainers import assert_same_bits, largest_difference, weights
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed (extra lightning)")
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),  # a CPU without bf16 instructions says so
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*GPU available but not used.*"),
     pytest.mark.filterwarnings("ignore:.*litlogger.*|.*LitLogger.*"),

@@ -15,7 +15,20 @@ from torch.nn.functional import cross_entropy
 
 from deltasam.batches import MicroBatches
 from deltasam.integrations import MethodOptimizer
-from deltasam.methods import ASAM, ERM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, Method, SubsetSAM
+from deltasam.methods import (
+    ASAM,
+    ERM,
+    ESAM,
+    GSAM,
+    SAM,
+    DeltaSAM,
+    FisherSAM,
+    FreeLB,
+    LookSAM,
+    Method,
+    PerInstanceSAM,
+    SubsetSAM,
+)
 
 GRADIENT_ONLY = [
     ERM(),
@@ -117,6 +130,23 @@ def test_without_a_perturbation_it_is_the_optimizer_alone() -> None:
     plain = {key: value.clone() for key, value in model.state_dict().items()}, losses, torch.get_rng_state()
     assert_same(trained(SAM(rho=0.0), "backward"), plain)
     assert_same(trained(ERM(), "losses"), plain)
+
+
+@pytest.mark.parametrize("method", [FreeLB(embeddings="0"), PerInstanceSAM(rho=0.1)], ids=name)
+def test_methods_that_look_inside_the_model_work_through_losses(method: Method) -> None:
+    x, y = torch.arange(12).view(4, 3), torch.tensor([0, 1, 2, 0])
+    results = []
+    for style in ("loop", "closure"):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Embedding(12, 4), nn.Flatten(), nn.Dropout(0.2), nn.Linear(12, 3))
+        base = torch.optim.SGD(model.parameters(), lr=0.5)
+        if style == "loop":
+            replace(method).backward(model, (x, y), objective)
+            base.step()
+        else:
+            MethodOptimizer(base, replace(method), model, closure="losses").step(lambda: objective(model, (x, y)))  # noqa: B023
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*results, strict=True))
 
 
 def test_micro_batches_are_one_batch() -> None:
@@ -233,7 +263,7 @@ def test_copies_and_pickles() -> None:
 # -- what can go wrong -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", OTHERS + TAKE_PARTS, ids=name)
+@pytest.mark.parametrize("method", [*OTHERS, *TAKE_PARTS, FreeLB(), PerInstanceSAM()], ids=name)
 def test_a_method_that_needs_losses_shows_the_lines_to_write(method: Method) -> None:
     model, _, optimizer = wrapped(replace(method))
     before = [p.detach().clone() for p in model.parameters()]

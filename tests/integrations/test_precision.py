@@ -14,6 +14,8 @@ from deltasam.methods import ERM, SAM, DeltaSAM, Method
 from deltasam.weighting import FiniteDifference
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
 
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 instructions says so
+
 
 @pytest.mark.parametrize("method", [ERM(), SAM(rho=0.0)], ids=lambda method: type(method).__name__)
 def test_bf16_is_the_plain_trainers_bf16(method: Method, tmp_path: Path) -> None:

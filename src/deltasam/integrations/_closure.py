@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,44 @@ class ClosurePasses(Passes):
     """
 
     def __init__(self, method: Method, model: nn.Module, closure: Callable[[], Any]) -> None:
-        # Nothing is known of the closure's batch. Its tensors are taken to be where the parameters are.
-        super().__init__(
-            model, None, self._refuse,
-            params=method.params, randomness=method.randomness, replay=not method._is_plain(),
-        )  # fmt: skip
         self._method = method
         self._closure = closure
+        self._hidden: dict[str, Any] | None = {}
+        # Nothing is known of the closure's batch. Its tensors are taken to be where the parameters are.
+        super().__init__(
+            model,
+            None,
+            lambda *_: self.evaluate(),
+            params=method.params,
+            randomness=method.randomness,
+            replay=not method._is_plain(),
+        )
+        self._hidden = None  # from here on a method that looks at the batch or the objective is refused
+
+    @property
+    def objective(self) -> Any:  # type: ignore[override]
+        """There is none."""
+        return self._look("objective")
+
+    @objective.setter
+    def objective(self, value: Any) -> None:
+        self._look("objective", value)
+
+    @property
+    def batches(self) -> Any:  # type: ignore[override]
+        """There are none."""
+        return self._look("batches")
+
+    @batches.setter
+    def batches(self, value: Any) -> None:
+        self._look("batches", value)
+
+    def _look(self, name: str, *value: Any) -> Any:
+        if self._hidden is None:
+            raise needs_losses(self._method)
+        if value:
+            self._hidden[name] = value[0]
+        return self._hidden[name]
 
     def gradient(
         self,
@@ -93,9 +124,6 @@ class ClosurePasses(Passes):
                 "shape (N,), and say MethodOptimizer(..., closure='losses')"
             )
         return loss.detach().reshape(1)
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise needs_losses(self._method)
 
 
 def needs_losses(method: Method) -> ValueError:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from deltasam.integrations._closure import LINES, ClosurePasses, needs_losses
+from deltasam.integrations._closure import LINES, ClosurePasses
 from deltasam.methods import ESAM, Method, SubsetSAM
 
 Closure = Literal["backward", "losses"]
@@ -101,9 +101,7 @@ class MethodOptimizer(torch.optim.Optimizer):
             raise TypeError(f"step() needs a closure; the lines to write:\n{lines}")
         if self._stepping:
             raise _steps_inside()
-        if batch is None and isinstance(self.method, (ESAM, SubsetSAM)):
-            if self.closure == "backward":
-                raise needs_losses(self.method)
+        if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
             raise ValueError(
                 f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch)"
                 ", the closure being one that takes the batch, or a part of it, as its argument"
