@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
-PACKAGES = (
-    "deltasam", "torch", "transformers", "accelerate", "datasets", "sentence-transformers", "peft", "lightning",
-    "pytorch_optimizer", "numpy", "tyro", "pydantic",
-)  # fmt: skip
+# Beyond what every run stores beside its results.
+OPTIONAL = ("sentence-transformers", "peft", "lightning", "pytorch_optimizer", "tyro", "pydantic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +19,7 @@ class Env:
 
     def run(self) -> None:
         """Prints the facts."""
-        facts = environment()
+        facts = _facts()
         if self.json:
             print(json.dumps(facts, indent=2))
             return
@@ -34,11 +28,20 @@ class Env:
             print(f"{name:<{width}}  {value}")
 
 
-def environment() -> dict[str, str]:
-    """The facts about this installation, by name; packages that are not installed are left out."""
-    facts = {"python": sys.version.split()[0], "platform": platform.platform()}
-    installed = {package: version for package in PACKAGES if (version := _version(package))}
-    return facts | installed | _devices() | _commit()
+def _facts() -> dict[str, str]:
+    from deltasam.experiments._environment import environment
+
+    return {**environment(), **_devices(), **{name: version for name in OPTIONAL if (version := _version(name))}}
+
+
+def _devices() -> dict[str, str]:
+    import torch
+
+    facts = {"cuda": torch.version.cuda or "not in this build of torch"}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        facts[f"gpu {index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    return facts
 
 
 def _version(package: str) -> str | None:
@@ -46,31 +49,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _devices() -> dict[str, str]:
-    import torch
-
-    facts = {
-        "cpu threads": str(torch.get_num_threads()),
-        "cuda": str(torch.version.cuda or "not in this build of torch"),
-    }
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        facts[f"gpu {index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    return facts
-
-
-def _commit() -> dict[str, str]:
-    """The commit of the sources, if they lie in a git checkout of this project and not in site-packages."""
-    folder = Path(__file__).parent
-    git = ["git", "-C", str(folder)]
-    try:
-        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
-        if tracked.returncode != 0:
-            return {}
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    return {"commit": commit + (" with uncommitted changes" if changed else "")}
