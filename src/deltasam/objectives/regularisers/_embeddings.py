@@ -102,7 +102,7 @@ def perturbed_embeddings(
     found = find_embeddings(model, embeddings, side)
     state = _State(found.region is None, _batch_mask(batch, side if found.region is not None else "encoder"))
     with ExitStack() as stack:
-        if any(_compiled(module) for module in model.modules()):
+        if found.compiled:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if found.region is not None:
             # The same module may embed the other side too: only what happens inside this side's forward counts.
@@ -192,7 +192,3 @@ def _batch_mask(batch: Any, side: Side) -> Tensor | None:
     get = getattr(batch, "get", None)
     mask = get("attention_mask" if side == "encoder" else "decoder_attention_mask") if callable(get) else None
     return mask if isinstance(mask, Tensor) else None
-
-
-def _compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

@@ -19,10 +19,11 @@ class Found:
     layers: tuple[nn.Module, ...]
     ancestors: tuple[nn.Module, ...]
     region: nn.Module | None
+    compiled: bool
 
 
 def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Found:
-    """Finds the embedding layer.
+    """Finds the embedding layer, in one walk over the modules: it is done anew in every pass.
 
     Without ``embeddings``: the outermost module whose class has ``get_input_embeddings`` is asked, which sees through
     DDP, PEFT, ``torch.compile``, sentence-transformers and hand-written heads. Its answer is not always the module
@@ -34,40 +35,62 @@ def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Fou
     """
     if side not in ("encoder", "decoder"):
         raise ValueError(f"side={side!r} is not 'encoder' or 'decoder'")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in modules.values())
     if embeddings is not None:
-        layers = _named(model, embeddings)
-        return Found(layers, _ancestors(model, layers), None)
-    owner = next((m for m in model.modules() if callable(getattr(type(m), "get_input_embeddings", None))), None)
-    if owner is None:
-        raise ValueError(
-            f"{type(model).__name__} has no get_input_embeddings(); say which layer embeds the input: "
-            "embeddings=module, its name, or a predicate (name, module) -> bool"
-        )
-    region = _region(owner, side)
-    root = owner if region is None else region
+        names, region = _chosen(modules, embeddings), None
+        if not names:
+            raise ValueError(f"embeddings={embeddings!r} is no module of {type(model).__name__}; see named_modules()")
+    else:
+        owner = next((m for m in modules.values() if callable(getattr(type(m), "get_input_embeddings", None))), None)
+        if owner is None:
+            raise ValueError(
+                f"{type(model).__name__} has no get_input_embeddings(); say which layer embeds the input: "
+                "embeddings=module, its name, or a predicate (name, module) -> bool"
+            )
+        region = _region(owner, side)
+        names = _on_the_table(modules, owner, region or owner)
+        if not names:
+            raise ValueError(f"no embedding layer in the {side} of {type(owner).__name__}; name it: embeddings=...")
+    around = dict.fromkeys(prefix for name in names for prefix in _prefixes(name))
+    return Found(
+        layers=tuple(dict.fromkeys(modules[name] for name in names)),
+        ancestors=tuple(dict.fromkeys(modules[prefix] for prefix in around)),
+        region=region,
+        compiled=compiled,
+    )
+
+
+def _on_the_table(modules: dict[str, nn.Module], owner: nn.Module, root: nn.Module) -> list[str]:
+    """Names of the outermost modules inside ``root`` that look up the owner's word embeddings."""
     layer: Any = owner.get_input_embeddings()  # type: ignore[operator]
     table = getattr(layer, "weight", None)
-    same = [m for m in root.modules() if m is layer or (isinstance(m, nn.Embedding) and m.weight is table)]
-    layers = tuple(m for m in same if not any(m is not outer and m in set(outer.modules()) for outer in same))
-    if not layers:
-        raise ValueError(
-            f"found no embedding layer in the {side} of {type(owner).__name__}; name it with embeddings=..."
-        )
-    return Found(layers, _ancestors(model, layers), region)
+    inside = [name + "." if name else "" for name, m in modules.items() if m is root]
+    same = [
+        name
+        for name, m in modules.items()
+        if (m is layer or (isinstance(m, nn.Embedding) and m.weight is table))
+        and (m is root or any(name.startswith(prefix) for prefix in inside))
+    ]
+    return [name for name in same if not set(same).intersection(_prefixes(name))]  # an adapter holds the layer itself
 
 
-def _named(model: nn.Module, embeddings: str | nn.Module | Callable[[str, nn.Module], bool]) -> tuple[nn.Module, ...]:
+def _chosen(
+    modules: dict[str, nn.Module], embeddings: str | nn.Module | Callable[[str, nn.Module], bool]
+) -> list[str]:
     if isinstance(embeddings, nn.Module):
-        layers: tuple[nn.Module, ...] = tuple(m for m in model.modules() if m is embeddings)
-    elif isinstance(embeddings, str):
-        layers = tuple(m for name, m in model.named_modules() if name == embeddings or name.endswith("." + embeddings))
-    else:
-        layers = tuple(m for name, m in model.named_modules() if embeddings(name, m))
-    if not layers:
-        raise ValueError(
-            f"embeddings={embeddings!r} is no module of {type(model).__name__}; see model.named_modules()"
-        )
-    return layers
+        return [name for name, m in modules.items() if m is embeddings]
+    if isinstance(embeddings, str):
+        return [name for name in modules if name == embeddings or name.endswith("." + embeddings)]
+    return [name for name, m in modules.items() if embeddings(name, m)]
+
+
+def _prefixes(name: str) -> list[str]:
+    """The names of the modules around this one, the outermost (whose name is empty) first."""
+    if not name:
+        return []
+    parts = name.split(".")
+    return [".".join(parts[:depth]) for depth in range(len(parts))]
 
 
 def _region(owner: nn.Module, side: Side) -> nn.Module | None:
@@ -75,8 +98,3 @@ def _region(owner: nn.Module, side: Side) -> nn.Module | None:
         return None
     half = owner.get_encoder() if side == "encoder" else owner.get_decoder()  # type: ignore[operator]
     return half if isinstance(half, nn.Module) else None
-
-
-def _ancestors(model: nn.Module, layers: tuple[nn.Module, ...]) -> tuple[nn.Module, ...]:
-    inside = set(layers)
-    return tuple(m for m in model.modules() if m not in inside and not inside.isdisjoint(m.modules()))
