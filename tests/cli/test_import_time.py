@@ -57,13 +57,19 @@ def test_help_answers_in_well_under_a_second() -> None:
 
 
 def test_import_adds_little_to_torch() -> None:
-    """``from deltasam import SAM`` after torch: timed inside one process, so torch's own import does not blur it."""
+    """Both in one process; beside a fixed bound a share of torch's own import, which a busy machine slows as much."""
     code = """
-import time, torch
+import time
 start = time.perf_counter()
+import torch
+torch_is_there = time.perf_counter()
+import deltasam
+package, from_here = time.perf_counter() - torch_is_there, time.perf_counter()
 from deltasam import SAM
-taken = time.perf_counter() - start
-raise SystemExit(0 if taken < 0.2 else f"importing deltasam took {taken:.2f} s beyond torch")
+method = time.perf_counter() - from_here
+bound = max(0.2, 0.12 * (torch_is_there - start))
+assert package < 0.2, f"import deltasam took {package:.2f} s beyond torch"
+assert method < bound, f"the first method took {method:.2f} s beyond torch, the bound is {bound:.2f} s"
 """
     results = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False) for _ in "ab"]
     assert any(result.returncode == 0 for result in results), results[0].stderr
