@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,7 @@ def train(wrap: Callable[[Method], Any], method: Method, objective: Any, data: l
     return model, history, taken
 
 
-@pytest.mark.parametrize(("method", "objective"), CASES, ids="-".join)
+@pytest.mark.parametrize(("method", "objective"), CASES, ids=map("-".join, CASES))
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_captured_equals_ordinary(method: str, objective: str, bf16: bool) -> None:
     data = batches(8, (12, 9))
@@ -105,7 +106,7 @@ def test_masks_are_new_in_every_step_and_the_same_in_all_passes() -> None:
     seen = []
     for _ in range(6):
         step = captured.backward(model, batch, Classification())
-        assert torch.equal(step.losses, step.perturbed_losses)
+        assert torch.allclose(step.losses, step.perturbed_losses, atol=1e-6)
         seen.append(step.losses)
         model.zero_grad()
     assert captured.report.replayed == 5
@@ -158,7 +159,9 @@ def test_the_whole_step_with_a_schedule() -> None:
     results = []
     for whole in (False, True):
         model = bert(dropout=0.0)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3).cuda(), capturable=True, fused=True)
+        # a large eps: Adam turns gradients that are rounding noise (keys' biases) into full steps otherwise
+        options = {"lr": torch.tensor(1e-2).cuda(), "eps": 1e-2, "capturable": True, "fused": True}
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=8)
         captured = Captured(SAM(), optimizer=optimizer, max_grad_norm=1.0)
         for batch in data:
@@ -235,8 +238,10 @@ def test_no_step_waits_for_the_device(method: str) -> None:
     objective = Classification()
     method_.backward(model, data[0], objective)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mode calls itself a prototype
+            torch.cuda.set_sync_debug_mode("error")
         for batch in data:
             method_.backward(model, batch, objective)
     finally:

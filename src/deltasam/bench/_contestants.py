@@ -11,9 +11,10 @@ import torch
 
 from deltasam.bench._workbench import Workbench
 from deltasam.bench.options import Way
-from deltasam.methods import ERM, Method
+from deltasam.methods import ERM, DeltaSAM, Method
 from deltasam.methods.catalogue import METHODS, find_method
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
+from deltasam.weighting import Directional, FiniteDifference
 
 Work = Callable[[], None]
 REGULARISERS: dict[str, Callable[[Objective], Objective]] = {
@@ -21,6 +22,12 @@ REGULARISERS: dict[str, Callable[[Objective], Objective]] = {
     "R3F": R3F,
     "SMART": lambda objective: SMART(objective, total_steps=1000),
     "VAT": VAT,
+}
+VARIANTS: dict[str, Callable[[], Method]] = {
+    # probes in the precision of the other passes: two extra forwards also under autocast and TF32
+    "DeltaSAM-ambient": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient")),
+    "DeltaSAM-every-4": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient"), probe_every=4),
+    "DeltaSAM-directional": lambda: DeltaSAM(weighting=Directional()),
 }
 PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how often it takes its expensive step
 
@@ -76,6 +83,9 @@ def _named(name: str, way: Way = "eager") -> Contestant:
     for known, kind in REGULARISERS.items():
         if name.lower().replace("-", "") == known.lower():
             return of_method(ERM, known, wrap=kind, way=way)
+    for known, make in VARIANTS.items():
+        if name.lower().replace("-", "") == known.lower().replace("-", ""):
+            return of_method(make, known, way=way)
     return of_method(find_method(name), way=way)
 
 

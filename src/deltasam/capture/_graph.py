@@ -91,6 +91,8 @@ class RecordedStep:
 
 def _obstacle(error: Exception) -> str:
     """Where the recording broke: the innermost line that is not torch's own, and the first line of the message."""
+    while isinstance(error.__context__, Exception):  # ending a broken recording raises once more
+        error = error.__context__
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(str(Path(torch.__file__).parent))] or list(frames)
     message = (str(error) or type(error).__name__).splitlines()[0]

@@ -157,4 +157,7 @@ class PerInstanceSAM(Method):
 
     def _members(self, losses: Tensor) -> Tensor:
         """The number of instances in each group."""
-        return torch.tensor([float(len(group)) for group in losses.split(self.group)], device=losses.device)
+        n = losses.shape[0]
+        sizes = torch.full((-(-n // self.group),), float(self.group), device=losses.device)
+        sizes[-1:].fill_(n - self.group * (len(sizes) - 1))  # filled on the device: a step does not wait for the host
+        return sizes
