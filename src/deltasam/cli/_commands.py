@@ -22,6 +22,7 @@ class Command:
 
 # In the order of the help text. A name may have two words.
 COMMANDS: dict[str, Command] = {
+    "train": Command("deltasam.cli.train:Train", "train and evaluate one run, from a preset, a file or options"),
     "list methods": Command("deltasam.cli.list_methods:ListMethods", "the methods, with what a step of each costs"),
     "bench step": Command("deltasam.cli.bench_step:BenchStep", "time and memory of a step of every method"),
     "env": Command("deltasam.cli.env:Env", "versions and devices, to paste into a bug report"),

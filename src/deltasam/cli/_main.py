@@ -87,7 +87,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return int(command.run() or 0)
     except CommandError as error:
         print(f"deltasam {name}: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except BrokenPipeError:  # `deltasam ... | head`: the reader has gone; the interpreter's last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

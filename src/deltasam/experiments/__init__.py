@@ -1,19 +1,22 @@
 """Experiments: a run from one typed, saved, re-runnable configuration; the paper's setups as presets.
 
     >>> from deltasam.experiments import RunConfig
-    >>> config = RunConfig.from_plain({"task": "docstrings", "model": "minilm-l6", "method": {"name": "SAM", "rho": 0.02}})
+    >>> config = RunConfig.from_plain({"task": "docstrings", "model": "minilm-l6", "method": "SAM"})
     >>> config.run_name.rpartition("-")[0]
     'docstrings-minilm-l6-SAM-s42'
 
 ``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one goes on.
 """
 
-from deltasam.experiments._config import Batch, ModelConfig, Optimizer, RunConfig, Schedule
+from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._folder import RunFolder
 from deltasam.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser
+from deltasam.experiments._presets import load_preset, preset_names
+from deltasam.experiments._resolve import resolve
 from deltasam.experiments._result import Result
 from deltasam.experiments._run import Prepared, prepare, run
+from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 
 __all__ = [
     "REGULARISERS",
@@ -28,6 +31,9 @@ __all__ = [
     "RunConfig",
     "RunFolder",
     "Schedule",
+    "load_preset",
     "prepare",
+    "preset_names",
+    "resolve",
     "run",
 ]

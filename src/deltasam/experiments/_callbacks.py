@@ -45,15 +45,15 @@ class Recorder(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Starts the log with what the checkpoint remembers; later entries of an interrupted run are made again."""
-        kept = [json.dumps(entry) for entry in state.log_history if "train_runtime" not in entry]
-        write(self._folder.metrics, "".join(line + "\n" for line in kept))
+        kept = [_line(entry) for entry in state.log_history if "train_runtime" not in entry]
+        write(self._folder.metrics, "".join(kept))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Appends the entry."""
         entry = state.log_history[-1]
         if "train_runtime" not in entry:
             with self._folder.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(_line(entry))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Makes a log entry at every checkpoint, so that a run that goes on from it averages over the same steps."""
@@ -83,3 +83,8 @@ class Watcher(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Tells the step."""
         self._watch(state.global_step, state.max_steps, self._latest)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    # Sorted, as checkpoints keep them: the log of a run that was interrupted is that of an undisturbed one.
+    return json.dumps(entry, sort_keys=True) + "\n"

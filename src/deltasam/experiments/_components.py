@@ -98,8 +98,7 @@ def plain(record: Any) -> Any:
         ConfigError: A field holds something that cannot be written to a file, such as a function.
     """
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        fields = {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if f.init}
-        return fields
+        return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if f.init}
     if isinstance(record, Mapping):
         return {str(key): plain(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):

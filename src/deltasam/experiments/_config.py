@@ -83,7 +83,10 @@ class RunConfig:
         for key in ("task", "model"):
             if given.get(key) is None:
                 raise ConfigError(f"the run has no {key}; name it: --{key} ...")
-        parts: Plain = {"task": to_task(given["task"]), "model": _section(ModelConfig, _model(given["model"]), "model")}
+        parts: Plain = {
+            "task": to_task(given["task"]),
+            "model": _section(ModelConfig, _model(given["model"]), "model"),
+        }
         if given.get("method") is not None:
             parts["method"] = to_method(given["method"])
         wrappers = given.get("regularisers") or ()

@@ -11,17 +11,24 @@ from pathlib import Path
 
 import torch
 
-_PACKAGES = ("deltasam", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "scikit-learn", "scipy")
+_PACKAGES = (
+    "deltasam",
+    "torch",
+    "transformers",
+    "accelerate",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "scikit-learn",
+    "scipy",
+)
 
 
 def environment() -> dict[str, str]:
     """Versions of what decides the numbers, and the commit of the sources if they lie in a checkout."""
     facts = {"python": platform.python_version(), "platform": platform.platform(), "device": device_name()}
-    for package in _PACKAGES:
-        try:
-            facts[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    installed = {distribution.name.lower(): distribution.version for distribution in metadata.distributions()}
+    facts |= {package: installed[package] for package in _PACKAGES if package in installed}
     commit = _git("rev-parse", "HEAD")
     if commit:
         facts["commit"] = commit + (" with uncommitted changes" if _git("status", "--porcelain") else "")
@@ -46,7 +53,9 @@ def peak_memory() -> int:
 def _git(*arguments: str) -> str:
     folder = Path(__file__).parent
     try:
-        tracked = subprocess.run(["git", "-C", str(folder), "ls-files", "--error-unmatch", __file__], capture_output=True)
+        tracked = subprocess.run(
+            ["git", "-C", str(folder), "ls-files", "--error-unmatch", __file__], capture_output=True, check=False
+        )
         if tracked.returncode != 0:
             return ""
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)

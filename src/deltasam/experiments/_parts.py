@@ -72,7 +72,10 @@ def to_regulariser(given: Any, where: str) -> Regulariser:
     name, rest = _named(given, where)
     kind = choose(REGULARISERS, name, where)
     made = Regulariser(kind.__name__, options(kind, rest, where, leave_out=("objective",)))
-    build(lambda: made.wrap(Classification()), {}, where)  # its own checks, now and not in the middle of the run
+    known = {"total_steps": 1} if made.takes("total_steps") else {}  # the run will know
+    build(
+        lambda: made.wrap(Classification(), **known), {}, where
+    )  # its own checks, now and not in the middle of the run
     return made
 
 
@@ -93,7 +96,9 @@ def named_plain(record: Any) -> Plain:
     if isinstance(record, Regulariser):
         return {"name": record.name, **plain(record.options)}
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.init}
-    described = {key: named_plain(value) if isinstance(value, Weighting) else plain(value) for key, value in fields.items()}
+    described = {
+        key: named_plain(value) if isinstance(value, Weighting) else plain(value) for key, value in fields.items()
+    }
     return {"name": type(record).__name__, **described}
 
 

@@ -137,7 +137,7 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
     seconds = clock.training
     if trainer.evaluated_at != trainer.state.global_step:
         trainer.evaluate()
-    trainer.save_model(str(place.model))
+    trainer.model.save_pretrained(str(place.model))
     prepared.tokenizer.save_pretrained(str(place.model))
     result = _result(prepared, trainer, facts, seconds, clock.evaluating)
     write(place.result, result.to_json())

@@ -82,7 +82,9 @@ class Schedule:
         if not (math.isfinite(self.epochs) and self.epochs > 0):
             raise ValueError(f"epochs={self.epochs} must be greater than 0")
         if not 0 <= self.warmup <= 1:
-            raise ValueError(f"warmup={self.warmup} must be a share in [0, 1]; for a number of updates use warmup_steps")
+            raise ValueError(
+                f"warmup={self.warmup} must be a share in [0, 1]; for a number of updates use warmup_steps"
+            )
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 0")
 

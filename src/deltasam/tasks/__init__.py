@@ -14,25 +14,36 @@ from deltasam.tasks._docstrings import DocstringTask
 from deltasam.tasks._errors import DataError
 from deltasam.tasks._glue import GLUE
 from deltasam.tasks._metrics import METRICS, rouge
+from deltasam.tasks._mirror import MirrorTask
 from deltasam.tasks._models import dropout_options, find_model, load_model, load_tokenizer
 from deltasam.tasks._registry import TASKS, find_task
 from deltasam.tasks._sentences import SentenceTask
+from deltasam.tasks._siamese import CosineClassifier
 from deltasam.tasks._source import DataSource
+from deltasam.tasks._sts import STS_SETS, read_sts, sts_scores
+from deltasam.tasks._summarization import Seq2SeqTask, by_sentence
 
 __all__ = [
     "GLUE",
     "METRICS",
+    "STS_SETS",
     "TASKS",
+    "CosineClassifier",
     "Data",
     "DataError",
     "DataSource",
     "DocstringTask",
+    "MirrorTask",
     "SentenceTask",
+    "Seq2SeqTask",
     "Task",
+    "by_sentence",
     "dropout_options",
     "find_model",
     "find_task",
     "load_model",
     "load_tokenizer",
+    "read_sts",
     "rouge",
+    "sts_scores",
 ]

@@ -98,7 +98,7 @@ class Task(ABC):
         """The rows in the form :meth:`encode` takes, or a DataError."""
 
     @abstractmethod
-    def model(self, path: str, data: Data, **options: Any) -> PreTrainedModel:
+    def model(self, path: str, data: Data, **options: Any) -> Any:
         """The pretrained model with the head this task needs; the head is drawn from torch's random stream."""
 
     @abstractmethod

@@ -46,7 +46,9 @@ def class_labels(rows: Sequence[Row], column: str, classes: Sequence[str], origi
         DataError: A label is missing, hidden, out of range, or no name of a class.
     """
     index_of = {name: index for index, name in enumerate(classes)}
-    return [_class_label(row[column], index_of, f"{origin}: column {column!r} in row {i}") for i, row in enumerate(rows)]
+    return [
+        _class_label(row[column], index_of, f"{origin}: column {column!r} in row {i}") for i, row in enumerate(rows)
+    ]
 
 
 def _class_label(value: Any, index_of: dict[str, int], where: str) -> int:
@@ -58,9 +60,13 @@ def _class_label(value: Any, index_of: dict[str, int], where: str) -> int:
     if math.isnan(number):
         raise DataError(f"{where}: the label is missing (NaN); drop such rows")
     if number == -1:
-        raise DataError(f"{where}: the label is hidden (-1): this split has no public labels; use the validation split")
+        raise DataError(
+            f"{where}: the label is hidden (-1): this split has no public labels; use the validation split"
+        )
     if number != int(number) or not 0 <= number < len(index_of):
-        raise DataError(f"{where}: label {value!r} is out of range, the {len(index_of)} classes are 0..{len(index_of) - 1}")
+        raise DataError(
+            f"{where}: label {value!r} is out of range, the {len(index_of)} classes are 0..{len(index_of) - 1}"
+        )
     return int(number)
 
 
@@ -74,9 +80,7 @@ def scores(rows: Sequence[Row], column: str, origin: str) -> list[float]:
     for index, row in enumerate(rows):
         number = _number(row[column])
         if number is None or not math.isfinite(number):
-            raise DataError(
-                f"{origin}: column {column!r} in row {index} must be a finite number, not {row[column]!r}; drop such rows"
-            )
+            raise DataError(f"{origin}: column {column!r} in row {index} must be a finite number, not {row[column]!r}")
         values.append(number)
     return values
 

@@ -19,7 +19,7 @@ ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.g
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a file as dictionaries.
+    r"""All rows of a file as dictionaries.
 
     Raises:
         DataError: The file is missing, of an unknown kind, or damaged.
@@ -28,7 +28,7 @@ def read_rows(path: Path) -> list[Row]:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder) / "train.csv"
-        ...     _ = path.write_text("text,label\\nfine,1\\n")
+        ...     _ = path.write_text("text,label\nfine,1\n")
         ...     read_rows(path)
         [{'text': 'fine', 'label': '1'}]
     """
@@ -59,16 +59,18 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: a row must be a JSON object with the columns as keys, not {row!r}")
+            raise DataError(
+                f"{path}, line {number}: a row must be a JSON object with the columns as keys, not {row!r}"
+            )
         yield row
 
 
 def _parquet(path: Path) -> list[Row]:
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     try:
         rows: list[Row] = parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
+    except pa.ArrowInvalid as error:
         raise DataError(f"{path}: not a Parquet file ({error})") from error
     return rows

@@ -66,7 +66,7 @@ LOWER_IS_BETTER = frozenset({"mse"})
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum in percent, with Porter stemming, one sentence per line.
+    """F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, with Porter stemming, one sentence per line.
 
     ROUGE-Lsum is the summary-level L of the published CNN/DailyMail tables; ``rougeL`` of the same package is not.
     """
@@ -75,7 +75,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     names = ("rouge1", "rouge2", "rougeLsum")
     scorer = RougeScorer(list(names), use_stemmer=True)
     found = [scorer.score(reference, text) for text, reference in zip(predictions, references, strict=True)]
-    return {name: 100.0 * float(np.mean([score[name].fmeasure for score in found])) for name in names}
+    return {name: float(np.mean([score[name].fmeasure for score in found])) for name in names}
 
 
 def _constant(predictions: ArrayLike, labels: ArrayLike) -> bool:

@@ -59,7 +59,9 @@ def find_model(path: str) -> str:
     local = Path(path).expanduser()
     if local.is_dir():
         if not (local / "config.json").is_file():
-            raise DataError(f"model {path!r}: the folder has no config.json; it should be one that save_pretrained wrote")
+            raise DataError(
+                f"model {path!r}: the folder has no config.json; it should be one that save_pretrained wrote"
+            )
         return str(local)
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local:
@@ -103,3 +105,10 @@ def dropout_options(path: str, dropout: float) -> dict[str, float]:
     if not found:
         raise DataError(f"model {path!r}: {type(config).__name__} has no dropout to set; leave model.dropout out")
     return found
+
+
+def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
+    """The encoder without BERT's pooling layer, which takes no part in embeddings made from the hidden states."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    return encoder

@@ -7,14 +7,19 @@ import difflib
 from deltasam.tasks._base import Task
 from deltasam.tasks._docstrings import DocstringTask
 from deltasam.tasks._glue import GLUE
+from deltasam.tasks._mirror import MirrorTask
 from deltasam.tasks._sentences import SentenceTask
+from deltasam.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
 
 #: Every task of the package; the last ones are for data of the user's own, whose files and columns are to be named.
 TASKS: dict[str, Task] = {
     "docstrings": DocstringTask(name="docstrings"),
     **GLUE,
+    "mirror": MirrorTask(name="mirror"),
+    "cnn_dailymail": CNN_DAILYMAIL,
     "classification": SentenceTask(name="classification"),
     "regression": SentenceTask(name="regression", kind="regression"),
+    "seq2seq": Seq2SeqTask(name="seq2seq"),
 }
 
 

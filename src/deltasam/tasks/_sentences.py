@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from deltasam.objectives import Classification, Objective, Regression
 from deltasam.tasks._base import Collator, Data, Item, Task, batches, evaluating
 from deltasam.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
+from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
 from deltasam.tasks._metrics import LOWER_IS_BETTER, METRICS
-from deltasam.tasks._models import load_model
+from deltasam.tasks._models import find_model, load_model, without_pooler
+from deltasam.tasks._siamese import CosineClassifier
 from deltasam.tasks._tables import Table
 
 if TYPE_CHECKING:
@@ -30,10 +34,13 @@ class SentenceTask(Table, Task):
         label: The column of the label: the number or the name of a class; a number for regression.
         classes: Names of the classes, in the order of their numbers; found in the training split if empty.
         pad_to_max_length: Pad every batch to ``max_length``.
+        pairing: Pairs are read together by the model (``"joint"``), or apart and compared by their cosine
+            (``"siamese"``, two classes, for sentence encoders).
 
     Example:
         >>> task = SentenceTask(name="own", text=("review",), label="stars", metrics=("accuracy",))
-        >>> task.check({"train": [{"review": "fine", "stars": "good"}, {"review": "dull", "stars": "bad"}]}, {}).classes
+        >>> rows = [{"review": "fine", "stars": "good"}, {"review": "dull", "stars": "bad"}]
+        >>> task.check({"train": rows}, {}).classes
         ('bad', 'good')
     """
 
@@ -42,12 +49,17 @@ class SentenceTask(Table, Task):
     label: str = "label"
     classes: tuple[str, ...] = field(default=())
     pad_to_max_length: bool = False
+    pairing: Literal["joint", "siamese"] = "joint"
 
     def __post_init__(self) -> None:
         """Checks the options."""
         super().__post_init__()
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"task.text={list(self.text)} must name one column, or two for pairs")
+        if self.pairing == "siamese" and (len(self.text) != 2 or self.kind != "classification"):
+            raise ValueError(
+                "task.pairing=siamese classifies pairs: it needs two text columns and kind=classification"
+            )
         if not self.metrics:
             fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
             object.__setattr__(self, "metrics", fitting)
@@ -81,10 +93,16 @@ class SentenceTask(Table, Task):
             checked[split] = [{**row, "label": label} for row, label in zip(texts, labels, strict=True)]
         return Data(checked, origins, classes if self.kind == "classification" else ())
 
-    def model(self, path: str, data: Data, **options: Any) -> PreTrainedModel:
+    def model(self, path: str, data: Data, **options: Any) -> Any:
         """A sequence classifier with as many outputs as there are classes; one for regression."""
-        from transformers import AutoModelForSequenceClassification
+        from transformers import AutoModel, AutoModelForSequenceClassification
 
+        if self.pairing == "siamese":
+            if len(data.classes) != 2:
+                raise DataError(f"task.pairing=siamese tells two classes apart, not {len(data.classes)}")
+            classifier = CosineClassifier(without_pooler(load_model(AutoModel, path, **options)))
+            classifier.load_head(find_model(path))
+            return classifier
         if self.kind == "regression":
             head = {"num_labels": 1, "problem_type": "regression"}
         else:
@@ -100,17 +118,29 @@ class SentenceTask(Table, Task):
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
         """Token ids and labels; nothing is drawn."""
         texts = [[row[column] for row in rows] for column in self.text]
-        encoded = tokenizer(*texts, truncation=True, max_length=self.max_length)
-        columns = {name: encoded[name] for name in encoded if name in tokenizer.model_input_names}
-        items = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        if self.pairing == "siamese":
+            first, second = (encoded(tokenizer, [column], self.max_length) for column in texts)
+            items = [{"first": one, "second": other} for one, other in zip(first, second, strict=True)]
+        else:
+            items = encoded(tokenizer, texts, self.max_length)
         return [{**item, "labels": row["label"]} for item, row in zip(items, rows, strict=True)]
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """Pads the token ids; the labels are one tensor."""
-        padding = {"padding": "max_length", "max_length": self.max_length} if self.pad_to_max_length else {"padding": True}
+        to_longest = (
+            {"padding": "max_length", "max_length": self.max_length} if self.pad_to_max_length else {"padding": True}
+        )
+        kept = ("input_ids", "attention_mask")
 
         def collate(items: list[Item]) -> dict[str, Any]:
-            return dict(tokenizer.pad(items, return_tensors="pt", **padding))
+            if self.pairing == "joint":
+                return dict(tokenizer.pad(items, return_tensors="pt", **to_longest))
+            first, second = (
+                tokenizer.pad([item[view] for item in items], return_tensors="pt", **to_longest)
+                for view in ("first", "second")
+            )
+            views = {**{name: first[name] for name in kept}, **{f"second_{name}": second[name] for name in kept}}
+            return {**views, "labels": torch.tensor([item["labels"] for item in items])}
 
         return collate
 
@@ -122,12 +152,10 @@ class SentenceTask(Table, Task):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> dict[str, float]:
         """The metrics and the mean ``loss``."""
-        import torch
-
         objective, collate = self.objective(), self.collator(tokenizer)
         outputs, losses = [], []
         # Sorted by length there is little padding to compute.
-        items = sorted(self.encode(rows, tokenizer), key=lambda item: len(item["input_ids"]))
+        items = sorted(self.encode(rows, tokenizer), key=_length)
         with evaluating(model) as device:
             for chunk in batches(items, batch_size):
                 batch = {name: value.to(device) for name, value in collate(chunk).items()}
@@ -139,3 +167,18 @@ class SentenceTask(Table, Task):
         labels = [item["labels"] for item in items]
         found = {metric: METRICS[metric](predictions.numpy(), labels) for metric in self.metrics}
         return {**found, "loss": float(torch.cat(losses).mean())}
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]], max_length: int) -> list[Item]:
+    """What the model takes of each text, or of each pair where there are two columns of texts."""
+    made = tokenizer(*texts, truncation=True, max_length=max_length)
+    columns = {name: made[name] for name in made if name in tokenizer.model_input_names}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _length(item: Item) -> int:
+    return (
+        len(item["first"]["input_ids"]) + len(item["second"]["input_ids"])
+        if "first" in item
+        else len(item["input_ids"])
+    )

@@ -95,7 +95,7 @@ class DataSource:
                 if found:
                     return Split(read_rows(found[0]), str(found[0].relative_to(self.folder)))
         raise DataError(
-            f"{dataset}: there is no split {names[0]!r} in {folder}, which has {_listed([path.name for path in files])}"
+            f"{dataset}: there is no split {names[0]!r} in {folder}; it has {_listed([path.name for path in files])}"
         )
 
 
@@ -110,12 +110,12 @@ def _from_hub(hub: str, names: Sequence[str], dataset: str) -> Split:
     path, _, configuration = hub.partition(":")
     if datasets.config.HF_HUB_OFFLINE:
         raise DataError(
-            f"{dataset}: the hub is switched off (HF_HUB_OFFLINE); give a folder with {dataset}/{names[0]}.jsonl.gz by "
-            f"--data or {VARIABLE}, or try a task that needs no download: --task docstrings"
+            f"{dataset}: the hub is switched off (HF_HUB_OFFLINE); give a folder with "
+            f"{dataset}/{names[0]}.jsonl.gz by --data or {VARIABLE}, or try a task that needs no download: --task docstrings"
         )
     try:
         loaded = datasets.load_dataset(path, configuration or None)
-    except Exception as error:  # noqa: BLE001 - the hub's client raises errors of many kinds
+    except Exception as error:  # the hub's client raises errors of many kinds
         raise DataError(
             f"{dataset}: {hub} could not be loaded from the hub ({type(error).__name__}: {error}); give a local "
             f"folder by --data or {VARIABLE}"
@@ -123,7 +123,9 @@ def _from_hub(hub: str, names: Sequence[str], dataset: str) -> Split:
     for name in names:
         if name in loaded:
             return Split(loaded[name].to_list(), f"hub:{hub}/{name}")
-    raise DataError(f"{dataset}: there is no split {names[0]!r} in {hub} on the hub, which has {_listed(list(loaded))}")
+    raise DataError(
+        f"{dataset}: there is no split {names[0]!r} in {hub} on the hub, which has {_listed(list(loaded))}"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

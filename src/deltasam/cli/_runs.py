@@ -1,0 +1,72 @@
+"""What the commands about runs share: errors as bad input, configurations from options, tables of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deltasam.cli._errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from deltasam.experiments import Result, RunConfig
+
+
+@contextmanager
+def bad_input() -> Iterator[None]:
+    """Tells errors in the configuration and the data in one line, with exit code 2."""
+    from deltasam.experiments import ConfigError
+    from deltasam.tasks import DataError
+
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise InputError(str(error)) from error
+
+
+def read_run(folder: Path) -> RunConfig:
+    """The configuration of a run folder.
+
+    Raises:
+        InputError: The folder holds no run.
+    """
+    from deltasam.experiments import RunConfig, RunFolder
+
+    path = RunFolder(folder).config
+    if not path.is_file():
+        raise InputError(f"{folder}: no run folder (there is no config.yaml in it); `deltasam train` makes one")
+    with bad_input():
+        return RunConfig.read(path)
+
+
+def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = ()) -> Table:
+    """One row per run: method, metrics, cost; ``extra`` holds further columns for each."""
+    from rich.table import Table
+
+    listed = list(results)
+    more = list(extra) or [{} for _ in listed]
+    metrics = [name for name in listed[0].metrics if name != "loss"]
+    table = Table("method", *metrics, *more[0], "seconds", "passes", box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result, others in zip(listed, more, strict=True):
+        table.add_row(
+            result.method,
+            *(f"{result.metrics[name]:.4f}" for name in metrics),
+            *others.values(),
+            f"{result.train_seconds:.0f}",
+            f"{result.forward_passes}/{result.backward_passes}",
+        )
+    return table
+
+
+def wide_console() -> Console:
+    """A console for tables: as wide as the terminal, or wide enough where the output goes to a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(soft_wrap=True, width=200)

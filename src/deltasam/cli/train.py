@@ -1,0 +1,97 @@
+"""``deltasam train``: one run, from a preset, a file, or options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+from deltasam.cli._runs import bad_input, results_table, wide_console
+
+if TYPE_CHECKING:
+    from deltasam.experiments import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Trains and evaluates one run and writes its folder. A finished run is not repeated, an interrupted one goes on.
+
+    A run is described by a preset or a file, then by options, then by settings such as
+    `method.rho=0.02 batch.size=16`; what comes later wins. `--show` prints all settings there are.
+
+    Examples:
+      deltasam train --task docstrings --model minilm-l6 --method delta-sam
+      deltasam train --preset glue/bert-base/mrpc/delta-sam seed=3
+      deltasam train --task classification --model bert-base-cased task.files.train=a.csv task.files.validation=b.csv
+        task.text=review task.label=stars
+      deltasam train --config runs/.../config.yaml
+    """
+
+    settings: Positional[tuple[str, ...]] = ()
+    """Any settings of the run, as section.option=value; values are YAML."""
+
+    preset: str | None = None
+    """A setup by name; `deltasam list presets` has them all."""
+
+    config: Path | None = None
+    """A YAML file, such as config.yaml of another run."""
+
+    task: str | None = None
+    """What to learn; `deltasam list tasks` has them all."""
+
+    model: str | None = None
+    """A folder, a name on the hub, or minilm-l6 (in a package, no download)."""
+
+    method: str | None = None
+    """How to take the gradient; `deltasam list methods` has them all."""
+
+    seed: int | None = None
+    """Seed of everything that is drawn."""
+
+    data: Path | None = None
+    """Folder with <dataset>/<split>.jsonl.gz; otherwise the variable DELTASAM_DATA, otherwise the hub."""
+
+    output: Path | None = None
+    """The run folder; by default runs/<task>-<model>-<method>-s<seed>-<id>."""
+
+    tensorboard: bool = False
+    """Write TensorBoard's files into the run folder, too."""
+
+    show: bool = False
+    """Print the run as resolved, in YAML, and stop."""
+
+    def run(self) -> None:
+        """Trains, or shows what would be trained."""
+        with bad_input():
+            config = self.resolve()
+            if self.show:
+                print(config.to_yaml(), end="")
+                return
+            self._train(config)
+
+    def resolve(self) -> RunConfig:
+        """The run that the options describe."""
+        from deltasam.experiments import resolve
+
+        options = {"task": self.task, "model": self.model, "seed": self.seed}
+        options["data"] = str(self.data.resolve()) if self.data is not None else None
+        return resolve(
+            preset=self.preset, file=self.config, method=self.method, options=options, settings=self.settings
+        )
+
+    def _train(self, config: RunConfig) -> None:
+        from deltasam.cli._progress import bar, quiet
+        from deltasam.experiments import RunFolder, run
+
+        folder = self.output or Path("runs") / config.run_name
+        known = RunFolder(folder).finished(config) is not None
+        quiet()
+        with bar(config.run_name.rpartition("-")[0]) as watch:
+            result = run(config, folder, watch=watch, tensorboard=self.tensorboard)
+        console = wide_console()
+        if known:
+            console.print(f"[dim]This run is finished already; nothing was done. To repeat it remove {folder}.[/dim]")
+        console.print(results_table([result]))
+        console.print(f"\nRun folder: {folder}", highlight=False)

@@ -1,0 +1,72 @@
+"""A classifier of pairs that encodes the two texts apart and looks at their cosine alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_HEAD = "cosine_head.safetensors"
+
+
+class CosineClassifier(nn.Module):
+    """Two classes from the cosine of two mean-pooled sentence embeddings: ``logits = head(cos(u, v))``.
+
+    For sentence encoders, whose cosine is worth something before any training; a joint encoder of both texts would
+    have to learn the comparison from scratch.
+
+    Args:
+        encoder: Gives ``last_hidden_state``.
+        scale: The head starts as ``(-scale/2, scale/2) * (cos - threshold)``.
+        threshold: The cosine from which on a pair counts as class 1 at the start.
+    """
+
+    def __init__(self, encoder: PreTrainedModel, *, scale: float = 8.0, threshold: float = 0.4) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(1, 2)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor([[-scale / 2], [scale / 2]]))
+            self.head.bias.copy_(-threshold * self.head.weight.squeeze(-1))
+
+    @property
+    def config(self) -> Any:
+        """The encoder's configuration."""
+        return self.encoder.config
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The encoder's word embeddings, where the regularisers add their noise."""
+        return self.encoder.get_input_embeddings()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, second_input_ids: Tensor, second_attention_mask: Tensor
+    ) -> Tensor:
+        """Logits of the pairs, shape (N, 2)."""
+        first = self._embedding(input_ids, attention_mask)
+        second = self._embedding(second_input_ids, second_attention_mask)
+        return self.head(F.cosine_similarity(first, second).unsqueeze(-1))
+
+    def _embedding(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes the encoder as ``from_pretrained`` takes it, and the head beside it."""
+        from safetensors.torch import save_file
+
+        self.encoder.save_pretrained(folder)
+        save_file(self.head.state_dict(), str(Path(folder) / _HEAD))
+
+    def load_head(self, folder: str | Path) -> None:
+        """Takes the head from a folder that :meth:`save_pretrained` wrote; leaves it where there is none."""
+        from safetensors.torch import load_file
+
+        if (Path(folder) / _HEAD).is_file():
+            self.head.load_state_dict(load_file(str(Path(folder) / _HEAD)))

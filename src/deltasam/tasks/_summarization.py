@@ -1,0 +1,167 @@
+"""Summaries, translations, answers: one text becomes another, by beam search, scored by ROUGE."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from deltasam.objectives import Objective, Seq2Seq
+from deltasam.tasks._base import Collator, Data, Item, Task, batches, evaluating
+from deltasam.tasks._checks import check_columns, check_texts
+from deltasam.tasks._errors import DataError
+from deltasam.tasks._files import Row
+from deltasam.tasks._metrics import rouge
+from deltasam.tasks._models import load_model
+from deltasam.tasks._tables import Table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_IGNORED = -100
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqTask(Table, Task):
+    """From a source text to a target text. The defaults are BART's for CNN/DailyMail.
+
+    Attributes:
+        source: Column of the source text.
+        target: Column of the target text.
+        prefix: Put before every source text (T5: ``"summarize: "``).
+        max_length: Longest source in tokens.
+        max_target_length: Longest target in tokens, in training and generation.
+        min_target_length: Shortest generated text in tokens.
+        beams: Width of the beam search.
+        length_penalty: Exponent of the length that scores of beams are divided by.
+        no_repeat_ngram_size: n-grams of this size are generated only once; 0 for no such rule.
+        label_smoothing: Share of the probability spread over the vocabulary.
+        reduction: Whether every token of a batch counts the same (``"token"``, Hugging Face's), or every text.
+    """
+
+    metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeLsum")
+    max_length: int = 1024
+    source: str = "source"
+    target: str = "target"
+    prefix: str = ""
+    max_target_length: int = 142
+    min_target_length: int = 56
+    beams: int = 4
+    length_penalty: float = 2.0
+    no_repeat_ngram_size: int = 3
+    label_smoothing: float = 0.1
+    reduction: Literal["token", "sequence"] = "token"
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        super().__post_init__()
+        if not 0 <= self.min_target_length <= self.max_target_length:
+            raise ValueError(
+                f"task.min_target_length={self.min_target_length} must be in 0..{self.max_target_length}, the "
+                "max_target_length"
+            )
+
+    def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
+        """Rows with the two columns, none of them empty."""
+        columns = (self.source, self.target)
+        checked = {}
+        for split, rows in splits.items():
+            origin = origins.get(split, split)
+            check_columns(rows, columns, origin)
+            check_texts(rows, columns, origin)
+            empty = next((index for index, row in enumerate(rows) if not row[self.target].strip()), None)
+            if empty is not None:
+                raise DataError(f"{origin}: column {self.target!r} is empty in row {empty}; drop such rows")
+            checked[split] = [{column: row[column] for column in columns} for row in rows]
+        return Data(checked, origins)
+
+    def model(self, path: str, data: Data, **options: Any) -> Any:
+        """The model with its language modelling head."""
+        from transformers import AutoModelForSeq2SeqLM
+
+        return load_model(AutoModelForSeq2SeqLM, path, **options)
+
+    def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
+        """Token ids of source and target; nothing is drawn."""
+        sources = tokenizer(
+            [self.prefix + row[self.source] for row in rows], truncation=True, max_length=self.max_length
+        )
+        targets = tokenizer(
+            text_target=[row[self.target] for row in rows], truncation=True, max_length=self.max_target_length
+        )
+        columns = {name: sources[name] for name in ("input_ids", "attention_mask")}
+        columns["labels"] = targets["input_ids"]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        """Pads the sources, and the targets by labels that do not count."""
+
+        def collate(items: list[Item]) -> dict[str, Any]:
+            inputs = [{name: item[name] for name in ("input_ids", "attention_mask")} for item in items]
+            labels = [torch.tensor(item["labels"]) for item in items]
+            padded = torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=_IGNORED)
+            return {**tokenizer.pad(inputs, return_tensors="pt"), "labels": padded}
+
+        return collate
+
+    def objective(self) -> Objective:
+        """Cross-entropy of the target's tokens."""
+        return Seq2Seq(label_smoothing=self.label_smoothing, reduction=self.reduction)
+
+    def evaluate(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
+    ) -> dict[str, float]:
+        """ROUGE of the generated texts, and their mean length in words."""
+        written = self.generate(model, tokenizer, rows, batch_size=batch_size)
+        references = [by_sentence(row[self.target]) for row in rows]
+        words = sum(len(text.split()) for text in written) / len(written)
+        return {**rouge([by_sentence(text) for text in written], references), "words": words}
+
+    def generate(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
+    ) -> list[str]:
+        """The texts that beam search finds, in the order of the rows."""
+        options = {
+            "num_beams": self.beams,
+            "length_penalty": self.length_penalty,
+            "min_length": self.min_target_length,
+            "max_length": self.max_target_length,
+            "no_repeat_ngram_size": self.no_repeat_ngram_size,
+            "early_stopping": self.beams > 1,
+        }
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index][self.source]))
+        found: dict[int, str] = {}
+        with evaluating(model) as device:
+            for chunk in batches(order, batch_size):
+                texts = [self.prefix + rows[index][self.source] for index in chunk]
+                inputs = tokenizer(
+                    texts, truncation=True, max_length=self.max_length, padding=True, return_tensors="pt"
+                )
+                kept = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+                made = model.generate(**kept, **options)
+                found |= dict(zip(chunk, tokenizer.batch_decode(made, skip_special_tokens=True), strict=True))
+        return [found[index] for index in range(len(rows))]
+
+
+def by_sentence(text: str) -> str:
+    r"""One sentence per line, as summary-level ROUGE-L wants it; line breaks that are there stay.
+
+    Example:
+        >>> by_sentence("It rained. We stayed.\nThen it stopped .")
+        'It rained.\nWe stayed.\nThen it stopped .'
+    """
+    lines = (line.strip() for line in text.split("\n"))
+    return "\n".join(sentence for line in lines for sentence in _SENTENCE_END.split(line) if sentence)
+
+
+CNN_DAILYMAIL = Seq2SeqTask(
+    name="cnn_dailymail",
+    dataset="cnn_dailymail",
+    hub="abisee/cnn_dailymail:3.0.0",
+    source="article",
+    target="highlights",
+)
