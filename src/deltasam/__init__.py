@@ -41,7 +41,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Method",
         "Step",
     ),
-    "deltasam.weighting": ("FiniteDifference", "Directional", "Uniform", "RandomWeights", "Weighting"),
+    "deltasam.weighting": ("FiniteDifference", "Directional", "OwnGradient", "Uniform", "RandomWeights", "Weighting"),
     "deltasam.objectives": (
         "Classification",
         "Regression",
@@ -58,6 +58,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     ),
     "deltasam.batches": ("MicroBatches",),
     "deltasam.perturb": ("select",),
+    "deltasam.instances": ("instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -65,6 +66,9 @@ __all__ = list(_HOME)
 
 if TYPE_CHECKING:
     from deltasam.batches import MicroBatches as MicroBatches
+    from deltasam.instances import instance_adversarial_losses as instance_adversarial_losses
+    from deltasam.instances import instance_gradient_norms as instance_gradient_norms
+    from deltasam.instances import perturbed_instances as perturbed_instances
     from deltasam.methods import ASAM as ASAM
     from deltasam.methods import ERM as ERM
     from deltasam.methods import ESAM as ESAM
@@ -95,6 +99,7 @@ if TYPE_CHECKING:
     from deltasam.perturb import select as select
     from deltasam.weighting import Directional as Directional
     from deltasam.weighting import FiniteDifference as FiniteDifference
+    from deltasam.weighting import OwnGradient as OwnGradient
     from deltasam.weighting import RandomWeights as RandomWeights
     from deltasam.weighting import Uniform as Uniform
     from deltasam.weighting import Weighting as Weighting

@@ -11,7 +11,7 @@ from typing import Any
 
 from deltasam import methods as m
 from deltasam.methods import Method
-from deltasam.weighting import Directional, FiniteDifference, RandomWeights, Uniform
+from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ ROWS = [
     Row("delta-sam", m.DeltaSAM, (4, 2)),
     Row("delta-sam-3-draws", _with(m.DeltaSAM, weighting=FiniteDifference(samples=3, radius=0.5)), (8, 2)),
     Row("delta-sam-directional", _with(m.DeltaSAM, weighting=Directional()), (3, 2)),
+    Row("delta-sam-own-gradient", _with(m.DeltaSAM, weighting=OwnGradient()), (5, 3),
+        exempt=("cnn", "passes", "first-backward-is-the-ascent")),  # the first backward is the probe's
     Row("delta-sam-uniform", _with(m.DeltaSAM, weighting=Uniform()), (2, 2)),
     # a random permutation of the weights cannot follow a permutation of the batch
     Row("delta-sam-random", _with(m.DeltaSAM, weighting=RandomWeights()), (4, 2), exempt=("permutation",)),

@@ -1,15 +1,42 @@
-"""Exact per-instance weight perturbations at about the price of SAM."""
+r"""Exact per-instance weight perturbations at about the price of SAM.
 
+For a linear layer with inputs :math:`X_i` (T x in) and output gradients :math:`D_i` (T x out) of instance i, the
+gradient of its loss is :math:`D_i^\top X_i`, so the layer perturbed for that instance is
+
+.. math:: (W + c_i D_i^\top X_i)\, x = W x + c_i D_i^\top (X_i x), \qquad c_i = \rho / \lVert \nabla l_i \rVert,
+
+two small products instead of a weight of its own. One batched pass gives X and D of all instances (no weight gradient
+is computed), Gram matrices give the norms, :math:`\lVert D^\top X \rVert^2 = \langle X X^\top, D D^\top \rangle`, and in
+a second batched pass plain autograd yields exactly :math:`\frac1N \sum_i \nabla l_i(w + \epsilon_i)`.
+
+How it works, file by file: ``_tensors`` lets proxies stand in for the parameters during a pass, ``_rules`` says what
+happens when an operation meets one, ``_layout`` finds the instances in an input, ``_step`` remembers the calls,
+``_gradient`` turns them into ``_factors``, ``_verify`` compares with autograd once per model, ``_record`` ties the pass
+together, ``_ascent`` makes adversaries of it, ``_functions`` offers it all for one batch.
+
+The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022); per-example
+low-rank weights are also used by FLoRA, per-example random ones by Flipout. New here is the forward pass *at* the
+per-instance weights w + eps_i.
+"""
+
+from deltasam.instances._ascent import Ascent, adversarial, ascend
 from deltasam.instances._errors import InstancesMixed, Uncovered
+from deltasam.instances._functions import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from deltasam.instances._memory import tell_once
 from deltasam.instances._record import Recording, perturbed, record, refuse_batch_statistics
 from deltasam.instances._rules import register_rule
 
 __all__ = [
+    "Ascent",
     "InstancesMixed",
     "Recording",
     "Uncovered",
+    "adversarial",
+    "ascend",
+    "instance_adversarial_losses",
+    "instance_gradient_norms",
     "perturbed",
+    "perturbed_instances",
     "record",
     "refuse_batch_statistics",
     "register_rule",

@@ -7,5 +7,6 @@ from deltasam.weighting._base import Weighting
 from deltasam.weighting._controls import RandomWeights, Uniform
 from deltasam.weighting._directional import Directional
 from deltasam.weighting._finite_difference import FiniteDifference
+from deltasam.weighting._own_gradient import OwnGradient
 
-__all__ = ["Directional", "FiniteDifference", "RandomWeights", "Uniform", "Weighting"]
+__all__ = ["Directional", "FiniteDifference", "OwnGradient", "RandomWeights", "Uniform", "Weighting"]

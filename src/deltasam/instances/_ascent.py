@@ -1,0 +1,124 @@
+"""From the gradients of the instances to their adversaries: one ascent step, or several inside the ball."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltasam.instances._errors import Uncovered
+from deltasam.instances._gradient import InstanceGradients
+from deltasam.instances._memory import tell_once
+from deltasam.instances._record import perturbed, record
+from deltasam.passes import Passes, check_losses
+from deltasam.perturb import global_norm, step_size
+from deltasam.perturb import perturbed as moved
+
+
+@dataclass(frozen=True, eq=False)
+class Ascent:
+    r"""Where the adversaries of a batch are.
+
+    Attributes:
+        losses: :math:`l_i(w)`, (N,).
+        norms: :math:`\lVert \nabla l_g(w) \rVert`, (G,).
+        terms: :math:`\epsilon_g = \sum_k c_{kg} \nabla_k l_g`: gradients with their coefficients.
+    """
+
+    passes: Passes
+    losses: Tensor
+    norms: Tensor
+    terms: list[tuple[InstanceGradients, Tensor]]
+
+    def perturbed(self, sign: float = 1.0) -> AbstractContextManager[None]:
+        """The model at w + eps_g, or on the other side of w."""
+        terms = [(gradients, sign * c) for gradients, c in self.terms]
+        return perturbed(self.passes.inner, self.passes.params, terms)
+
+
+def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1) -> Ascent:
+    r"""The adversaries of one batch in low rank; leaves no trace in random streams and buffers.
+
+    .. math:: \epsilon \leftarrow \Pi_\rho\!\left(\epsilon + \alpha \, \nabla l_i(w + \epsilon) / \lVert \nabla l_i(w + \epsilon) \rVert\right)
+
+    The norm of :math:`\epsilon` for the projection comes from inner products of the recorded gradients; nothing of the
+    size of the parameters is made. Cost: a forward and a backward without weight gradients per step.
+
+    Args:
+        part: The passes of one batch.
+        rho: Radius of the ball.
+        steps: Number of ascent steps.
+        stride: alpha; rho for one step, 2 rho / steps for several.
+        group: Instances that share a perturbation.
+    """
+    alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
+
+    def run() -> Tensor:
+        with part.extra():
+            losses = part.evaluate()
+        check_losses(losses, graph=True)
+        return losses
+
+    first = None
+    terms: list[tuple[InstanceGradients, Tensor]] = []
+    products: dict[tuple[int, int], Tensor] = {}
+    for k in range(steps):
+        part.count.forwards += 1
+        part.count.backwards += 1
+        found = record(part.inner, run, part.params, group=group, terms=terms)
+        first = first or found
+        terms.append((found.gradients, step_size(alpha, found.norms)))
+        for j, (gradients, _) in enumerate(terms):
+            products[j, k] = products[k, j] = gradients.dot(found.gradients)
+        square = sum(a * b * products[i, j] for i, (_, a) in enumerate(terms) for j, (_, b) in enumerate(terms))
+        shrink = (rho / torch.as_tensor(square).sqrt()).clamp_max(1).nan_to_num(1.0)
+        terms = [(gradients, c * shrink) for gradients, c in terms]
+    assert first is not None
+    return Ascent(part, first.losses, first.norms, terms)
+
+
+def adversarial(
+    part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1, engine: str = "auto"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch, by the engine that covers the model."""
+    if engine != "loop":
+        try:
+            found = ascend(part, rho, steps=steps, stride=stride, group=group)
+        except Uncovered as why:
+            if engine == "low-rank":
+                raise
+            tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
+        else:
+            with found.perturbed():
+                return found.losses, found.norms, part.losses()
+    return adversarial_by_loop(part, rho, steps=steps, stride=stride, group=group)
+
+
+def adversarial_by_loop(
+    part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for any model: one group after the other, with weights that are really moved."""
+    alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
+    losses = part.losses()
+    params = list(part.params.values())
+    norms, found = [], []
+    for members in torch.arange(losses.shape[0], device=losses.device).split(group):
+        own = part.instances(members, alone=getattr(part.objective, "separable", False))
+        eps: list[Any] = [torch.zeros_like(p) for p in params]
+        one = torch.ones((), device=losses.device)
+        for k in range(steps):
+            with moved(params, eps, one, consume=False):
+                _, grads = own.gradient(at_w=False)
+            norm = global_norm([g for g in grads if g is not None])
+            c = step_size(alpha, norm)
+            eps = [e if g is None else e + c.to(e.dtype) * g for e, g in zip(eps, grads, strict=True)]
+            shrink = (rho / global_norm(eps)).clamp_max(1).nan_to_num(1.0)
+            eps = [e * shrink.to(e.dtype) for e in eps]
+            if k == 0:
+                norms.append(norm / own.share * members.shape[0])
+        with moved(params, eps, one, consume=False):
+            found.append(own.losses())
+    return losses, torch.stack(norms), torch.cat(found)

@@ -1,0 +1,69 @@
+"""What the theory asks for: the curvature along each instance's own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from deltasam.instances import ascend
+from deltasam.passes import Passes
+from deltasam.randomness import Seed
+from deltasam.weighting._base import Weighting
+from deltasam.weighting._finite_difference import exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnGradient(Weighting):
+    r""":math:`g_i = a_i \lVert \nabla l_i \rVert` without a random direction.
+
+    The paper wants :math:`g_i = a_i \lVert \nabla l_i(w) \rVert_2` with :math:`H_i = a_i \nabla l_i \nabla l_i^\top`, and
+    estimates it along one random r for the whole batch (Eq. 5), which multiplies it by noise. Along
+    :math:`u_i = \nabla l_i / \lVert \nabla l_i \rVert`, which differs between the instances of one pass, it is
+
+    .. math:: a_i \lVert \nabla l_i \rVert = \frac{u_i^\top H_i u_i}{\lVert \nabla l_i \rVert}, \qquad
+              g_i = \frac{|l_i(w + h u_i) + l_i(w - h u_i) - 2 l_i(w)|}{\max(2 h \lVert \nabla l_i \rVert, \eta)}
+              \to \frac h2\, a_i \lVert \nabla l_i \rVert,
+
+    Eq. 5 with an exact norm and a direction of its own for every instance; the constant cancels in the perturbation. The
+    second difference is some :math:`d` (number of parameters) times larger than along a random r, well above rounding.
+
+    Cost: 3 forwards and a backward without weight gradients; memory of :class:`~deltasam.methods.PerInstanceSAM`.
+
+    Attributes:
+        radius: h; rho by default.
+        precision: ``"float32"``: without autocast and TF32; ``"ambient"``: as everything else.
+
+    Relations:
+        :class:`FiniteDifference` is the estimate along a random direction.
+    """
+
+    radius: float | None = None
+    precision: Literal["float32", "ambient"] = "float32"
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        if self.radius is not None and not self.radius > 0:
+            raise ValueError(f"radius={self.radius!r} must be positive, or None for rho")
+        if self.precision not in ("float32", "ambient"):
+            raise ValueError(f"precision={self.precision!r} must be 'float32' or 'ambient'")
+
+    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+        """Losses on both sides of w along each instance's own gradient; the losses at w come with the gradient."""
+        radius = rho if self.radius is None else self.radius
+        weights = []
+        with exact(passes, self.precision == "float32"):
+            for part in passes.parts():
+                found = ascend(part, radius)
+                with found.perturbed():
+                    plus = part.losses()
+                with found.perturbed(-1.0):
+                    minus = part.losses()
+                # In a half-precision model the curvature is what little the two sides differ by beyond the slope.
+                second = (plus + minus - 2 * found.losses).abs()
+                weights.append(second / (2 * radius * found.norms).to(second.dtype).clamp_min(eta))
+        g = torch.cat(weights)
+        return lambda losses: g

@@ -1,0 +1,88 @@
+"""Norms, adversarial losses of one and several steps, and the context, against weights that are really moved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.architectures import BY_NAME, make
+from helpers.instance_reference import loop, relative
+from helpers.problems import TRANSFORMER_NO_DROPOUT
+from torch import Tensor, nn
+
+from deltasam import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
+
+
+def ascent_by_hand(model: nn.Module, run: object, rho: float, steps: int, stride: float, i: int) -> Tensor:
+    params = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in params]
+    eps = [torch.zeros_like(p) for p in params]
+    for _ in range(steps):
+        grads = torch.autograd.grad(run()[i], params, allow_unused=True)
+        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        eps = [e + stride * g / norm for e, g in zip(eps, grads, strict=True)]
+        size = torch.stack([e.norm() for e in eps]).norm()
+        eps = [e * min(1.0, rho / float(size)) for e in eps]
+        with torch.no_grad():
+            for p, w, e in zip(params, start, eps, strict=True):
+                p.copy_(w + e)
+    loss = run()[i].detach()
+    with torch.no_grad():
+        for p, w in zip(params, start, strict=True):
+            p.copy_(w)
+    return loss
+
+
+@pytest.mark.parametrize("name", ["BERT", "ALBERT", "BERT, masked-LM head (tied)", "T5", "MLP", "ResNet with GroupNorm"])
+def test_several_ascent_steps_stay_in_the_ball(name: str) -> None:
+    architecture = BY_NAME[name]
+    model, run, batch = make(architecture, 3)
+    model.eval()
+    for engine in ("low-rank", "loop"):
+        found = instance_adversarial_losses(model, batch, architecture.losses, rho=0.2, steps=3, stride=0.1, engine=engine)
+        wanted = torch.stack([ascent_by_hand(model, run, 0.2, 3, 0.1, i) for i in range(3)])
+        assert relative(found, wanted) < max(1e-9, architecture.tolerance)
+
+
+def test_more_steps_are_a_stronger_adversary() -> None:
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
+    losses = [instance_adversarial_losses(model, batch, objective, rho=0.5, steps=k).mean() for k in (1, 5)]
+    assert losses[1] > losses[0] > objective(model, batch).mean()
+
+
+@pytest.mark.parametrize("engine", ["low-rank", "loop"])
+def test_norms_and_context(engine: str) -> None:
+    architecture = BY_NAME["BERT"]
+    model, run, batch = make(architecture, 3)
+    exact = loop(model, run, 0.1)
+    torch.manual_seed(1)
+    stream = torch.get_rng_state()
+    norms = instance_gradient_norms(model, batch, architecture.losses, engine=engine)
+    assert relative(norms, exact.norms) < 1e-9
+    with perturbed_instances(model, batch, architecture.losses, rho=0.1) as found:
+        assert relative(found, exact.norms) < 1e-9
+        assert relative(run().detach(), exact.perturbed) < 1e-9
+    assert torch.equal(torch.get_rng_state(), stream) or run is not None
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_selected_and_frozen_parameters() -> None:
+    architecture = BY_NAME["BERT"]
+    model, run, batch = make(architecture, 3)
+    model.eval()
+    for name, p in model.named_parameters():
+        p.requires_grad_("bias" in name)  # BitFit
+    exact = loop(model, run, 0.3)
+    assert relative(instance_adversarial_losses(model, batch, architecture.losses, rho=0.3), exact.perturbed) < 1e-9
+    for name, p in model.named_parameters():
+        p.requires_grad_("LayerNorm" in name)
+    exact = loop(model, run, 0.3)
+    for p in model.parameters():
+        p.requires_grad_(True)
+    found = instance_adversarial_losses(model, batch, architecture.losses, rho=0.3, params="norms")
+    assert relative(found, exact.perturbed) < 1e-9
+
+
+def test_bad_steps() -> None:
+    with pytest.raises(ValueError, match="steps=0"):
+        instance_adversarial_losses(nn.Linear(2, 1), torch.ones(2, 2), lambda m, x: m(x).squeeze(-1), steps=0)

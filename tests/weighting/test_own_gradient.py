@@ -1,0 +1,63 @@
+"""The weights along each instance's own gradient, against derivatives taken one instance at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.problems import TRANSFORMER_NO_DROPOUT, relative_error
+from torch import Tensor, nn
+
+from deltasam import DeltaSAM, MicroBatches
+from deltasam.weighting import OwnGradient
+
+
+def curvature(model: nn.Module, batch: object, objective: object, i: int) -> tuple[Tensor, Tensor]:
+    """u^T H u along the instance's gradient, and the norm of the gradient."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        grads = torch.autograd.grad(objective(model, batch)[i], params, create_graph=True, allow_unused=True)
+    pairs = [(p, g) for p, g in zip(params, grads, strict=True) if g is not None]
+    norm = torch.stack([g.norm() for _, g in pairs]).norm().detach()
+    slope = sum((g * (g.detach() / norm)).sum() for _, g in pairs)
+    second = torch.autograd.grad(slope, [p for p, _ in pairs])
+    return sum((h * (g.detach() / norm)).sum() for h, (_, g) in zip(second, pairs, strict=True)), norm
+
+
+def test_weights_are_curvature_over_norm() -> None:
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
+    wanted = torch.stack([torch.stack(curvature(model, batch, objective, i)) for i in range(5)])
+    exact = 0.5e-3 * wanted[:, 0].abs() / wanted[:, 1]
+    step = DeltaSAM(eta=1e-12, weighting=OwnGradient(radius=1e-3)).backward(model, batch, objective)
+    assert torch.allclose(step.weights, exact, rtol=1e-2)
+
+
+def test_gaussian_model_by_hand() -> None:
+    """l_i = (w x_i)^2 / 2: gradient (w x) x, Hessian x^2, so a ||grad|| = x^2 / |w x^2|."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 2.0)
+    x = torch.tensor([[1.0], [2.0], [5.0]]).double()
+    step = DeltaSAM(rho=0.1, weighting=OwnGradient()).backward(model, x, lambda m, x: m(x).squeeze(1).square() / 2)
+    assert torch.allclose(step.weights, torch.full((3,), 0.1 / 2 / 2.0).double())
+
+
+def test_micro_batches_do_not_change_the_weights() -> None:
+    model, (inputs, labels), objective = TRANSFORMER_NO_DROPOUT.make(size=4)
+    whole = DeltaSAM(weighting=OwnGradient()).backward(model, (inputs, labels), objective)
+    parts = MicroBatches([(inputs[:1], labels[:1]), (inputs[1:], labels[1:])])
+    split = DeltaSAM(weighting=OwnGradient()).backward(model, parts, objective)
+    assert torch.allclose(whole.weights, split.weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"radius": 0.0}, "radius=0.0"), ({"precision": "bf16"}, "precision='bf16'")])
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OwnGradient(**options)
+
+
+def test_unlike_one_random_direction_it_does_not_depend_on_the_seed() -> None:
+    results = []
+    for seed in (0, 1):
+        model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
+        DeltaSAM(weighting=OwnGradient(), seed=seed).backward(model, batch, objective)
+        results.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert relative_error(*results) == 0
