@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from deltasam import methods
 from deltasam.integrations import MethodTrainer
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
@@ -43,6 +44,17 @@ def test_a_resumed_run_ends_where_the_undisturbed_one_does(method: Method, accum
     assert_same_bits(weights(resumed.model), weights(whole.model))
     assert resumed.method.steps == whole.method.steps == 9 * accumulation
     assert output.metrics["train_forwards"] == whole.forwards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_accumulation_steps": 2}], ids=str)
+@pytest.mark.parametrize("name", [name for name in methods.__all__ if name not in ("Method", "Step")])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_every_method_trains_and_resumes(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    whole, resumed = (trainer_for(tmp_path, getattr(methods, name)(), **options) for _ in range(2))
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_same_bits(weights(resumed.model), weights(whole.model))
 
 
 def test_without_its_state_looksam_would_end_elsewhere(tmp_path: Path) -> None:

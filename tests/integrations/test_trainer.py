@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from deltasam.integrations import MethodTrainer, Seq2SeqMethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
-from deltasam.objectives import Classification
+from deltasam.objectives import Classification, Contrastive
+from helpers.tiny import encoder, sentences
 from helpers.trainers import (
     arguments,
     assert_same_bits,
@@ -170,6 +171,20 @@ def test_the_steps_are_logged_with_the_trainers_entries(tmp_path: Path) -> None:
     assert (output.metrics["train_forwards"], output.metrics["train_backwards"]) == (24, 12)
 
 
+def test_reports_hold_the_steps(tmp_path: Path) -> None:
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    args = arguments(tmp_path, logging_strategy="steps", logging_steps=2, report_to="tensorboard")
+    MethodTrainer(model=fresh(), args=args, method=DeltaSAM(), train_dataset=classification_data()).train()
+    file = next(tmp_path.rglob("events.out.tfevents.*"))
+    events = reader.EventAccumulator(str(file)).Reload()
+    assert {"train/loss", "train/sharpness", "train/ascent_grad_norm", "train/weights_max"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert len(events.Scalars("train/sharpness")) == 3
+
+
 def test_plain_training_logs_nothing_extra(tmp_path: Path) -> None:
     args = arguments(tmp_path, logging_strategy="steps", logging_steps=2)
     trainer = MethodTrainer(model=fresh(), args=args, method=ERM(), train_dataset=classification_data())
@@ -244,9 +259,15 @@ def test_sequences_are_generated_in_evaluation(tmp_path: Path) -> None:
 
 
 def test_train_starts_afresh_and_trials_do_not_meet(tmp_path: Path) -> None:
+    def model_init() -> Any:  # Trainer wants a function without arguments
+        return fresh()
+
     method = LookSAM(k=3)
     trainer = MethodTrainer(
-        model_init=fresh, args=arguments(tmp_path, max_steps=4), method=method, train_dataset=classification_data()
+        model_init=model_init,
+        args=arguments(tmp_path, max_steps=4),
+        method=method,
+        train_dataset=classification_data(),
     )
     trainer.train()
     first = weights(trainer.model)
@@ -269,6 +290,26 @@ def test_an_objective_of_ones_own(tmp_path: Path) -> None:
         ).train()
         results.append(weights(model))
     assert_same_bits(*results)
+
+
+def test_an_encoder_learns_from_pairs(tmp_path: Path) -> None:
+    """No head, no labels: the objective says how the batch and the model meet, the Trainer does the rest."""
+    views = sentences(16, seed=3)
+    data = [{key: value[i] for key, value in views.items()} for i in range(16)]
+    model = encoder()
+
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        view = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+        return {"first": view, "second": dict(view)}
+
+    before = weights(model)
+    args = arguments(tmp_path, remove_unused_columns=False, logging_strategy="steps", logging_steps=1)
+    trainer = MethodTrainer(
+        model=model, args=args, method=SAM(), objective=Contrastive(), train_dataset=data, data_collator=collate
+    )
+    trainer.train()
+    assert largest_difference(weights(model), before) > 1e-3
+    assert trainer.state.log_history[0]["sharpness"] > 0
 
 
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:

@@ -28,9 +28,10 @@ class MethodMixin(_Base):
     callbacks and checkpoints, which hold the state of the method and of the objective too (as JSON and safetensors).
     The evaluation loss is the model's own. ``train()`` starts the method's state afresh unless it resumes.
 
-    *Accumulation.* Each micro-batch has a perturbation of its own (m-sharpness, m = the size of a micro-batch). The
-    gradients of the micro-batches are added with the weight of their instances, or of their target tokens, in all of
-    them: for :class:`~deltasam.ERM` the sum is the gradient of the large batch, for every model.
+    *Accumulation.* Each micro-batch has a perturbation of its own (m-sharpness, m = the size of a micro-batch), and
+    what counts steps (``LookSAM``'s k, SMART's teacher) counts micro-batches. The gradients of the micro-batches are
+    added with the weight of their instances, or of their target tokens, in all of them: for :class:`~deltasam.ERM` the
+    sum is the gradient of the large batch, for every model.
 
     *Logging.* To the Trainer's own entries come ``sharpness``, ``ascent_grad_norm`` (of the gradient that the
     perturbation follows; ``grad_norm`` is, as ever, what the optimizer gets), ``weights_mean``, ``weights_std``,
