@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deltasam.batches import MicroBatches, batch_size, take, tensors
+from deltasam.checks import check_losses
 from deltasam.held import held_part
 from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size, trainable
+from deltasam.precision import say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
@@ -86,7 +88,7 @@ class Passes:
         self._ascending = False
         self._shares = self._micro_batch_shares()
         devices = accelerators([*self.trainable.values(), *tensors(self.batches)])
-        self._from_here = lambda: Replay(self.inner, devices, randomness)
+        self._from_here: Callable[[], Replay] = lambda: Replay(self.inner, devices, randomness)
         self._replay = self._from_here() if replay else None
 
     @property
@@ -171,7 +173,8 @@ class Passes:
         if norm is None:
             norm = global_norm([d for d in direction if d is not None]).to(self.device)
         step = step_size(rho, norm)
-        with self.move(moving, direction, step, consume=consume):
+        with self.move(moving, direction, step, consume=consume) as moved:
+            say_if_rounded_away(moved, rho)
             yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0)
 
     @contextmanager
@@ -277,7 +280,7 @@ class Passes:
         for k, batch in enumerate(self.batches):
             part = copy(self)
             part.batches, part.sizes, part._shares = MicroBatches([batch]), [self.sizes[k]], [self._shares[k]]
-            part._replay = self._from_here()
+            part._replay = self._from_here() if k else self._replay
             yield part
             self.sizes[k] = part.sizes[0]
 
@@ -388,34 +391,6 @@ class Passes:
         # The user's autocast region surrounds backward() too; plain training leaves it before loss.backward().
         kind = losses.device.type
         return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def check_losses(losses: Any, *, graph: bool) -> None:
-    """One clear error for each way an objective can go wrong.
-
-    Raises:
-        TypeError: Not a floating-point tensor.
-        ValueError: Not of shape (N,), empty, or without a graph.
-    """
-    if not isinstance(losses, Tensor):
-        raise TypeError(f"the objective returned {type(losses).__name__}, not a tensor of losses of shape (N,)")
-    if losses.ndim == 0:
-        raise ValueError(
-            "the objective returned a scalar; methods need the loss of every instance, shape (N,): compute it with "
-            "reduction='none', or use deltasam.Classification() and its relatives, which take Hugging Face models"
-        )
-    if losses.ndim != 1:
-        shape = tuple(losses.shape)
-        raise ValueError(f"the objective returned losses of shape {shape}, not (N,): reduce or squeeze them")
-    if not losses.is_floating_point():
-        raise TypeError(f"the objective returned {losses.dtype} losses; they must be floating point")
-    if losses.shape[0] == 0:
-        raise ValueError("the objective returned no losses: the batch is empty")
-    if graph and not losses.requires_grad:
-        raise ValueError(
-            "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad, or "
-            "used only frozen parts of the model"
-        )
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:

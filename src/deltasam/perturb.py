@@ -106,7 +106,7 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
     """A direction r ~ N(0, I), one tensor per parameter, the same for the same seed on the same kind of device.
 
     All parameters of a device and dtype are drawn in one call, into one stretch of memory of which the tensors are
-    views (aligned for vectorised kernels).
+    views (aligned for vectorised kernels). Float64 gets float32's numbers: precisions can be compared along one r.
     """
     direction: list[Tensor | None] = [None] * len(params)
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -114,8 +114,8 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
         kinds.setdefault((p.device, p.dtype), []).append(i)
     for number, ((device, dtype), members) in enumerate(kinds.items()):
         sizes = [-(-params[i].numel() // _ALIGNED) * _ALIGNED for i in members]
-        flat = torch.empty(sum(sizes), device=device, dtype=dtype)
-        flat.normal_(generator=seeded_generator(device, seed.child(number)))
+        drawn = torch.empty(sum(sizes), device=device, dtype=torch.float32 if dtype is torch.float64 else dtype)
+        flat = drawn.normal_(generator=seeded_generator(device, seed.child(number))).to(dtype)
         for i, stretch in zip(members, torch.split(flat, sizes), strict=True):
             direction[i] = stretch[: params[i].numel()].view(params[i].shape)
     return [r for r in direction if r is not None]

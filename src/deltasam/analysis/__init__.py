@@ -1,0 +1,21 @@
+"""Measurements on a user's own model and data: adversarial risk, sharpness, alignment, quality of the weights.
+
+All take ``(model, data, objective, ...)`` with ``data`` an iterable of batches, measure in eval mode unless told
+otherwise, leave the model as it was, and show a progress bar on a terminal.
+"""
+
+from deltasam.analysis._alignment import Alignment, alignment
+from deltasam.analysis._risk import Risk, adversarial_risk
+from deltasam.analysis._sharpness import Sharpness, sharpness
+from deltasam.analysis._weights_quality import WeightsQuality, weights_quality
+
+__all__ = [
+    "Alignment",
+    "Risk",
+    "Sharpness",
+    "WeightsQuality",
+    "adversarial_risk",
+    "alignment",
+    "sharpness",
+    "weights_quality",
+]

@@ -1,0 +1,123 @@
+"""Analyses against slow obvious computations, and that they leave the model alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.instance_reference import loop
+from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT
+from torch import Tensor, nn
+
+from deltasam.analysis import adversarial_risk, alignment, sharpness, weights_quality
+from deltasam.analysis._common import cosine, spearman
+from deltasam.methods import SAM
+
+
+def snapshot(model: nn.Module) -> list[object]:
+    return [[p.detach().clone() for p in model.parameters()], [m.training for m in model.modules()], torch.get_rng_state()]
+
+
+def assert_untouched(model: nn.Module, before: list[object]) -> None:
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before[0], strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    assert [m.training for m in model.modules()] == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def two_batches() -> tuple[nn.Module, list[tuple[Tensor, Tensor]], object]:
+    model, (inputs, labels), objective = TRANSFORMER.make(size=5)
+    return model, [(inputs[:3], labels[:3]), (inputs[3:], labels[3:])], objective
+
+
+@pytest.mark.parametrize("engine", ["low-rank", "loop"])
+def test_adversarial_risk_is_the_mean_over_instances(engine: str) -> None:
+    model, data, objective = two_batches()
+    before = snapshot(model)
+    risk = adversarial_risk(model, data, objective, rho=0.1, engine=engine)
+    assert_untouched(model, before)
+    model.eval()
+    exact = [loop(model, lambda batch=batch: objective(model, batch), 0.1) for batch in data]
+    assert torch.allclose(risk.adversarial_losses, torch.cat([e.perturbed for e in exact]), rtol=1e-9)
+    assert float(risk) == pytest.approx(float(torch.cat([e.perturbed for e in exact]).mean()), rel=1e-9)
+    assert risk.clean == pytest.approx(float(torch.cat([e.losses for e in exact]).mean()), rel=1e-9)
+    assert torch.allclose(risk.norms, torch.cat([e.norms for e in exact]), rtol=1e-9)
+
+
+def test_more_steps_do_not_lower_the_risk() -> None:
+    model, data, objective = two_batches()
+    risks = [float(adversarial_risk(model, data, objective, rho=0.3, steps=k)) for k in (1, 4)]
+    assert risks[1] > risks[0]
+
+
+def test_limit_progress_and_empty_data(capsys: pytest.CaptureFixture[str]) -> None:
+    model, data, objective = two_batches()
+    risk = adversarial_risk(model, data, objective, limit=1, progress=True)
+    assert risk.losses.shape == (3,)
+    adversarial_risk(model, data, objective)  # no terminal, no bar
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match="data is empty"):
+        adversarial_risk(model, [], objective)
+
+
+def test_sharpness_of_instances_is_not_below_that_of_batches() -> None:
+    model, data, objective = two_batches()
+    before = snapshot(model)
+    found = sharpness(model, data, objective, rho=0.02, steps=3)
+    assert_untouched(model, before)
+    assert found.ordered == 1.0
+    assert found.instance > found.batch > 0
+    small = sharpness(model, data, objective, rho=1e-5)
+    assert small.instance == pytest.approx(small.first_order, rel=1e-3)
+
+
+def test_batch_sharpness_is_what_sam_measures() -> None:
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
+    found = sharpness(model, [batch], objective, rho=0.05)
+    step = SAM(rho=0.05).backward(model.eval(), batch, objective)
+    assert found.batch == pytest.approx(float(step.sharpness), rel=1e-9)
+
+
+def test_alignment() -> None:
+    model, data, objective = two_batches()
+    before = snapshot(model)
+    rows = {row.method: row for row in alignment(model, data, objective, rho=0.02, training=True)}
+    assert_untouched(model, before)
+    assert rows["PerInstanceSAM"].regulariser == pytest.approx(1.0)
+    assert rows["PerInstanceSAM"].update == pytest.approx(1.0)
+    assert rows["SAM"].regulariser == pytest.approx(rows["DeltaSAM Uniform"].regulariser, rel=1e-6)
+    assert 0 < rows["SAM"].regulariser < 1
+    assert all(row.batches == 2 and -1 <= row.regulariser <= 1.0000001 for row in rows.values())
+
+
+def test_theory_holds_where_its_assumption_does() -> None:
+    """With H_i = a_i grad_i grad_i^T (one weight vector, scalar outputs) OwnGradient's weights align better than SAM's."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1).double()
+    x = torch.randn(8, 6).double() * torch.logspace(-1, 1, 8).double().unsqueeze(1)
+
+    def objective(model: nn.Module, x: Tensor) -> Tensor:
+        return nn.functional.softplus(model(x).squeeze(1) * 2)
+
+    rows = {row.method: row for row in alignment(model, [x], objective, rho=1e-4, eta=1e-12)}
+    assert rows["DeltaSAM OwnGradient"].regulariser > rows["SAM"].regulariser
+    assert rows["DeltaSAM OwnGradient"].regulariser > 0.7
+
+
+def test_quality_of_the_weights() -> None:
+    model, data, objective = TRANSFORMER.make(torch.float32, size=8)
+    before = snapshot(model)
+    rows = {(row.weighting, row.condition): row for row in weights_quality(model, [data], objective)}
+    assert_untouched(model, before)
+    for name in ("FiniteDifference", "Directional", "OwnGradient"):
+        assert rows[name, "float64"].spearman == 1.0
+        assert rows[name, "float64"].snr == float("inf")
+    assert rows["OwnGradient", "float64"].ideal == 1.0
+    assert rows["OwnGradient", "another direction"].spearman == 1.0  # there is no direction
+    assert rows["OwnGradient", "float32"].snr > rows["FiniteDifference", "float32"].snr
+    assert rows["FiniteDifference", "dropout, independent masks"].snr < 1
+    assert rows["Directional", "float32"].spearman > 0.9
+
+
+def test_helpers() -> None:
+    assert spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])) == -1.0
+    assert float(cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]))) == pytest.approx(0.5**0.5)
