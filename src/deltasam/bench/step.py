@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line without tyro: the same options, read from the same dataclass."""
     arguments = vars(_parser().parse_args(argv))
     try:
-        run(StepOptions(**{name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}))
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}
+        run(StepOptions(**values))
     except ValueError as error:
         print(f"deltasam bench step: {error}", file=sys.stderr)
         return 1

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.checks import check_losses
 from deltasam.objectives import perturbed_embeddings
 from deltasam.objectives.regularisers import Site, row_norm
-from deltasam.passes import Ascent, Passes, check_losses
+from deltasam.passes import Ascent, Passes
 from deltasam.perturb import global_norm
 
 Parts = list[Tensor]

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deltasam.checks import check_losses
 from deltasam.instances import (
     InstancesMixed,
     Recording,
@@ -17,7 +18,7 @@ from deltasam.instances import (
     tell_once,
 )
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
-from deltasam.passes import Ascent, Passes, check_losses
+from deltasam.passes import Ascent, Passes
 from deltasam.perturb import step_size
 
 Engine = Literal["auto", "low-rank", "loop"]
