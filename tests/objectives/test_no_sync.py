@@ -44,6 +44,7 @@ def moved(batch, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("objective", "model", "batch"), CASES.values(), ids=CASES.keys())
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device(objective, model, batch):
     expected = objective(model, batch)
     model, batch = copy.deepcopy(model).cuda(), moved(batch, "cuda")
