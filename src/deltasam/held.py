@@ -46,15 +46,15 @@ def held_part(objective: Any, model: nn.Module, batch: Any, moved: Moved | None)
     """The part of the outputs that stays at w, or None if the objective holds none.
 
     Args:
-        objective: Anything; only those with a method ``held`` can hold something.
+        objective: Anything; only those that say so (``holds``) hold something.
         model: The model, perhaps with its weights moved.
         batch: The batch.
         moved: The move, None at w. At w the part is a constant: a perturbation that does not reach it has no business
             following its gradient.
     """
-    held = getattr(objective, "held", None)
-    if held is None:
+    if not getattr(objective, "holds", False):
         return None
+    held = objective.held
     if moved is None:
         with torch.no_grad():
             part: Tensor | None = held(model, batch)

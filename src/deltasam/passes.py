@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from deltasam.batches import MicroBatches, batch_size, take, tensors
 from deltasam.checks import check_losses
 from deltasam.held import held_part
-from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size, trainable
+from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size
 from deltasam.precision import say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
@@ -79,15 +79,16 @@ class Passes:
         self.inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         self.objective = objective
-        self.params = select(self.inner, params)
-        self.trainable = trainable(self.inner)
+        every = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
+        self.trainable = {name: p for name, p in every.items() if p.requires_grad}
+        self.params = select(self.inner, params, self.trainable)
         self.count = Count()
         self.sizes: list[int | None] = [None] * len(self.batches)
         self._scale = scale
         self._moved: Moved | None = None
         self._ascending = False
         self._shares = self._micro_batch_shares()
-        devices = accelerators([*self.trainable.values(), *tensors(self.batches)])
+        devices = accelerators([*every.values(), *tensors(self.batches)])
         self._from_here: Callable[[], Replay] = lambda: Replay(self.inner, devices, randomness)
         self._replay = self._from_here() if replay else None
 

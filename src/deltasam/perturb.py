@@ -22,7 +22,9 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def select(model: nn.Module, which: Selection = "all") -> dict[str, nn.Parameter]:
+def select(
+    model: nn.Module, which: Selection = "all", among: dict[str, nn.Parameter] | None = None
+) -> dict[str, nn.Parameter]:
     """The trainable parameters that a method may perturb.
 
     Args:
@@ -30,6 +32,8 @@ def select(model: nn.Module, which: Selection = "all") -> dict[str, nn.Parameter
         which: ``"all"``; ``"no-embeddings"``: all but the tables of ``nn.Embedding`` (tied heads included);
             ``"no-bias-norm"``: neither biases nor the parameters of normalisation layers; ``"norms"``: only those of
             normalisation layers; ``"lora"``: only adapters; or a predicate ``(name, parameter) -> bool``.
+
+        among: The trainable parameters, if they are at hand.
 
     Returns:
         The chosen parameters by name.
@@ -41,10 +45,13 @@ def select(model: nn.Module, which: Selection = "all") -> dict[str, nn.Parameter
         >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), "norms"))
         ['1.weight', '1.bias']
     """
-    params = trainable(model)
+    params = trainable(model) if among is None else among
     if not params:
         raise ValueError(f"{type(model).__name__} has no trainable parameter: set requires_grad=True on some")
-    chosen = {name: p for name, p in params.items() if _predicate(model, which)(name, p)}
+    if which == "all":
+        return params
+    wanted = _predicate(model, which)
+    chosen = {name: p for name, p in params.items() if wanted(name, p)}
     if not chosen:
         example = next(iter(params))
         raise ValueError(f"params={which!r} chose none of the {len(params)} trainable parameters, e.g. {example!r}")
@@ -54,18 +61,16 @@ def select(model: nn.Module, which: Selection = "all") -> dict[str, nn.Parameter
 def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Parameter], bool]:
     if callable(which):
         return which
-    norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters(recurse=False)}
-    if which == "all":
-        return lambda name, p: True
+    if which == "lora":
+        return lambda name, p: "lora_" in name
+    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
     if which == "no-embeddings":
-        tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
         return lambda name, p: id(p) not in tables
+    norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters(recurse=False)}
     if which == "no-bias-norm":
         return lambda name, p: id(p) not in norms and not name.endswith("bias")
     if which == "norms":
         return lambda name, p: id(p) in norms
-    if which == "lora":
-        return lambda name, p: "lora_" in name
     raise ValueError(f"params={which!r} is none of {get_args(Preset)} and no predicate (name, parameter) -> bool")
 
 

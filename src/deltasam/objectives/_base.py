@@ -57,6 +57,11 @@ class Objective(ABC):
         """
         return None
 
+    @property
+    def holds(self) -> bool:
+        """Whether a part of the outputs stays at w while the weights are perturbed, see :meth:`held`."""
+        return False
+
     def held(self, model: nn.Module, batch: Any) -> Tensor | None:
         """The part of the outputs that stays at w while the weights are perturbed, with its graph; None if none does.
 

@@ -66,6 +66,11 @@ class EmbeddingNoise(Wrapper):
         with self._noisy(model, batch):
             return self.objective.forward(model, batch)
 
+    @property
+    def holds(self) -> bool:
+        """Whether the objective inside holds a part."""
+        return self.objective.holds
+
     def held(self, model: nn.Module, batch: Any) -> Tensor | None:
         """The part of the outputs that stays at w, with its noise, if the wrapped objective has one."""
         with self._noisy(model, batch, required=False):
