@@ -22,7 +22,21 @@ class Command:
 
 # In the order of the help text. A name may have two words.
 COMMANDS: dict[str, Command] = {
+    "quickstart": Command(
+        "deltasam.cli.quickstart:Quickstart", "compare ERM, SAM, delta-SAM and exact per-instance, offline, in minutes"
+    ),
     "train": Command("deltasam.cli.train:Train", "train and evaluate one run, from a preset, a file or options"),
+    "evaluate": Command("deltasam.cli.evaluate:Evaluate", "metrics of a run, or of any model, on any split"),
+    "analyze adversarial-risk": Command(
+        "deltasam.cli.analyze:AdversarialRisk", "loss under the worst perturbation of each instance"
+    ),
+    "analyze sharpness": Command("deltasam.cli.analyze:Sharpness", "rise of the loss under batch and instance moves"),
+    "analyze alignment": Command(
+        "deltasam.cli.analyze:Alignment", "how well SAM and delta-SAM stand in for the per-instance gradient"
+    ),
+    "analyze weights": Command("deltasam.cli.analyze:Weights", "signal and noise of the instance weights g"),
+    "list tasks": Command("deltasam.cli.list_tasks:ListTasks", "the tasks, with their metrics"),
+    "list presets": Command("deltasam.cli.list_presets:ListPresets", "the paper's setups, and small ones"),
     "list methods": Command("deltasam.cli.list_methods:ListMethods", "the methods, with what a step of each costs"),
     "bench step": Command("deltasam.cli.bench_step:BenchStep", "time and memory of a step of every method"),
     "env": Command("deltasam.cli.env:Env", "versions and devices, to paste into a bug report"),

@@ -58,4 +58,5 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    for noise in (".*pin_memory.*", ".*mkldnn_matmul.*"):
+        warnings.filterwarnings("ignore", message=noise)

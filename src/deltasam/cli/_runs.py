@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltasam.cli._errors import InputError
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from deltasam.experiments import Result, RunConfig
+    from deltasam.experiments import Result
 
 
 @contextmanager
@@ -26,21 +25,6 @@ def bad_input() -> Iterator[None]:
         yield
     except (ConfigError, DataError) as error:
         raise InputError(str(error)) from error
-
-
-def read_run(folder: Path) -> RunConfig:
-    """The configuration of a run folder.
-
-    Raises:
-        InputError: The folder holds no run.
-    """
-    from deltasam.experiments import RunConfig, RunFolder
-
-    path = RunFolder(folder).config
-    if not path.is_file():
-        raise InputError(f"{folder}: no run folder (there is no config.yaml in it); `deltasam train` makes one")
-    with bad_input():
-        return RunConfig.read(path)
 
 
 def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = ()) -> Table:

@@ -11,8 +11,9 @@
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._folder import RunFolder
+from deltasam.experiments._load import Loaded, load, load_run
 from deltasam.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser
-from deltasam.experiments._presets import load_preset, preset_names
+from deltasam.experiments._presets import load_preset, preset_names, preset_variants
 from deltasam.experiments._resolve import resolve
 from deltasam.experiments._result import Result
 from deltasam.experiments._run import Prepared, prepare, run
@@ -23,6 +24,7 @@ __all__ = [
     "WEIGHTINGS",
     "Batch",
     "ConfigError",
+    "Loaded",
     "ModelConfig",
     "Optimizer",
     "Prepared",
@@ -31,9 +33,12 @@ __all__ = [
     "RunConfig",
     "RunFolder",
     "Schedule",
+    "load",
     "load_preset",
+    "load_run",
     "prepare",
     "preset_names",
+    "preset_variants",
     "resolve",
     "run",
 ]

@@ -70,8 +70,8 @@ class RunFolder:
             owner = RunConfig.read(self.config)
             if owner.run_id != config.run_id:
                 raise ConfigError(
-                    f"{self.path} holds another run ({owner.run_name}), which stays as it is; choose another folder by "
-                    "--output, or remove that one"
+                    f"{self.path} holds another run ({owner.run_name}), which stays as it is; choose another "
+                    "folder by --output, or remove that one"
                 )
             return Result.read(self.result) if self.result.is_file() else None
         if self.path.is_dir() and any(self.path.iterdir()):

@@ -28,15 +28,16 @@ def preset_folder() -> Path:
     return found
 
 
-def preset_names() -> list[str]:
-    """All presets, each followed by its variants."""
+def preset_variants() -> dict[str, list[str]]:
+    """All presets by name, each with the names of its variants."""
     root = preset_folder()
-    names = []
-    for path in sorted(root.rglob("*.yaml")):
-        if not path.name.startswith("_"):
-            name = path.relative_to(root).with_suffix("").as_posix()
-            names += [name, *(f"{name}/{variant}" for variant in _read(path)["variants"])]
-    return names
+    files = [path for path in sorted(root.rglob("*.yaml")) if not path.name.startswith("_")]
+    return {path.relative_to(root).with_suffix("").as_posix(): list(_read(path)["variants"]) for path in files}
+
+
+def preset_names() -> list[str]:
+    """The full names of all presets, each followed by those of its variants."""
+    return [full for name, found in preset_variants().items() for full in (name, *(f"{name}/{v}" for v in found))]
 
 
 def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
@@ -59,8 +60,7 @@ def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
     chosen = _variant(variants, variant) if variant is not None else None
     if chosen is None:
         return sections, False
-    taken_for_method = method is not None and spelled(chosen) == spelled(method)
-    return merge(sections, variants[chosen] or {}), taken_for_method
+    return merge(sections, variants[chosen]), variant == method
 
 
 def _read(path: Path) -> Plain:
@@ -72,7 +72,13 @@ def _read(path: Path) -> Plain:
 
 
 def _variant(variants: dict[str, Any], name: str) -> str | None:
-    return next((known for known in variants if spelled(known) == spelled(name)), None)
+    """The variant of this name, or the one that is this method and nothing else."""
+    for known, sections in variants.items():
+        method = sections.get("method", {})
+        bare = "regularisers" not in sections and isinstance(method, dict) and method.get("name", "")
+        if spelled(name) in (spelled(known), spelled(bare or known)):
+            return known
+    return None
 
 
 def _nearest(name: str) -> str:

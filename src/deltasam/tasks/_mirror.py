@@ -31,8 +31,8 @@ _HUB_SENTENCES = 10_000
 class MirrorTask(Table, Task):
     r"""Two views of a sentence, the second with a span masked, are pulled together by NT-Xent.
 
-    The training split is a corpus of sentences: ``stsb_train_sents_10k`` is Mirror-BERT's own; from the hub, where that
-    file is not, as many sentences are drawn from STS-B's training set, with a seed of their own. The evaluation
+    The training split is a corpus of sentences: ``stsb_train_sents_10k`` is Mirror-BERT's own; from the hub, where
+    that file is not, as many sentences are drawn from STS-B's training set, with a seed of their own. The evaluation
     split is ``test``: STS12-16, STS-B and SICK-R, or ``validation``: STS-B's development set, for tuning.
 
     The span of a sentence is drawn from the run's seed and the place of the sentence in the corpus, so that a run that

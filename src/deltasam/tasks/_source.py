@@ -111,7 +111,7 @@ def _from_hub(hub: str, names: Sequence[str], dataset: str) -> Split:
     if datasets.config.HF_HUB_OFFLINE:
         raise DataError(
             f"{dataset}: the hub is switched off (HF_HUB_OFFLINE); give a folder with "
-            f"{dataset}/{names[0]}.jsonl.gz by --data or {VARIABLE}, or try a task that needs no download: --task docstrings"
+            f"{dataset}/{names[0]}.jsonl.gz by --data or {VARIABLE}, or try a task without download: --task docstrings"
         )
     try:
         loaded = datasets.load_dataset(path, configuration or None)

@@ -1,0 +1,84 @@
+"""``deltasam evaluate``: metrics of a finished run, or of any model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+from deltasam.cli._errors import InputError
+from deltasam.cli._runs import bad_input, wide_console
+
+if TYPE_CHECKING:
+    from deltasam.experiments import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """The metrics of a run's final weights, on the split it was evaluated on or on another one.
+
+    Examples:
+      deltasam evaluate runs/mrpc-... --split test
+      deltasam evaluate --task mirror --model bert-base-uncased --set task.pooling=cls
+    """
+
+    folder: Positional[Path | None] = None
+    """The run folder; leave it out to evaluate a model as it is."""
+
+    task: str | None = None
+    """The task, without a run folder."""
+
+    model: str | None = None
+    """The model, without a run folder."""
+
+    set: tuple[str, ...] = ()
+    """Settings of the task, without a run folder, such as task.max_length=64."""
+
+    split: str | None = None
+    """The split; by default the one the run evaluates on."""
+
+    rows: int | None = None
+    """Evaluate on a fixed random sample of so many rows."""
+
+    data: Path | None = None
+    """Folder with the datasets, if it is not where the run had it."""
+
+    batch_size: int = 64
+    """Instances per batch; it changes nothing but time and memory."""
+
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        """Evaluates and prints."""
+        from deltasam.cli._progress import quiet
+
+        quiet()
+        with bad_input():
+            loaded = self._load()
+        metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
+        if self.json:
+            print(json.dumps({"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}, indent=2))
+            return
+        from rich.table import Table
+
+        table = Table("metric", "value", box=None, pad_edge=False, header_style="bold")
+        for name, value in metrics.items():
+            table.add_row(name, f"{value:.4f}")
+        console = wide_console()
+        console.print(table)
+        console.print(f"\n{len(loaded.rows)} rows of {loaded.origin}", highlight=False)
+
+    def _load(self) -> Loaded:
+        from deltasam.experiments import load, load_run, resolve
+
+        data = None if self.data is None else str(self.data)
+        if self.folder is not None:
+            return load_run(self.folder, split=self.split, rows=self.rows, data=data)[1]
+        if self.task is None or self.model is None:
+            raise InputError("name a run folder, or a model by --task and --model")
+        options = {"task": self.task, "model": self.model, "data": data}
+        return load(resolve(options=options, settings=self.set), split=self.split, rows=self.rows)

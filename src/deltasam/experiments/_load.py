@@ -1,0 +1,93 @@
+"""A trained model with its data, for evaluation and analysis."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltasam.experiments._config import RunConfig
+from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._folder import RunFolder
+from deltasam.objectives import Objective
+from deltasam.tasks import DataSource, Task, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, its tokenizer, and the rows of one split.
+
+    Attributes:
+        task: The task, whose evaluation split is the one that was loaded.
+        model: The model in eval mode.
+        tokenizer: Its tokenizer.
+        rows: The rows of the split.
+        origin: Where they came from.
+    """
+
+    task: Task
+    model: Any
+    tokenizer: Any
+    rows: list[dict[str, Any]]
+    origin: str
+
+    @property
+    def objective(self) -> Objective:
+        """The task's objective, without regularisers."""
+        return self.task.objective()
+
+    def batches(self, size: int) -> list[dict[str, Any]]:
+        """The rows as batches for the objective."""
+        items = self.task.encode(self.rows, self.tokenizer)
+        collate = self.task.collator(self.tokenizer)
+        return [collate(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def load(config: RunConfig, *, path: str | None = None, split: str | None = None, rows: int | None = None) -> Loaded:
+    """Loads a model and a split.
+
+    Args:
+        config: The run: its task and data.
+        path: The model; the run's own, untrained, by default.
+        split: The split; by default the one that the run evaluates on.
+        rows: A fixed random sample of so many rows; by default what the run evaluates on.
+
+    Raises:
+        DataError: Something is missing or wrong.
+    """
+    from transformers import set_seed
+
+    task = dataclasses.replace(
+        config.task, eval_split=split or config.task.eval_split, eval_rows=rows or config.task.eval_rows
+    )
+    unnamed_classes = getattr(task, "kind", None) == "classification" and not getattr(task, "classes", ())
+    wanted = (task.train_split, task.eval_split) if unnamed_classes else (task.eval_split,)
+    data = task.load(DataSource.find(config.data), wanted)
+    where = path or config.model.path
+    tokenizer = load_tokenizer(where)
+    set_seed(config.seed)
+    model = task.model(where, data).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return Loaded(task, model, tokenizer, data.splits[task.eval_split], data.origins[task.eval_split])
+
+
+def load_run(
+    folder: Path, *, split: str | None = None, rows: int | None = None, data: str | None = None
+) -> tuple[RunConfig, Loaded]:
+    """The final model of a run with a split of its task.
+
+    Raises:
+        ConfigError: The folder holds no finished run.
+        DataError: The data is missing or wrong.
+    """
+    place = RunFolder(folder)
+    if not place.config.is_file():
+        raise ConfigError(f"{folder}: no run folder (it has no config.yaml); `deltasam train` makes one")
+    config = RunConfig.read(place.config)
+    if not place.result.is_file():
+        raise ConfigError(f"{folder}: the run is not finished; go on with `deltasam train --config {place.config}`")
+    if data is not None:
+        config = dataclasses.replace(config, data=data)
+    return config, load(config, path=str(place.model), split=split, rows=rows)
