@@ -25,6 +25,7 @@ class PadToBuckets:
         values: Padding values of further keys.
 
     Example:
+        >>> import torch
         >>> collate = PadToBuckets(lambda rows: {"input_ids": torch.tensor(rows)}, pad_token_id=9, multiple=4)
         >>> collate([[1, 2, 3, 4, 5]])
         {'input_ids': tensor([[1, 2, 3, 4, 5, 9, 9, 9]])}
