@@ -11,8 +11,8 @@ a second batched pass plain autograd yields exactly :math:`\frac1N \sum_i \nabla
 
 How it works, file by file: ``_tensors`` lets proxies stand in for the parameters during a pass, ``_rules`` says what
 happens when an operation meets one, ``_layout`` finds the instances in an input, ``_step`` remembers the calls,
-``_gradient`` turns them into ``_factors``, ``_verify`` compares with autograd once per model, ``_record`` ties the pass
-together, ``_ascent`` makes adversaries of it, ``_functions`` offers it all for one batch.
+``_gradient`` turns them into ``_factors``, ``_verify`` compares with autograd once per model, ``_places`` puts the
+proxies in and takes them out, ``_record`` ties the pass together, ``_ascent`` makes adversaries of it, ``_functions`` offers it all for one batch.
 
 The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022); per-example
 low-rank weights are also used by FLoRA, per-example random ones by Flipout. New here is the forward pass *at* the
@@ -23,7 +23,8 @@ from deltasam.instances._ascent import Ascent, adversarial, ascend
 from deltasam.instances._errors import InstancesMixed, Uncovered
 from deltasam.instances._functions import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from deltasam.instances._memory import tell_once
-from deltasam.instances._record import Recording, perturbed, record, refuse_batch_statistics
+from deltasam.instances._places import refuse_batch_statistics
+from deltasam.instances._record import Recording, record
 from deltasam.instances._rules import register_rule
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
     "ascend",
     "instance_adversarial_losses",
     "instance_gradient_norms",
-    "perturbed",
     "perturbed_instances",
     "record",
     "refuse_batch_statistics",

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam.checks import check_losses
 from deltasam.instances._errors import Uncovered
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import tell_once
+from deltasam.instances._places import Places
 from deltasam.instances._record import perturbed, record
-from deltasam.passes import Passes, check_losses
+from deltasam.passes import Passes
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
 
@@ -28,7 +30,7 @@ class Ascent:
         terms: :math:`\epsilon_g = \sum_k c_{kg} \nabla_k l_g`: gradients with their coefficients.
     """
 
-    passes: Passes
+    places: Places
     losses: Tensor
     norms: Tensor
     terms: list[tuple[InstanceGradients, Tensor]]
@@ -36,7 +38,7 @@ class Ascent:
     def perturbed(self, sign: float = 1.0) -> AbstractContextManager[None]:
         """The model at w + eps_g, or on the other side of w."""
         terms = [(gradients, sign * c) for gradients, c in self.terms]
-        return perturbed(self.passes.inner, self.passes.params, terms)
+        return perturbed(self.places, terms)
 
 
 def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1) -> Ascent:
@@ -77,7 +79,7 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
         shrink = (rho / torch.as_tensor(square).sqrt()).clamp_max(1).nan_to_num(1.0)
         terms = [(gradients, c * shrink) for gradients, c in terms]
     assert first is not None
-    return Ascent(part, first.losses, first.norms, terms)
+    return Ascent(first.places, first.losses, first.norms, terms)
 
 
 def adversarial(

@@ -7,7 +7,9 @@ For a weight that maps inputs ``x`` (S rows) to outputs with gradients ``d`` (S 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,9 +51,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """The gradients themselves, ``(G, *shape of the parameter)``."""
+    """The gradients themselves, ``(G, *shape of the parameter)``; small ones are columns of a common ``pack`` (G, all)."""
 
     value: Tensor
+    pack: Tensor | None = None
+    start: int = 0
 
     def dense(self) -> Tensor:
         return self.value
@@ -60,24 +64,11 @@ class Dense:
 Factor = LowRank | Rows | Dense
 
 
-class Grams:
-    """Gram matrices ``a b^T`` of one computation, each pair of tensors once (query, key and value share their input)."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], Tensor] = {}
-
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        key = (id(a), id(b))
-        if key not in self._known:
-            self._known[key] = _gram(a, b)
-        return self._known[key]
-
-
-def dot(a: Factor, b: Factor, grams: Grams) -> Tensor:
+def dot(a: Factor, b: Factor) -> Tensor:
     """Inner product of two gradients of the same parameter, per group, ``(G,)``, in float32 at least."""
     match a, b:
         case LowRank(), LowRank() if a.transposed == b.transposed:
-            inputs = grams(a.x, b.x)
+            inputs = _gram(a.x, b.x)
             return _sum((inputs + 1 if a.bias and b.bias else inputs) * _gram(a.d, b.d))
         case Rows(), Rows():
             same = a.ids.unsqueeze(2) == b.ids.unsqueeze(1)
@@ -88,28 +79,68 @@ def dot(a: Factor, b: Factor, grams: Grams) -> Tensor:
             picked = b.value.gather(1, a.ids.unsqueeze(2).expand(*a.ids.shape, b.value.shape[2]))
             return _sum(picked * a.d)
         case LowRank(transposed=False), Rows():
-            return dot(b, a, grams)
+            return dot(b, a)
         case Dense(), Rows():
-            return dot(b, a, grams)
+            return dot(b, a)
         case _:
             return _sum(a.dense() * b.dense())
 
 
+def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
+    """Terms (G,) that add up to the squared norms of factors of different parameters, in few large operations.
+
+    What is packed side by side is squared at once. Gram matrices of one shape are written next to each other, the inputs'
+    once for all layers that share an input (query, key, value), so that two operations are left for all of them.
+    """
+    terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense) and f.pack is None]
+    packs = {id(f.pack): f.pack for f in factors if isinstance(f, Dense) and f.pack is not None}
+    terms += [_sum(pack.square()) for pack in packs.values()]
+    terms += [dot(f, f) for f in factors if isinstance(f, Rows)]
+    shapes: dict[Any, dict[tuple[int, bool], list[LowRank]]] = {}
+    for f in factors:
+        if isinstance(f, LowRank):
+            kind = (f.d.device, f.d.dtype, f.d.shape[:2])
+            shapes.setdefault(kind, {}).setdefault((id(f.x), f.bias), []).append(f)
+    for shared in shapes.values():
+        terms.append(_stacked_grams([*shared.values()]))
+    return terms
+
+
+def _stacked_grams(shared: list[list[LowRank]]) -> Tensor:
+    """Squared norms (G,) of low-rank factors of one shape; each inner list shares its input and bias."""
+    shared = sorted(shared, key=lambda members: not members[0].bias)
+    first = shared[0][0].d
+    groups, positions = first.shape[:2]
+    dtype = torch.float32 if first.dtype is torch.float16 else first.dtype
+    inputs, outputs = first.new_empty(2, len(shared), groups, positions, positions, dtype=dtype).unbind(0)
+    for members, left, right in zip(shared, inputs.unbind(0), outputs.unbind(0), strict=True):
+        x = members[0].x.to(dtype)
+        torch.bmm(x, x.transpose(1, 2), out=left)
+        for number, factor in enumerate(members):
+            d = factor.d.to(dtype)
+            torch.baddbmm(right, d, d.transpose(1, 2), beta=min(number, 1), out=right)
+    biased = sum(members[0].bias for members in shared)
+    if biased:
+        inputs[:biased] += 1
+    return inputs.mul_(outputs).sum((0, 2, 3), dtype=torch.promote_types(dtype, torch.float32))
+
+
 def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:
-    """``y + c x E^T`` in place (``transposed``: ``c x E``), for the perturbation ``c E`` of a weight used as a matrix.
+    """``y + c x E^T`` (``transposed``: ``y + c x E``), for the perturbation ``c E`` of a weight used as a matrix.
 
     x is ``(G, S, in)``, y is ``(G, S, out)``.
     """
     match factor:
         case LowRank() if factor.transposed == transposed:
-            return y.baddbmm_(products(x, factor.x, c, factor.bias), factor.d.to(y.dtype))
+            product, d = products(x, factor.x, c, factor.bias), factor.d
+            return torch.baddbmm(y, product, d if d.dtype == y.dtype else d.to(y.dtype))
         case Rows() if not transposed:
             along = products(x, factor.d, c, False)
             return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along.to(y.dtype))
         case _:
             matrix = factor.dense().flatten(2)
             matrix = (matrix * c.view(-1, 1, 1).to(matrix.dtype)).to(y.dtype)
-            return y.baddbmm_(x.to(y.dtype), matrix if transposed else matrix.transpose(1, 2))
+            return torch.baddbmm(y, x.to(y.dtype), matrix if transposed else matrix.transpose(1, 2))
 
 
 def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
@@ -131,18 +162,26 @@ class Products:
     """``c (x X^T + 1)``, computed once while the same input goes through several layers (query, key, value)."""
 
     def __init__(self) -> None:
-        self._last: tuple[Tensor, Tensor, Tensor, bool, Tensor] | None = None
+        self._key: tuple[Any, ...] = ()
+        self._operands: tuple[Tensor, ...] = ()  # alive, so that no other tensor takes their identity
+        self._product = torch.empty(0)
+        self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool) -> Tensor:
-        if self._last is not None:
-            *key, product = self._last
-            if key[0] is x and key[1] is recorded and key[2] is c and key[3] == bias:
-                return product
-        scale = c.view(-1, 1, 1).to(x.dtype)
-        product = torch.bmm(x, recorded.to(x.dtype).transpose(1, 2))
-        product = torch.addcmul(scale, product, scale) if bias else product * scale
-        self._last = (x, recorded, c, bias, product)
-        return product
+        key = (id(x), id(recorded), id(c), bias)
+        if key != self._key:
+            scale = self.scale(c, x.dtype)
+            product = torch.bmm(x, (recorded if recorded.dtype == x.dtype else recorded.to(x.dtype)).transpose(1, 2))
+            self._product = torch.addcmul(scale, product, scale) if bias else product * scale
+            self._key, self._operands = key, (x, recorded, c)
+        return self._product
+
+    def scale(self, c: Tensor, dtype: torch.dtype) -> Tensor:
+        """The coefficients as (G, 1, 1)."""
+        key = (id(c), dtype)
+        if key not in self._scales:
+            self._scales[key] = c.to(dtype).view(-1, 1, 1)
+        return self._scales[key]
 
 
 def _gram(a: Tensor, b: Tensor) -> Tensor:

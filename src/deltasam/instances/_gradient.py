@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from deltasam.instances._factors import Dense, Factor, Grams, LowRank, Rows, dot
+from deltasam.instances._factors import Dense, Factor, LowRank, Rows, dot, sum_of_squares
 from deltasam.instances._layout import Grouping
 from deltasam.instances._step import Call
 
@@ -22,25 +23,17 @@ class InstanceGradients:
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
-        grams = Grams()
-        products = []
-        for name, mine in self.factors.items():
-            theirs = other.factors.get(name, [])
-            for k, a in enumerate(mine):
-                for j, b in enumerate(theirs):
-                    if mine is theirs and j < k:
-                        continue  # symmetric
-                    value = dot(a, b, grams)
-                    products.append(value if mine is not theirs or j == k else 2 * value)
-        if not products:
-            raise ValueError("no perturbed parameter took part in the losses")
-        wide = torch.promote_types(products[0].dtype, torch.float32)
-        first = products[0].device
-        return torch.stack([value.to(first, wide) for value in products]).sum(0)
+        pairs = [
+            (a, b) for name, mine in self.factors.items() for a in mine for b in other.factors.get(name, ())
+        ]
+        return _total([dot(a, b) for a, b in pairs])
 
     def norms(self) -> Tensor:
         """``||grad_g||`` of every group, ``(G,)``, in float32 at least."""
-        return self.dot(self).clamp_min(0).sqrt()
+        terms = sum_of_squares([factor for found in self.factors.values() for factor in found])
+        for found in self.factors.values():  # a parameter used in several ways: the cross terms
+            terms += [2 * dot(a, b) for k, a in enumerate(found) for b in found[:k]]
+        return _total(terms).clamp_min(0).sqrt()
 
     def without(self, groups: Tensor) -> InstanceGradients:
         """These gradients with zeros for some groups (G,), whatever was there."""
@@ -55,9 +48,16 @@ class InstanceGradients:
                 case Rows():
                     return replace(factor, d=clean(factor.d))
                 case Dense():
-                    return Dense(clean(factor.value))
+                    return Dense(clean(factor.value))  # on its own: this is for the rare step
 
         return replace(self, factors={name: [cleaned(f) for f in found] for name, found in self.factors.items()})
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    if not terms:
+        raise ValueError("no perturbed parameter took part in the losses")
+    wide = torch.promote_types(terms[0].dtype, torch.float32)
+    return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
 
 
 def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping) -> InstanceGradients:
@@ -90,7 +90,25 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                         _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
                         _accumulate(factors, id(call.bias), d.sum(1))
+    _pack(factors)
     return InstanceGradients(grouping, factors)
+
+
+def _pack(factors: dict[int, list[Factor]]) -> None:
+    """Puts vectors (biases, scales of norms) side by side, so that one operation serves them all."""
+    places: dict[Any, list[tuple[int, int, Dense]]] = {}
+    for name, found in factors.items():
+        for k, factor in enumerate(found):
+            if isinstance(factor, Dense) and factor.value.ndim <= 2:
+                value = factor.value
+                places.setdefault((value.device, value.dtype), []).append((name, k, factor))
+    for members in places.values():
+        columns = [factor.value.reshape(factor.value.shape[0], -1) for _, _, factor in members]
+        pack, start = torch.cat(columns, 1), 0
+        for (name, k, factor), column in zip(members, columns, strict=True):
+            view = pack[:, start : start + column.shape[1]].view(factor.value.shape)
+            factors[name][k] = Dense(view, pack, start)
+            start += column.shape[1]
 
 
 def _biases(uses: dict[int, list[tuple[Call, Tensor]]]) -> dict[int, Tensor | None]:

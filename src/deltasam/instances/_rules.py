@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deltasam.instances._attention import attention
-from deltasam.instances._step import PassState, Rule
-from deltasam.instances._tensors import PerInstance, Proxy
+from deltasam.instances._step import PassState
+from deltasam.instances._tensors import RULES, PerInstance, Proxy
 
-RULES: dict[Any, Rule] = {}
+Rule = Callable[..., Any]
 
 
 def register_rule(*operations: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -215,11 +215,9 @@ def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: 
         return value.reshape(*value.shape, *(1,) * places)
 
     scale, shift = of(weight), of(bias)
-    if scale is None:
-        moved = rows + shift
-    else:
-        moved = rows * scale if shift is None else torch.addcmul(shift, rows, scale)
-    return layout.join(moved.to(normal.dtype))
+    moved = rows if scale is None else rows * scale
+    moved = moved if shift is None else moved + shift
+    return layout.join(moved if moved.dtype == normal.dtype else moved.to(normal.dtype))
 
 
 register_rule(F.multi_head_attention_forward)(attention)

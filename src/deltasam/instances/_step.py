@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from deltasam.instances._factors import Factor, Products, add_linear, add_rows
+from deltasam.instances._factors import Dense, Factor, Products, add_linear, add_rows
 from deltasam.instances._layout import Grouping, Kind, Layout, find_layout
 from deltasam.instances._tensors import Order, PerInstance, Proxy
 
-Rule = Callable[..., Any]
 CallKey = tuple[str, int, bool]
 
 
@@ -39,13 +38,15 @@ class Perturbation:
     grouping: Grouping
     terms: Mapping[int, list[tuple[Factor, Tensor]]]
     products: Products = field(default_factory=Products)
+    _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
         """``y`` of the layer at w, perturbed. A bias that is folded in comes with the weight's factors."""
         for factor, c in self.terms.get(id(weight), ()):
             y = add_linear(y, x, factor, c, self.products, transposed)
-        for factor, c in self.terms.get(id(bias), ()):
-            y = y + (factor.dense() * c.unsqueeze(1).to(y.dtype)).to(y.dtype).unsqueeze(1)
+        if bias is not None:
+            for factor, c in self.terms.get(id(bias), ()):
+                y = y + self._move(factor, c, spread=False).unsqueeze(1).to(y.dtype)
         return y
 
     def rows(self, table: Tensor, ids: Tensor, y: Tensor) -> Tensor:
@@ -55,12 +56,29 @@ class Perturbation:
 
     def values(self, parameter: Tensor) -> Tensor:
         """The perturbed parameter of every instance, ``(N, *shape)``, in float32 at least: bfloat16 would round it away."""
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        value = parameter.to(dtype).unsqueeze(0)
+        dtype = wide_dtype(parameter.dtype)
+        value = (parameter if parameter.dtype == dtype else parameter.to(dtype)).unsqueeze(0)
         for factor, c in self.terms.get(id(parameter), ()):
-            move = factor.dense().to(dtype).reshape(-1, *parameter.shape) * c.to(dtype).view(-1, *(1,) * parameter.ndim)
-            value = value + self.grouping.spread(move)
+            value = value + self._move(factor, c, spread=True).reshape(-1, *parameter.shape).to(dtype)
         return value.expand(self.grouping.size, *parameter.shape)
+
+    def _move(self, factor: Factor, c: Tensor, *, spread: bool) -> Tensor:
+        """``c`` times the factor, written out, per group or per instance; a pack is multiplied once for all its columns."""
+        if isinstance(factor, Dense) and factor.pack is not None:
+            key = (id(factor.pack), id(c))
+            if key not in self._moves:
+                self._moves[key] = factor.pack.to(wide_dtype(factor.pack.dtype)) * c.unsqueeze(1)
+            columns = factor.value.shape[1:].numel()
+            move = self._moves[key][:, factor.start : factor.start + columns]
+        else:
+            dense = factor.dense()
+            move = dense.to(wide_dtype(dense.dtype)) * c.view(-1, *(1,) * (dense.ndim - 1))
+        return self.grouping.spread(move) if spread else move
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32 at least."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 class PassState:
@@ -68,7 +86,6 @@ class PassState:
 
     Args:
         grouping: How many instances, and how many share a perturbation.
-        rules: What to do for each operation.
         names: Names of the perturbed parameters by ``id``.
         order: How rows of the same instance lie in a batch with several per instance.
         kinds: What earlier passes learned about inputs whose shape leaves their layout open.
@@ -79,7 +96,6 @@ class PassState:
     def __init__(
         self,
         grouping: Grouping,
-        rules: Mapping[Any, Rule],
         names: Mapping[int, str],
         order: Order,
         kinds: Mapping[CallKey, Kind],
@@ -87,7 +103,6 @@ class PassState:
         recording: bool,
     ) -> None:
         self.grouping = grouping
-        self.rules = rules
         self.names = names
         self.order = order
         self.kinds = kinds
@@ -95,7 +110,8 @@ class PassState:
         self.recording = recording
         self.calls: list[Call] = []
         self.seen: dict[CallKey, Kind] = {}
-        self._expanded: dict[int, tuple[Tensor, Tensor]] = {}
+        self._values: dict[int, Tensor] = {}
+        self._expanded: dict[int, Tensor] = {}
         self._last: tuple[Tensor, Layout, Tensor, Tensor] | None = None
 
     @property
@@ -149,20 +165,20 @@ class PassState:
 
     def values(self, proxy: Proxy) -> Tensor:
         """The parameter of every instance, ``(N, *shape)``, written out: for what is small. Float32 at least."""
-        return self._written_out(proxy.parameter)[0]
-
-    def expanded(self, proxy: Proxy) -> Tensor:
-        """The parameter of every instance as a tensor the model can compute with in any operation."""
-        return self._written_out(proxy.parameter)[1]
-
-    def _written_out(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        if id(parameter) not in self._expanded:  # made once in a pass, so that one gradient collects all uses
+        parameter = proxy.parameter
+        if id(parameter) not in self._values:  # made once in a pass, so that one gradient collects all uses
             if self.perturbation is None:
-                dtype = torch.promote_types(parameter.dtype, torch.float32)
-                wide = parameter.to(dtype).unsqueeze(0).expand(self.size, *parameter.shape)
+                wide = parameter.to(wide_dtype(parameter.dtype)).unsqueeze(0).expand(self.size, *parameter.shape)
             else:
                 wide = self.perturbation.values(parameter)
             if self.recording:
                 self.calls.append(Call(parameter, None, None, get_gradient_edge(wide), "dense", "hidden"))
-            self._expanded[id(parameter)] = (wide, PerInstance.wrap(wide.to(parameter.dtype), self.order))
-        return self._expanded[id(parameter)]
+            self._values[id(parameter)] = wide
+        return self._values[id(parameter)]
+
+    def expanded(self, proxy: Proxy) -> Tensor:
+        """The parameter of every instance as a tensor the model can compute with in any operation."""
+        name = id(proxy.parameter)
+        if name not in self._expanded:
+            self._expanded[name] = PerInstance.wrap(self.values(proxy).to(proxy.dtype), self.order)
+        return self._expanded[name]

@@ -9,6 +9,7 @@ expects, and the instances are a hidden dimension in front, until the value meet
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -64,15 +65,18 @@ class Proxy(Tensor):
     state: PassState
 
     @staticmethod
-    def of(parameter: Tensor, state: PassState) -> Proxy:
+    def of(parameter: Tensor) -> Proxy:
         proxy = parameter.detach().as_subclass(Proxy)
-        proxy.parameter, proxy.state = parameter, state
+        proxy.parameter = parameter
         return proxy
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
+
+#: What to do for an operation, filled by ``register_rule``.
+RULES: dict[Any, Callable[..., Any]] = {}
 
 #: Getters that give tensors that must follow the perturbation; all other attributes are read from what the model sees.
 _TENSOR_GETTERS = {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")}
@@ -110,19 +114,20 @@ def instances_back(tensor: Tensor, order: Order) -> Tensor:
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """One operation of the model that meets a :class:`Proxy` or a :class:`PerInstance`."""
-    if func in _METADATA or (getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS):
+    rule = RULES.get(func)
+    if rule is not None:
+        proxy = next((value for value in (*args, *kwargs.values()) if type(value) is Proxy), None)
+        if proxy is not None:
+            output = rule(proxy.state, *args, **kwargs)
+            if output is not NotImplemented:
+                return output
+    elif func in _METADATA or (getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     leaves, spec = tree_flatten((args, kwargs))
-    state = None
     proxies = [leaf for leaf in leaves if isinstance(leaf, Proxy)]
     if proxies:
         state = proxies[0].state
-        rule = state.rules.get(func)
-        if rule is not None:
-            output = rule(state, *args, **kwargs)
-            if output is not NotImplemented:
-                return output
         leaves = [state.expanded(leaf) if isinstance(leaf, Proxy) else leaf for leaf in leaves]
         if state.size == 1:
             again, keywords = tree_unflatten(leaves, spec)
@@ -130,7 +135,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         return vectorised(func, leaves, spec)
     except RuntimeError as error:
-        if state is None or isinstance(error, NoRule):
+        if not proxies or isinstance(error, NoRule):
             raise
         raise NoRule(getattr(func, "__name__", str(func)), [state.names[id(p.parameter)] for p in proxies]) from error
 

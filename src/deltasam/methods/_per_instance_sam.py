@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deltasam.checks import check_losses
+from deltasam.batches import batch_size
 from deltasam.instances import (
     InstancesMixed,
     Recording,
@@ -91,7 +92,8 @@ class PerInstanceSAM(Method):
                 f"{type(passes.objective).__name__} compares the instances of a batch with each other, so a perturbation "
                 "per instance is not defined; use SAM or DeltaSAM"
             )
-        refuse_batch_statistics(passes.inner)
+        if self.engine == "loop":  # the low-rank engine looks for itself
+            refuse_batch_statistics(passes.inner)
         losses, perturbed, norms, steps = [], [], [], []
         for part in passes.parts():
             results = self._part(part)
@@ -115,6 +117,7 @@ class PerInstanceSAM(Method):
     def _record(self, part: Passes) -> Recording | None:
         """The pass at w; None if the model is for the loop."""
         params = dict(part.params)
+        size = batch_size(part.batches[0])
         runs = 0
 
         def run() -> Tensor:
@@ -130,7 +133,7 @@ class PerInstanceSAM(Method):
         part.count.backwards += 1
         while True:
             try:
-                return record(part.inner, run, params, group=self.group, scale=part.scaled)
+                return record(part.inner, run, params, size=size, group=self.group, scale=part.scaled)
             except Uncovered as found:
                 part.rewind()
                 if self.uncovered == "skip" and len(found.parameters) < len(params):

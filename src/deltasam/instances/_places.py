@@ -1,0 +1,116 @@
+"""The places of a model's parameters, and who stands there during a pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.instances._errors import InstancesMixed
+from deltasam.instances._gradient import InstanceGradients
+from deltasam.instances._layout import Grouping
+from deltasam.instances._memory import memory_of
+from deltasam.instances._step import PassState, Perturbation
+from deltasam.instances._tensors import Proxy
+
+
+class Places:
+    """Every attribute of a module that holds one of the chosen parameters, tied ones included.
+
+    Args:
+        model: The model.
+        params: The parameters to perturb, by name.
+
+    Raises:
+        InstancesMixed: A BatchNorm of the model is in training mode.
+    """
+
+    def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
+        self.model = model
+        self.params = params
+        self.memory = memory_of(model)
+        self.names = {id(p): name for name, p in params.items()}
+        self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                refuse_batch_statistics(model)
+            own: dict[str, Any] = module._parameters
+            self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
+        self._proxies = {id(p): Proxy.of(p) for _, _, p in self._slots}
+
+    @contextmanager
+    def taken(
+        self, size: int | None, group: int, terms: Sequence[tuple[InstanceGradients, Tensor]], *, recording: bool
+    ) -> Iterator[Callable[[], PassState]]:
+        """Proxies in the places of the parameters, whatever happens inside; the state of the pass once N is known."""
+        states: list[PassState] = []
+
+        def start(count: int) -> None:
+            grouping = Grouping(count, min(group, count))
+            perturbation = Perturbation(grouping, _by_parameter(terms)) if terms else None
+            memory = self.memory
+            state = PassState(grouping, self.names, memory.order, memory.kinds, perturbation, recording)
+            states.append(state)
+            for proxy in self._proxies.values():
+                proxy.state = state
+            for own, name, p in self._slots:
+                own[name] = self._proxies[id(p)]
+
+        def guess(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not states:
+                start(max(1, _leading([*args, *kwargs.values()])))  # of an empty batch the objective will complain
+
+        handle = None
+        try:
+            if size is not None:
+                start(size)
+            else:
+                handle = self.model.register_forward_pre_hook(guess, with_kwargs=True)
+            with _eager():
+                yield lambda: states[0]
+        finally:
+            if handle is not None:
+                handle.remove()
+            for own, name, p in self._slots:
+                own[name] = p
+            for proxy in self._proxies.values():
+                proxy.__dict__.pop("state", None)  # lets go of what the pass has recorded
+
+
+def _by_parameter(terms: Sequence[tuple[InstanceGradients, Tensor]]) -> dict[int, list[tuple[Any, Tensor]]]:
+    table: dict[int, list[tuple[Any, Tensor]]] = {}
+    for gradients, c in terms:
+        for name, factors in gradients.factors.items():
+            table.setdefault(name, []).extend((factor, c) for factor in factors)
+    return table
+
+
+def _leading(values: list[Any]) -> int:
+    for value in values:
+        if isinstance(value, Tensor) and value.ndim:
+            return int(value.shape[0])
+        if isinstance(value, Mapping):
+            return _leading(list(value.values()))
+        if isinstance(value, (tuple, list)) and value:
+            return _leading(list(value))
+    raise ValueError("the number of instances is not visible in the model's inputs; pass size=N")
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Raises :class:`InstancesMixed` for BatchNorm in training mode."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise InstancesMixed(
+                f"{name or 'the model'} ({type(module).__name__}) normalises each instance with statistics of the whole "
+                "batch, so the loss of one instance depends on the others and a perturbation per instance is not "
+                "defined; put it in eval mode, or use GroupNorm or LayerNorm"
+            )
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Compiled code has the operations baked in; while the proxies are in place it runs as written."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
