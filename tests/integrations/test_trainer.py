@@ -38,8 +38,17 @@ def trained(folder: Path, method: Method | None, *, kind: str = "bert", model: A
     return weights(model)
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "t5", "bart"])
-@pytest.mark.parametrize("method", [SAM(rho=0.0), DeltaSAM(rho=0.0), ERM()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("bert", SAM(rho=0.0)),
+        ("bert", DeltaSAM(rho=0.0)),
+        ("distilbert", ERM()),
+        ("t5", SAM(rho=0.0)),
+        ("bart", SAM(rho=0.0)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 def test_without_a_perturbation_it_is_the_plain_trainer_bit_for_bit(kind: str, method: Method, tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", None, kind=kind)
     assert largest_difference(plain, weights(fresh(kind))) > 1e-2, "nothing was trained"
@@ -98,7 +107,7 @@ def test_sam_is_the_loop_by_hand(tmp_path: Path) -> None:
     assert largest_difference(weights(model), trained(tmp_path / "erm", ERM(), model=fresh(**off), **options)) > 1e-4
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "t5", "bart"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "t5", "bart"])
 def test_accumulation_is_the_large_batch(kind: str, tmp_path: Path) -> None:
     """Also where the heads ignore num_items_in_batch (transformers#47688), and with different numbers of tokens."""
     gradients = {}
@@ -138,7 +147,7 @@ def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
+        for name in ("dropout", "dropout_prob", "attention_dropout", "activation_dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     return model

@@ -10,7 +10,8 @@ from deltasam.integrations._mixin import MethodMixin
 class MethodTrainer(MethodMixin, Trainer):
     """``transformers.Trainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
 
-    With ``SAM(rho=0)`` (or ``ERM()``) it is the plain Trainer, bit for bit, also with dropout.
+    With ``SAM(rho=0)`` (or ``ERM()``) it is the plain Trainer, bit for bit, also with dropout; in half precision on a
+    GPU up to rounding, because there the models compute their own loss in half precision, the objectives never.
 
     Args:
         *args: ``Trainer``'s: the model, the training arguments, ...
