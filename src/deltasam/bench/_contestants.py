@@ -57,6 +57,7 @@ class Contestant:
     name: str
     origin: Literal["deltasam", "field"]
     build: Callable[[Workbench, Optimizer], Work]
+    ordinary: Callable[[Workbench, Optimizer], Work] | None = None  # the same without graphs, to count passes
     period: int = 1  # steps until the costs repeat; a method with a rare expensive step is timed over a whole period
 
 
@@ -117,21 +118,29 @@ def of_method(
         return work
 
     period = max(int(getattr(sample, attribute, 1)) for attribute in PERIODS)
-    return Contestant(label if way == "eager" else f"{label} {way}", "deltasam", build, period)
+    name = label if way == "eager" else f"{label} {way}"
+    ordinary = of_method(make, label, wrap=wrap).build if "captured" in way else None
+    return Contestant(name, "deltasam", build, ordinary, period)
 
 
 def _captured(bench: Workbench, method: Method, model: Any, objective: Objective, optimizer: Optimizer) -> Work:
     """The whole step as a CUDA graph; recorded on the second run, so it needs two rounds of warm-up."""
     from deltasam.capture import Captured
 
-    options = {**optimizer.options, **optimizer.captured_options}
-    captured = Captured(method, optimizer=optimizer.kind(bench.model.parameters(), **options))
+    stepper = optimizer.kind(bench.model.parameters(), **{**optimizer.options, **optimizer.captured_options})
+    captured = Captured(method, optimizer=stepper if optimizer.captured_options else None)
 
-    def work() -> None:
+    def whole() -> None:
         with bench.precision():
             captured.step(model, bench.batch, objective)
 
-    return work
+    def gradient_only() -> None:
+        with bench.precision():
+            captured.backward(model, bench.batch, objective)
+        stepper.step()
+        stepper.zero_grad()
+
+    return whole if optimizer.captured_options else gradient_only
 
 
 def field(*, embeddings: bool) -> list[Contestant]:
@@ -162,7 +171,7 @@ def _closure_style(name: str) -> Contestant:
 
         return work
 
-    return Contestant(f"pytorch_optimizer.{name}", "field", build, 10 if name == "LookSAM" else 1)
+    return Contestant(f"pytorch_optimizer.{name}", "field", build, period=10 if name == "LookSAM" else 1)
 
 
 def _smart_pytorch(bench: Workbench, optimizer: Optimizer) -> Work:

@@ -26,6 +26,7 @@ class Row:
         forwards: Forward passes of a step, in batches, counted by hooks.
         backwards: Backward passes of a step, likewise.
         extra_copies: Peak memory beyond plain training, in copies of the parameters.
+        peak_bytes: Peak memory, an optimizer without state included.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Row:
     forwards: float | None = None
     backwards: float | None = None
     extra_copies: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

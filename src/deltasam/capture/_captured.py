@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deltasam.batches import MicroBatches
 from deltasam.capture._graph import Pool, RecordedStep
-from deltasam.capture._key import NotCapturableError, batch_key, model_key, surroundings_key
+from deltasam.capture._key import NotCapturableError, Same, batch_key, model_key, objective_key, surroundings_key
 from deltasam.capture._streams import Needs
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
@@ -102,7 +102,8 @@ class Captured:
             passes = self.method.passes_for(model, batch, objective, scale=scale if factor is None else factor)
             return self.method._step(passes)
 
-        kind = ("backward", scale if isinstance(scale, (int, float)) else id(scale) if factor is None else "tensor")
+        number: Hashable = scale if isinstance(scale, (int, float)) else Same(scale) if factor is None else "tensor"
+        kind = ("backward", number)
         prepare(objective, model)
         return self._take(model, (batch, factor), objective, run, kind)
 
@@ -163,7 +164,7 @@ class Captured:
             raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise NotCapturableError("DistributedDataParallel communicates outside of the graph")
-        here = (kind, self.method.phase(), id(objective))
+        here = (kind, self.method.phase(), objective_key(objective))
         return (*here, batch_key(inputs), model_key(model), surroundings_key(device))
 
     def _observe(self, key: Hashable, inputs: Any, run: Callable[[Any], Step], device: torch.device) -> Step:
@@ -188,6 +189,7 @@ class Captured:
             entry = RecordedStep(run, model, inputs, needs, self._pool, place)
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
+            self._pool = None  # a recording that broke off keeps its pool for itself
             raise
         self._seen[key] = entry
         self.report.recorded += 1
