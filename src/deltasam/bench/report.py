@@ -104,9 +104,12 @@ def show(report: Report) -> None:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Writes everything, options and machine included."""
+    """Writes everything, options and machine included, but for where the files go."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(report), indent=2, default=str) + "\n")
+    record = asdict(report)
+    for name in ("json", "plot"):
+        del record["options"][name]
+    path.write_text(json.dumps(record, indent=2, default=str) + "\n")
 
 
 def plot(report: Report, path: Path) -> None:
