@@ -17,9 +17,9 @@ INTRODUCTION = """# Speed
 
 <!-- written by benchmarks/speed_page.py from results/speed; edit that, not this -->
 
-Eager fine-tuning of a base-sized model on a fast GPU waits for the host to launch kernels. `deltasam.capture.Captured`
-records the whole step (all passes, perturbation, way back, and the optimizer if you hand it over) as one CUDA graph per
-batch shape and replays it:
+Eager fine-tuning of a base-sized model on a fast GPU waits for the host to launch kernels.
+`deltasam.capture.Captured` records the whole step (all passes, perturbation, way back, and the optimizer if you hand
+it over) as one CUDA graph per batch shape and replays it:
 
 ```python
 import torch
@@ -32,16 +32,16 @@ method = Captured(DeltaSAM(rho=0.05))  # use it like the method itself
 method.backward(model, batch, Classification())
 ```
 
-The first batch of a shape takes an ordinary step, the second is recorded, the others are replayed. Keep shapes few with
-`PadToBuckets`. Dropout is new in every step and the same in all passes of a step; gradients equal the eager ones to
+The first batch of a shape takes an ordinary step, the second is recorded, the others are replayed. Keep shapes few
+with `PadToBuckets`. Dropout is new in every step and the same in all passes of a step; gradients equal the eager ones to
 rounding (`make test-gpu`). A model that cannot be recorded runs eagerly, and a warning names the operation. On the CPU
 nothing is captured.
 
 ## Measured
 
 Random weights, dropout 0.1, AdamW included; median of the rounds of one process, ratios within it. `DeltaSAM-ambient`
-probes in the precision of the other passes (two extra forwards); by default the probes run in float32, which costs
-about three times as much under autocast. `DeltaSAM-every-4` is the same with `probe_every=4`.
+probes in the precision of the other passes (two extra forwards); by default the probes run in float32, and under
+autocast a third one with them. `DeltaSAM-every-4` is the same with `probe_every=4`.
 """
 
 FIGURES = (
@@ -71,9 +71,10 @@ def table(result: dict[str, Any]) -> str:
 
 
 def figures(results: list[dict[str, Any]]) -> str:
+    shapes = [(r["options"]["model"], r["options"]["batch"], r["options"]["length"]) for r in results]
     head = [
-        f"{r['options']['model']} {r['options']['batch']}x{r['options']['length']} {r['options']['precision']}"
-        for r in results
+        f"{model} {batch}x{length} {r['options']['precision']}"
+        for (model, batch, length), r in zip(shapes, results, strict=True)
     ]
     lines = ["| ratio | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
     for name, ratio in FIGURES:
@@ -90,11 +91,12 @@ def figures(results: list[dict[str, Any]]) -> str:
 
 def page() -> str:
     parts = [INTRODUCTION]
-    folders = (
-        (RESULTS, "### Steps in a row, as in training\n\n`PYTHONPATH=src python benchmarks/speed.py --out results/speed`"),
-        (RESULTS / "one-step", "### One step at a time\n\nThe host waits for the device after every step, so its own work is in these times; "
-         "an earlier form of the same command."),
-    )  # fmt: skip
+    row = "### Steps in a row, as in training\n\n`PYTHONPATH=src python benchmarks/speed.py --out results/speed`"
+    single = (
+        "### One step at a time\n\nThe host waits for the device after every step, so its own work is in these times; "
+        "an earlier form of the same command."
+    )
+    folders = ((RESULTS, row), (RESULTS / "one-step", single))
     for folder, heading in folders:
         results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
         if results:
