@@ -62,7 +62,7 @@ def test_the_model_is_as_accelerate_made_it_after_a_step(tmp_path: Path) -> None
     hidden = model.forward
     trainer.training_step(model, trainer.data_collator(classification_data()[:4]))
     assert model.forward is hidden
-    with pytest.raises(ValueError, match="specify .*input_ids or inputs_embeds"):
+    with pytest.raises(ValueError, match=r"specify .*input_ids or inputs_embeds"):
         trainer.training_step(model, {"labels": torch.tensor([0, 1])})
     assert model.forward is hidden
     assert trainer.evaluate()["eval_loss"] > 0

@@ -16,7 +16,7 @@ def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
     """Writes nested dictionaries of numbers, strings and tensors to ``name.json`` and ``name.safetensors``.
 
     Args:
-        folder: An existing folder.
+        folder: Where; it is made if this process is the first to come.
         name: Name of the two files without their endings.
         state: What to write; the keys are strings.
 
@@ -27,6 +27,7 @@ def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
 
     tensors: dict[str, Tensor] = {}
     numbers = _split(state, (), tensors)
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(folder / f"{name}.safetensors"))
     (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1))
 
@@ -37,7 +38,8 @@ def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] 
 
     if not (folder / f"{name}.json").is_file():
         return None
-    tensors = load_file(str(folder / f"{name}.safetensors"), device=str(device))
+    on_cpu = load_file(str(folder / f"{name}.safetensors"))
+    tensors = {key: tensor.to(device) for key, tensor in on_cpu.items()}
     found: dict[str, Any] = _joined(json.loads((folder / f"{name}.json").read_text()), tensors)
     return found
 
