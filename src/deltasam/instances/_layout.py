@@ -29,25 +29,27 @@ class Layout:
 
     def split(self, tensor: Tensor, features: int) -> Tensor:
         """``(N, S, *features)``, a view where possible. What is shared is expanded."""
+        if self.kind == "batch" and tensor.ndim == 2 + features:
+            return tensor
         if isinstance(tensor, PerInstance):
             tensor = tensor.inner
         elif self.kind == "shared":
             tensor = tensor.unsqueeze(0).expand(self.size, *tensor.shape)
         elif self.kind == "tiled":
             tensor = instances_first(tensor, self.size, "tiled")
-        if tensor.ndim == 2 + features and self.kind in ("batch", "hidden"):
-            return tensor
         return tensor.reshape(self.size, -1, *tensor.shape[tensor.ndim - features :])
 
     def join(self, tensor: Tensor) -> Tensor:
         """``(N, S, *features)`` back to what the model expects."""
+        if self.kind == "batch" and tensor.shape[:2] == self.lead:
+            return tensor
         tail = tensor.shape[2:]
         if self.kind in ("shared", "hidden"):
             return PerInstance.wrap(tensor.reshape(self.size, *self.lead, *tail), self.order)
         if self.kind == "tiled":
             times = self.lead[0] // self.size
             return instances_back(tensor.reshape(self.size, times, -1, *tail), "tiled").reshape(*self.lead, *tail)
-        return tensor if tensor.shape[:2] == self.lead else tensor.reshape(*self.lead, *tail)
+        return tensor.reshape(*self.lead, *tail)
 
 
 def find_layout(tensor: Tensor, features: int, size: int, order: Order, known: Kind | None) -> Layout:

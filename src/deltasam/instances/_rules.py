@@ -169,13 +169,13 @@ def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
 @register_rule(F.layer_norm)
 def layer_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """Normalise, then scale and shift by the instance's own vectors."""
-    return _affine(state, F.layer_norm(state.data(x), shape, None, None, eps), weight, bias, len(shape), 0)
+    return _affine(state, torch.layer_norm(state.data(x), shape, None, None, eps), weight, bias, len(shape), 0)
 
 
 @register_rule(F.rms_norm)
 def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """As :func:`layer_norm`, without the shift."""
-    return _affine(state, F.rms_norm(state.data(x), shape, None, eps), weight, None, len(shape), 0)
+    return _affine(state, torch.rms_norm(state.data(x), shape, None, eps), weight, None, len(shape), 0)
 
 
 @register_rule(F.group_norm)
@@ -209,14 +209,13 @@ def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: 
     rows = layout.split(normal, features)
 
     def of(parameter: Any) -> Any:
-        if not isinstance(parameter, Proxy):
+        if parameter is None or not isinstance(parameter, Proxy):
             return parameter if parameter is None or not places else parameter.view(-1, *(1,) * places)
         value = state.values(parameter).unsqueeze(1)
-        return value.reshape(*value.shape, *(1,) * places)
+        return value.reshape(*value.shape, *(1,) * places) if places else value
 
-    scale, shift = of(weight), of(bias)
-    moved = rows if scale is None else rows * scale
-    moved = moved if shift is None else moved + shift
+    moved = rows if weight is None else rows * of(weight)
+    moved = moved if bias is None else moved + of(bias)
     return layout.join(moved if moved.dtype == normal.dtype else moved.to(normal.dtype))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from deltasam.instances._factors import Dense, Factor, Products, add_linear, add_rows
 from deltasam.instances._layout import Grouping, Kind, Layout, find_layout
@@ -17,9 +17,11 @@ from deltasam.instances._tensors import Order, PerInstance, Proxy
 CallKey = tuple[str, int, bool]
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One use of a parameter at w: the input, and the edge of the graph where the output's gradient will arrive."""
+class Call(NamedTuple):
+    """One use of a parameter at w: the input, and the edge of the graph where the output's gradient will arrive.
+
+    The edge, not the output: a model may change the output in place.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -112,19 +114,22 @@ class PassState:
         self.seen: dict[CallKey, Kind] = {}
         self._values: dict[int, Tensor] = {}
         self._expanded: dict[int, Tensor] = {}
-        self._last: tuple[Tensor, Layout, Tensor, Tensor] | None = None
-
-    @property
-    def size(self) -> int:
-        return self.grouping.size
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self._last: tuple[Tensor, Kind, Tensor, Tensor] | None = None
+        self.size = grouping.size
 
     def layout(self, tensor: Tensor, parameter: Proxy, features: int) -> Layout:
         """How the instances lie in an input of ``parameter``'s layer."""
-        lead = tensor.shape[: tensor.ndim - features]
-        key = (self.names[id(parameter.parameter)], tensor.ndim, bool(lead) and lead[0] == self.size)
-        found = find_layout(tensor, features, self.size, self.order, self.kinds.get(key))
-        if lead and lead[0] % self.size == 0 and found.kind != "hidden":
-            self.seen[key] = found.kind
+        shape, hidden = tensor.shape, type(tensor) is PerInstance
+        known = (id(parameter.parameter), shape, features, hidden)
+        found = self._layouts.get(known)
+        if found is None:
+            lead = shape[: len(shape) - features]
+            key = (self.names[id(parameter.parameter)], len(shape), bool(lead) and lead[0] == self.size)
+            found = find_layout(tensor, features, self.size, self.order, self.kinds.get(key))
+            if lead and lead[0] % self.size == 0 and not hidden:
+                self.seen[key] = found.kind
+            self._layouts[known] = found
         return found
 
     def data(self, x: Tensor) -> Tensor:
@@ -133,15 +138,16 @@ class PassState:
 
     def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Inputs as ``(G, S, in)``, cast once under autocast, with and without their graph; the same for query and key."""
-        if self._last is None or self._last[0] is not x or self._last[1] != layout:
+        last = self._last
+        if last is None or last[0] is not x or last[1] != layout.kind:
             source = x.inner if isinstance(x, PerInstance) else x
             kind = source.device.type
             if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
                 source = source.to(torch.get_autocast_dtype(kind))
             inside = PerInstance.wrap(source, self.order) if isinstance(x, PerInstance) else source
             rows = self.grouping.rows(layout.split(inside, 1))
-            self._last = (x, layout, rows, rows.detach())
-        return self._last[2], self._last[3]
+            self._last = last = (x, layout.kind, rows, rows.detach())
+        return last[2], last[3]
 
     def matrix(
         self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, recorded: Tensor, kind: Kind, transposed: bool = False
@@ -151,7 +157,7 @@ class PassState:
         if self.perturbation is not None:
             y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
         if self.recording:
-            edge = get_gradient_edge(y)
+            edge = GradientEdge(y.grad_fn, y.output_nr)
             self.calls.append(Call(weight.parameter, offset, recorded, edge, "matrix", kind, transposed))
         return y
 
@@ -160,7 +166,8 @@ class PassState:
         if self.perturbation is not None:
             y = self.perturbation.rows(weight.parameter, ids, y)
         if self.recording:
-            self.calls.append(Call(weight.parameter, None, ids, get_gradient_edge(y), "rows", kind, padding=padding))
+            edge = GradientEdge(y.grad_fn, y.output_nr)
+            self.calls.append(Call(weight.parameter, None, ids, edge, "rows", kind, padding=padding))
         return y
 
     def values(self, proxy: Proxy) -> Tensor:
@@ -172,7 +179,8 @@ class PassState:
             else:
                 wide = self.perturbation.values(parameter)
             if self.recording:
-                self.calls.append(Call(parameter, None, None, get_gradient_edge(wide), "dense", "hidden"))
+                edge = GradientEdge(wide.grad_fn, wide.output_nr)
+                self.calls.append(Call(parameter, None, None, edge, "dense", "hidden"))
             self._values[id(parameter)] = wide
         return self._values[id(parameter)]
 

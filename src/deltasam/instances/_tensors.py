@@ -116,11 +116,12 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """One operation of the model that meets a :class:`Proxy` or a :class:`PerInstance`."""
     rule = RULES.get(func)
     if rule is not None:
-        proxy = next((value for value in (*args, *kwargs.values()) if type(value) is Proxy), None)
-        if proxy is not None:
-            output = rule(proxy.state, *args, **kwargs)
-            if output is not NotImplemented:
-                return output
+        for value in (*args, *kwargs.values()):
+            if type(value) is Proxy:
+                output = rule(value.state, *args, **kwargs)
+                if output is not NotImplemented:
+                    return output
+                break
     elif func in _METADATA or (getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
