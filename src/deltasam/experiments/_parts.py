@@ -12,14 +12,15 @@ from deltasam.experiments._components import Plain, build, choose, options, plai
 from deltasam.experiments._errors import ConfigError
 from deltasam.methods import Method
 from deltasam.methods.catalogue import METHODS
-from deltasam.objectives import Classification, Objective, regularisers
+from deltasam.objectives import Classification, Objective
+from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop
 from deltasam.tasks import TASKS, Task
 from deltasam.weighting import Weighting
 
 WEIGHTINGS: dict[str, type[Weighting]] = {
     name: getattr(weighting, name) for name in weighting.__all__ if getattr(weighting, name) is not Weighting
 }
-REGULARISERS: dict[str, type[Objective]] = {name: getattr(regularisers, name) for name in regularisers.__all__}
+REGULARISERS: dict[str, type[Objective]] = {kind.__name__: kind for kind in (RDrop, R3F, SMART, VAT, EmbeddingNoise)}
 
 
 @dataclass(frozen=True)

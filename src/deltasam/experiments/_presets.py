@@ -63,6 +63,7 @@ def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
     return merge(sections, variants[chosen]), variant == method
 
 
+@cache  # the callers copy before they change
 def _read(path: Path) -> Plain:
     from deltasam.experiments._resolve import merge
 

@@ -74,7 +74,12 @@ def prepare(config: RunConfig) -> Prepared:
     rows = len(data.splits[config.task.train_split])
     if config.batch.drop_last and rows < config.batch.size:
         raise ConfigError(f"batch.size={config.batch.size} with drop_last leaves no batch of {rows} training rows")
-    return Prepared(config, data, tokenizer, config.schedule.total(config.batch.updates_per_epoch(rows)))
+    total = config.schedule.total(config.batch.updates_per_epoch(rows))
+    if config.schedule.warmup_of(total) >= total:
+        raise ConfigError(
+            f"schedule.warmup_steps={config.schedule.warmup_steps} must be less than the {total} updates of the run"
+        )
+    return Prepared(config, data, tokenizer, total)
 
 
 def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool = False) -> Result:

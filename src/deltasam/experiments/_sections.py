@@ -94,7 +94,7 @@ class Schedule:
 
     def warmup_of(self, total: int) -> int:
         """Number of updates of warm-up among ``total``."""
-        return self.warmup_steps if self.warmup_steps is not None else math.ceil(self.warmup * total)
+        return self.warmup_steps if self.warmup_steps is not None else min(math.ceil(self.warmup * total), total - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,197 @@
+"""The commands about runs, through the real command line in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.pretrained import bart_folder, bert_folder
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+SMALL = ("task.train_rows=24", "task.eval_rows=20", "batch.size=8", "optimizer.lr=1e-3")
+
+
+def deltasam(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deltasam.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert_folder(tmp_path_factory.mktemp("models") / "bert")
+
+
+def result(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_train_show_repeat_evaluate_analyze(bert: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--task", "docstrings", "--model", bert, "--method", "delta-sam", "--seed", 3)
+    done = deltasam("train", *options, "--output", run, *SMALL, "schedule.steps=3", "method.rho=0.02")
+    assert done.returncode == 0, done.stderr
+    assert "DeltaSAM" in done.stdout
+    assert "3/3" in done.stderr  # progress
+    assert str(run) in done.stdout
+    assert result(run)["config"]["method"]["rho"] == 0.02
+
+    again = deltasam("train", "--config", run / "config.yaml", "--output", run)
+    assert again.returncode == 0, again.stderr
+    assert "finished already" in again.stdout
+
+    shown = deltasam("train", "--config", run / "config.yaml", "--show")
+    assert shown.stdout == (run / "config.yaml").read_text()
+
+    evaluated = deltasam("evaluate", run, "--json")
+    assert json.loads(evaluated.stdout)["metrics"] == pytest.approx(result(run)["metrics"])
+
+    risk = deltasam("analyze", "adversarial-risk", run, "--rows", 12, "--json")
+    assert risk.returncode == 0, risk.stderr
+    (line,) = json.loads(risk.stdout)
+    assert line["adversarial risk"] > line["loss"]
+
+
+@pytest.mark.slow
+def test_other_analyses(bert: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    deltasam("train", "--task", "docstrings", "--model", bert, "--output", run, *SMALL, "schedule.steps=2")
+    for name, column in (("sharpness", "R_inst"), ("alignment", "regulariser"), ("weights", "snr")):
+        done = deltasam("analyze", name, run, "--rows", 8, "--batch-size", 8)
+        assert done.returncode == 0, done.stderr
+        assert column in done.stdout
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("task", ["mrpc", "cola", "stsb", "mirror", "cnn_dailymail"])
+def test_train_on_real_data(shared: Path, bert: Path, tmp_path: Path, task: str) -> None:
+    special: tuple[str, ...] = ()
+    model = bert
+    if task == "mirror":
+        special = ("task.eval_rows=150", "regularisers=[{name: EmbeddingNoise, scale: 0.1}]")
+    if task == "cnn_dailymail":
+        model = bart_folder(tmp_path / "bart")
+        special = ("task.max_length=48", "task.max_target_length=10", "task.min_target_length=2", "task.eval_rows=4")
+    done = deltasam(
+        "train", "--task", task, "--model", model, "--method", "delta-sam", "--data", shared / "data",
+        "--output", tmp_path / "run", *SMALL, "schedule.steps=2", *special,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = result(tmp_path / "run")
+    primary = {"mrpc": "accuracy", "cola": "matthews", "stsb": "pearson", "mirror": "sts_average", "cnn_dailymail": "rouge1"}
+    assert found["primary_metric"] == primary[task]
+    assert (found["steps"], found["forward_passes"], found["backward_passes"]) == (2, 8, 4)
+    assert all(-1 <= found["metrics"][name] <= 1 for name in found["config"]["task"]["metrics"])
+
+
+def test_own_files(bert: Path, tmp_path: Path) -> None:
+    table = "title,stars\n" + "".join(f"it is {i % 7} of {i},{['bad', 'good'][i % 2]}\n" for i in range(30))
+    (tmp_path / "own.csv").write_text(table)
+    files = (f"task.files.train={tmp_path / 'own.csv'}", f"task.files.validation={tmp_path / 'own.csv'}")
+    columns = ("task.text=title", "task.label=stars")
+    options = ("train", "--task", "classification", "--model", bert, "--output", tmp_path / "run")
+    done = deltasam(*options, *files, *columns, "schedule.steps=2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/model/config.json").read_text())["id2label"] == {"0": "bad", "1": "good"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "mrcp"], "did you mean mrpc"),
+        (["--method", "delta-sma"], "did you mean DeltaSAM"),
+        (["--model", "./nowhere"], "there is no such folder"),
+        (["--preset", "glue/bert-base/mrcp"], "did you mean glue/bert-base/mrpc"),
+        (["method.roh=1"], "did you mean rho"),
+        (["--metod", "sam"], "--method"),
+        (["seed"], "section.option=value"),
+        (["--data", "./nowhere"], "does not exist"),
+        (["--task", "classification", "task.files.train=nowhere.csv", "task.files.validation=x.csv"], "no such file"),
+        (["task.text=[sentence1, sentense2]"], "did you mean 'sentence2'"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    from deltasam.cli import main
+
+    base = ["train", "--task", "docstrings", "--model", str(bert), "--method", "sam", "--output", str(tmp_path / "run")]
+    try:
+        code = main([*base, *words])
+    except SystemExit as exit:  # tyro's own, for options
+        code = exit.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_folder_of_another_run(bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/notes.txt").write_text("mine")
+    done = deltasam("train", "--task", "docstrings", "--model", bert, "--output", tmp_path / "run")
+    assert done.returncode == 2
+    assert done.stderr.strip().count("\n") == 0
+    assert "not empty and holds no run" in done.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    from deltasam.cli import main
+
+    assert main(["list", "tasks"]) == 0
+    assert main(["list", "presets", "glue/bert-base"]) == 0
+    assert main(["list", "presets", "--names"]) == 0
+    printed = capsys.readouterr().out
+    assert "docstrings" in printed
+    assert "summarization/bart-large/delta-sam" in printed
+    assert main(["list", "presets", "nothing"]) == 2
+
+
+CASES = {
+    "ERM": ["--method", "erm"],
+    "SAM": ["--method", "sam"],
+    "DeltaSAM": ["--method", "delta-sam"],
+    "PerInstanceSAM": ["--method", "per-instance-sam", "method.rho=0.02"],
+    "LookSAM": ["--method", "look-sam"],
+    "SMART": ["--method", "erm", "regularisers=[SMART]"],
+}
+SLOW = [case for case in CASES if case != "LookSAM"]
+
+
+@pytest.mark.parametrize("case", ["LookSAM", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+def test_killed_run_ends_like_an_undisturbed_one(bert: Path, tmp_path: Path, case: str) -> None:
+    options = ["train", "--task", "docstrings", "--model", str(bert), *CASES[case], *SMALL]
+    options += ["schedule.epochs=14", "checkpoint_every=5"]  # 42 updates
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    done = deltasam(*options, "--output", whole)
+    assert done.returncode == 0, done.stderr
+
+    lines = random.Random(case).randrange(2, 30)
+    command = [sys.executable, "-m", "deltasam.cli", *options, "--output", str(parts)]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = parts / "metrics.jsonl"
+    while process.poll() is None and not (log.is_file() and log.read_bytes().count(b"\n") >= lines):
+        time.sleep(0.005)
+    assert process.poll() is None, "the run ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (parts / "result.json").exists()
+
+    done = deltasam(*options, "--output", parts)
+    assert done.returncode == 0, done.stderr
+    one, other = (load_file(folder / "model/model.safetensors") for folder in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert (whole / "metrics.jsonl").read_text() == (parts / "metrics.jsonl").read_text()
+    assert result(whole)["metrics"] == result(parts)["metrics"]
+    assert result(whole)["forward_passes"] == result(parts)["forward_passes"]

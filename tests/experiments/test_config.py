@@ -1,0 +1,147 @@
+"""The configuration of a run: complete, typed, the same after YAML, and clear about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltasam.experiments import REGULARISERS, WEIGHTINGS, ConfigError, RunConfig, resolve
+from deltasam.methods.catalogue import METHODS
+from deltasam.tasks import TASKS
+
+SMALL = {"task": "mrpc", "model": "bert-base-cased"}
+
+
+def make(**sections: Any) -> RunConfig:
+    return RunConfig.from_plain({**SMALL, **sections})
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_survives_yaml(name: str, tmp_path: Path) -> None:
+    config = make(method=name)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    again = RunConfig.read(tmp_path / "config.yaml")
+    assert again == config
+    assert again.run_id == config.run_id
+    assert type(again.method) is METHODS[name]
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_survives_yaml(name: str) -> None:
+    config = make(task=name)
+    assert RunConfig.from_plain(config.to_plain()) == config
+    assert config.task == TASKS[name]
+
+
+@pytest.mark.parametrize("name", sorted(WEIGHTINGS))
+def test_every_weighting_survives_yaml(name: str) -> None:
+    config = make(method={"name": "delta-sam", "weighting": name})
+    assert RunConfig.from_plain(config.to_plain()) == config
+    assert type(config.method.weighting) is WEIGHTINGS[name]
+
+
+@pytest.mark.parametrize("name", sorted(REGULARISERS))
+def test_every_regulariser_survives_yaml(name: str) -> None:
+    config = make(regularisers=[name, {"name": "RDrop", "alpha": 0.3}])
+    assert RunConfig.from_plain(config.to_plain()) == config
+    assert [one.name for one in config.regularisers] == [name, "RDrop"]
+
+
+def test_identity_is_what_is_computed() -> None:
+    config = make()
+    assert make(data="/elsewhere", checkpoint_every=7).run_id == config.run_id
+    for other in (make(seed=1), make(method="sam"), make(optimizer={"lr": 2e-5}), make(task={"name": "mrpc", "max_length": 64})):
+        assert other.run_id != config.run_id
+    assert make(method={"name": "SAM", "rho": 0.05}).run_id == make(method="sam").run_id  # the default, spelled out
+
+
+def test_later_wins(tmp_path: Path) -> None:
+    (tmp_path / "part.yaml").write_text("method: {name: SAM, rho: 0.1}\nseed: 3\n")
+    config = resolve(file=tmp_path / "part.yaml", options={**SMALL, "seed": 4}, settings=["method.rho=0.2", "seed=5"])
+    assert (config.method.rho, config.seed) == (0.2, 5)
+    other = resolve(file=tmp_path / "part.yaml", options=SMALL, method="asam")
+    assert other.method.rho == METHODS["ASAM"]().rho  # another method starts from its own defaults
+
+
+def test_settings_are_yaml() -> None:
+    config = resolve(
+        options={"task": "classification", "model": "x"},
+        settings=["task.files.train=a.csv", "task.text=[title, body]", "optimizer.lr=1e-4", "method={name: sam, rho: 0.3}"],
+    )
+    assert config.task.files == {"train": "a.csv"}
+    assert config.task.text == ("title", "body")
+    assert config.optimizer.lr == 1e-4
+    assert config.method.rho == 0.3
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"task": "mrcp"}, r"task: there is no 'mrcp'; did you mean mrpc\?"),
+        ({"method": "delta-sma"}, r"method: there is no 'delta-sma'; did you mean DeltaSAM\?"),
+        ({"methd": "sam"}, r"methd: unknown section of a run; did you mean method\?"),
+        ({"method": {"name": "sam", "roh": 1}}, r"method.roh: unknown option of SAM; did you mean rho\?"),
+        ({"method": {"name": "sam", "rho": -1}}, r"method: rho=-1.0 must be"),
+        ({"method": {"rho": 1}}, r"method: `name` is missing"),
+        ({"method": 3}, r"method=3: must be a name"),
+        ({"method": {"name": "delta-sam", "weighting": "Uniforn"}}, r"weighting: there is no 'Uniforn'; did you mean Uniform\?"),
+        ({"method": {"name": "sam", "params": "non"}}, r"method.params='non': Input should be 'all'"),
+        ({"optimizer": {"lr": "fast"}}, r"optimizer.lr='fast': .*number"),
+        ({"optimizer": {"lr": True}}, r"optimizer.lr=True: must be a number"),
+        ({"optimizer": {"lr": float("nan")}}, r"optimizer: lr=nan must be a finite number"),
+        ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas"),
+        ({"schedule": {"epochs": 0}}, r"schedule: epochs=0"),
+        ({"schedule": {"steps": 0}}, r"schedule: steps=0"),
+        ({"schedule": {"warmup": 100}}, r"use warmup_steps"),
+        ({"schedule": 3}, r"schedule=3: must be a mapping"),
+        ({"batch": {"size": 0}}, r"batch: size=0 must be at least 1"),
+        ({"model": {"path": "x", "dropout": 1.0}}, r"model: dropout=1.0"),
+        ({"model": {"path": "x", "droput": 0.1}}, r"model.droput: unknown option of ModelConfig; did you mean dropout\?"),
+        ({"precision": "fp8"}, r"precision='fp8'"),
+        ({"regularisers": ["rdorp"]}, r"regularisers.0: there is no 'rdorp'; did you mean RDrop\?"),
+        ({"regularisers": [{"name": "RDrop", "alpha": -1}]}, r"regularisers.0: RDrop\(alpha=-1"),
+        ({"evaluate_every": 0}, r"evaluate_every=0"),
+        ({"optimizer": {"lr": 1e-8}}, r"optimizer.lr=1e-08 must be greater than schedule.lr_end=1e-07"),
+        ({"task": {"name": "mrpc", "max_length": 0}}, r"task: task.max_length=0"),
+        ({"model": None}, r"the run has no model; name it: --model"),
+    ],
+)
+def test_mistakes(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**sections)
+
+
+def test_mistakes_in_files_and_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve(file=tmp_path / "nowhere.yaml")
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(ConfigError, match="must hold a mapping"):
+        resolve(file=tmp_path / "list.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match="not YAML"):
+        resolve(file=tmp_path / "broken.yaml")
+    with pytest.raises(ConfigError, match=r"section.option=value"):
+        resolve(options=SMALL, settings=["seed"])
+    with pytest.raises(ConfigError, match="no preset 'glue/bert-base/mrcp'; did you mean glue/bert-base/mrpc"):
+        resolve(preset="glue/bert-base/mrcp")
+
+
+def test_functions_cannot_be_written_to_a_file() -> None:
+    from dataclasses import replace
+
+    from deltasam.methods import SAM
+
+    config = replace(make(), method=SAM(params=lambda name, parameter: True))
+    with pytest.raises(ConfigError, match="cannot be written to a configuration file"):
+        config.to_yaml()
+
+
+def test_schedule_counts_updates() -> None:
+    config = make(batch={"size": 16, "accumulation": 2}, schedule={"epochs": 3, "warmup": 0.1})
+    assert config.batch.updates_per_epoch(100) == 4  # 7 batches, two per update
+    assert config.schedule.total(4) == 12
+    assert config.schedule.warmup_of(12) == 2
+    assert make(schedule={"steps": 50, "warmup_steps": 0}).schedule.total(4) == 50
+    assert make(batch={"size": 16, "drop_last": True}).batch.updates_per_epoch(100) == 6

@@ -1,0 +1,221 @@
+"""Runs: their folders, their results, and that an interruption leaves no trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from deltasam.experiments import ConfigError, Result, RunConfig, RunFolder, load_run, run
+from deltasam.tasks import DataError
+from helpers.pretrained import bert_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(bert_folder(tmp_path_factory.mktemp("bert")))
+
+
+def config(bert: str, **sections: Any) -> RunConfig:
+    task = {"name": "docstrings", "train_rows": 48, "eval_rows": 30, "max_length": 24}
+    return RunConfig.from_plain(
+        {
+            "task": task,
+            "model": bert,
+            "optimizer": {"lr": 1e-3},
+            "schedule": {"epochs": 2},
+            "batch": {"size": 8},
+            "checkpoint_every": 3,
+            **sections,
+        }
+    )
+
+
+class Interrupted(BaseException):
+    """Like a kill: nothing in between catches it."""
+
+
+def interrupt(at: int) -> Callable[[int, int, dict[str, float]], None]:
+    def watch(step: int, total: int, latest: dict[str, float]) -> None:
+        if step == at:
+            raise Interrupted
+
+    return watch
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model/model.safetensors")
+
+
+def same_run(first: Path, second: Path) -> None:
+    """Equal weights bit for bit, equal logs, equal results but for the time."""
+    one, other = weights(first), weights(second)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert (first / "metrics.jsonl").read_text() == (second / "metrics.jsonl").read_text()
+    a, b = (json.loads((folder / "result.json").read_text()) for folder in (first, second))
+    for timed in ("train_seconds", "eval_seconds", "peak_memory_bytes", "environment"):
+        a.pop(timed), b.pop(timed)
+    assert a == b
+
+
+CASES = {
+    "ERM": {"method": "ERM"},
+    "SAM": {"method": {"name": "SAM", "rho": 0.05}},
+    "DeltaSAM": {"method": {"name": "DeltaSAM", "rho": 0.05}},
+    "PerInstanceSAM": {"method": {"name": "PerInstanceSAM", "rho": 0.02}},
+    "LookSAM": {"method": {"name": "LookSAM", "k": 4}},
+    "SMART": {"method": "ERM", "regularisers": ["SMART"]},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_run_ends_like_an_undisturbed_one(bert: str, tmp_path: Path, case: str) -> None:
+    one = config(bert, **CASES[case])
+    run(one, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(one, tmp_path / "parts", watch=interrupt(5))  # after the checkpoint at 3
+    assert not (tmp_path / "parts/result.json").exists()
+    seen: list[int] = []
+    run(one, tmp_path / "parts", watch=lambda step, total, latest: seen.append(step))
+    assert seen == list(range(4, 13))  # it went on, it did not start over
+    same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_interrupted_mid_checkpoint_and_before_the_first(bert: str, tmp_path: Path) -> None:
+    one = config(bert, method="sam")
+    run(one, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(one, tmp_path / "parts", watch=interrupt(2))  # before the first checkpoint
+    with pytest.raises(Interrupted):
+        run(one, tmp_path / "parts", watch=interrupt(8))
+    (tmp_path / "parts/checkpoints/checkpoint-6/complete.json").unlink()  # as if killed while writing it
+    seen: list[int] = []
+    run(one, tmp_path / "parts", watch=lambda step, total, latest: seen.append(step))
+    assert seen[0] == 4
+    same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_killed_after_the_last_update(bert: str, tmp_path: Path) -> None:
+    one = config(bert)
+    run(one, tmp_path / "whole")
+    run(one, tmp_path / "parts")
+    (tmp_path / "parts/result.json").unlink()
+    run(one, tmp_path / "parts")
+    same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_finished_run_is_not_repeated(bert: str, tmp_path: Path) -> None:
+    one = config(bert, schedule={"steps": 2})
+    first = run(one, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    again = run(one, tmp_path / "run", watch=interrupt(1))
+    assert again == first
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_folder_of_another_run_is_refused(bert: str, tmp_path: Path) -> None:
+    run(config(bert, schedule={"steps": 1}), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"holds another run \(docstrings-.*stays as it is"):
+        run(config(bert, schedule={"steps": 1}, seed=1), tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        run(config(bert), tmp_path / "mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        run(config(bert), tmp_path / "mine/thesis.tex")
+
+
+def test_nothing_is_written_for_bad_input(bert: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        run(config(bert, task="classification"), tmp_path / "run")
+    with pytest.raises(DataError, match="no such folder"):
+        run(config(str(tmp_path / "nowhere")), tmp_path / "run")
+    with pytest.raises(ConfigError, match="leaves no batch"):
+        run(config(bert, batch={"size": 100, "drop_last": True}), tmp_path / "run")
+    with pytest.raises(ConfigError, match="warmup_steps=12 must be less than the 12 updates"):
+        run(config(bert, schedule={"epochs": 2, "warmup_steps": 12}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_folder_and_result(bert: str, tmp_path: Path) -> None:
+    one = config(bert, method="delta-sam", evaluate_every=3, checkpoint_every="epoch")
+    result = run(one, tmp_path / "run", tensorboard=True)
+    place = RunFolder(tmp_path / "run")
+    assert RunConfig.read(place.config) == one
+    assert json.loads((place.path / "environment.json").read_text())["torch"] == torch.__version__
+    assert list((place.path / "tensorboard").iterdir())
+    saved = json.loads(place.result.read_text())
+    assert set(saved) == {field.name for field in fields(Result)}
+    assert Result.read(place.result) == result
+    assert (result.steps, result.forward_passes, result.backward_passes) == (12, 48, 24)
+    assert (result.primary_metric, result.higher_is_better, result.method) == ("accuracy", True, "DeltaSAM")
+    assert (result.train_rows, result.eval_rows, result.run_id) == (48, 30, one.run_id)
+    assert result.train_seconds > 0
+    assert result.peak_memory_bytes > 1e7
+    lines = [json.loads(line) for line in place.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval_accuracy" in line] == [3, 6, 9, 12]
+    assert {"loss", "learning_rate", "sharpness", "weights_mean", "grad_norm"} <= set(lines[0])
+    best = max(line["eval_accuracy"] for line in lines if "eval_accuracy" in line)
+    assert result.best_value == best
+    assert result.primary_value == lines[-1]["eval_accuracy"] == result.metrics["accuracy"]
+
+
+def test_saved_model_gives_the_reported_metrics(bert: str, tmp_path: Path) -> None:
+    for pairing in ("joint", "siamese"):
+        task = {"name": "docstrings", "train_rows": 16, "eval_rows": 30, "max_length": 24, "pairing": pairing}
+        result = run(config(bert, task=task, schedule={"steps": 2}), tmp_path / pairing)
+        _, loaded = load_run(tmp_path / pairing)
+        assert loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows) == pytest.approx(result.metrics)
+
+
+def test_same_seed_same_run_other_seed_other_run(bert: str, tmp_path: Path) -> None:
+    short = {"steps": 3}
+    run(config(bert, method="delta-sam", schedule=short), tmp_path / "a")
+    run(config(bert, method="delta-sam", schedule=short), tmp_path / "b")
+    run(config(bert, method="delta-sam", schedule=short, seed=1), tmp_path / "c")
+    same_run(tmp_path / "a", tmp_path / "b")
+    assert any(not torch.equal(one, weights(tmp_path / "c")[name]) for name, one in weights(tmp_path / "a").items())
+
+
+def test_zero_radius_is_plain_training(bert: str, tmp_path: Path) -> None:
+    run(config(bert, method="ERM", schedule={"steps": 4}), tmp_path / "erm")
+    run(config(bert, method={"name": "SAM", "rho": 0.0}, schedule={"steps": 4}), tmp_path / "sam")
+    one, other = weights(tmp_path / "erm"), weights(tmp_path / "sam")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_optimizer_and_schedule_reach_the_trainer(bert: str, tmp_path: Path) -> None:
+    from deltasam.experiments._trainer import arguments
+
+    made = config(bert, optimizer={"lr": 3e-4, "betas": [0.8, 0.95], "max_grad_norm": 0.5}, schedule={"warmup_steps": 2})
+    args = arguments(made, 10, tmp_path, tensorboard=False)
+    assert (args.learning_rate, args.adam_beta1, args.adam_beta2, args.max_grad_norm) == (3e-4, 0.8, 0.95, 0.5)
+    assert (args.max_steps, args.warmup_steps, args.lr_scheduler_kwargs) == (10, 2, {"lr_end": 1e-7, "power": 1.0})
+    run(config(bert, optimizer={"lr": 1e-3}, schedule={"steps": 5, "warmup_steps": 2}), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
+    decay = [1e-7 + (1e-3 - 1e-7) * left for left in (1, 2 / 3, 1 / 3)]
+    assert rates == pytest.approx([0.0, 5e-4, *decay], rel=1e-6)
+
+
+def test_bf16_and_dropout(bert: str, tmp_path: Path) -> None:
+    import transformers
+
+    if not torch.cuda.is_available():
+        made = config(bert, precision="bf16", schedule={"steps": 1})
+        with pytest.raises(ConfigError, match="precision=bf16"):
+            run(made, tmp_path / "bf16")
+    run(config(bert, model={"path": bert, "dropout": 0.3}, schedule={"steps": 1}), tmp_path / "dropout")
+    saved = transformers.AutoConfig.from_pretrained(tmp_path / "dropout/model")
+    assert (saved.hidden_dropout_prob, saved.attention_probs_dropout_prob) == (0.3, 0.3)

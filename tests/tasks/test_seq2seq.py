@@ -1,0 +1,62 @@
+"""Sequence-to-sequence tasks: token losses, beam search and errors against Hugging Face."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from deltasam.tasks import Data, DataError, Seq2SeqTask, find_task, load_tokenizer
+from helpers.pretrained import bart_folder
+
+ROWS = [{"source": "get the file name " * (i + 1), "target": f"name {i} . it is set ." + " yes" * i} for i in range(5)]
+TASK = replace(find_task("seq2seq"), max_length=40, max_target_length=12, min_target_length=3, beams=2)
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(bart_folder(tmp_path_factory.mktemp("bart")))
+
+
+def test_token_losses_are_hugging_faces(bart: str) -> None:
+    task = replace(TASK, label_smoothing=0.0)
+    model, tokenizer = task.model(bart, Data({}, {})).eval(), load_tokenizer(bart)
+    batch = task.collator(tokenizer)(task.encode(ROWS, tokenizer))
+    assert (batch["labels"] == -100).any()
+    torch.testing.assert_close(task.objective()(model, batch).mean(), model(**batch).loss)
+
+
+def test_smoothed_losses_are_hugging_faces(bart: str) -> None:
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    model, tokenizer = TASK.model(bart, Data({}, {})).eval(), load_tokenizer(bart)
+    batch = TASK.collator(tokenizer)(TASK.encode(ROWS, tokenizer))
+    theirs = LabelSmoother(epsilon=0.1)(model(**batch), batch["labels"])
+    torch.testing.assert_close(TASK.objective()(model, batch).mean(), theirs)
+
+
+def test_beam_search_is_generate_one_by_one(bart: str) -> None:
+    model, tokenizer = TASK.model(bart, Data({}, {})).eval(), load_tokenizer(bart)
+    found = TASK.generate(model, tokenizer, ROWS, batch_size=3)
+    for row, text in zip(ROWS, found, strict=True):
+        inputs = tokenizer([row["source"]], truncation=True, max_length=40, return_tensors="pt")
+        options = {"num_beams": 2, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "early_stopping": True}
+        ids = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], min_length=3, max_length=12, **options)
+        assert text == tokenizer.batch_decode(ids, skip_special_tokens=True)[0]
+
+
+def test_evaluation_reports_rouge(bart: str) -> None:
+    model, tokenizer = TASK.model(bart, Data({}, {})), load_tokenizer(bart)
+    found = TASK.evaluate(model, tokenizer, ROWS)
+    assert set(found) == {"rouge1", "rouge2", "rougeLsum", "words"}
+    assert all(0 <= found[name] <= 1 for name in TASK.metrics)
+
+
+def test_bad_rows() -> None:
+    with pytest.raises(DataError, match="column 'target' is empty in row 1"):
+        TASK.check({"train": [ROWS[0], {"source": "a", "target": "  "}]}, {})
+    with pytest.raises(DataError, match="did you mean 'target'"):
+        Seq2SeqTask(name="x", target="targte").check({"train": [ROWS[0]]}, {})
+    with pytest.raises(ValueError, match="min_target_length=20"):
+        replace(TASK, min_target_length=20)
