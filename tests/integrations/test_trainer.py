@@ -286,6 +286,23 @@ def test_train_starts_afresh_and_trials_do_not_meet(tmp_path: Path) -> None:
     assert_same_bits(weights(trainer.model), first)
 
 
+def test_a_callback_schedules_the_radius(tmp_path: Path) -> None:
+    class WarmUp(hf.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.method = trainer.method.replace(rho=0.05 if state.global_step >= 3 else 0.0)
+
+    trainer = MethodTrainer(
+        model=fresh(),
+        args=arguments(tmp_path, logging_strategy="steps", logging_steps=1),
+        method=SAM(),
+        train_dataset=classification_data(),
+        callbacks=[WarmUp()],
+    )
+    trainer.train()
+    assert ["sharpness" in entry for entry in trainer.state.log_history[:6]] == [False] * 3 + [True] * 3
+    assert trainer.forwards == 3 + 2 * 3
+
+
 def test_an_objective_of_ones_own(tmp_path: Path) -> None:
     def objective(model: Any, batch: Any) -> torch.Tensor:
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits

@@ -39,6 +39,8 @@ class MethodMixin(_Base):
     number of steps so far that left the perturbation out; at the end ``train_forwards`` and ``train_backwards``, the
     passes made in all.
 
+    *Schedules.* A callback may change the method: ``trainer.method = trainer.method.replace(rho=...)``.
+
     *Mixed precision.* The objective runs inside the autocast region, as in a plain PyTorch loop, the model's outputs
     being float32.
 
