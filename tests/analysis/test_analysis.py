@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.instance_reference import loop
-from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT
 from torch import Tensor, nn
 
 from deltasam.analysis import adversarial_risk, alignment, sharpness, weights_quality
 from deltasam.analysis._common import cosine, spearman
 from deltasam.methods import SAM
+from helpers.instance_reference import loop
+from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT
 
 
 def snapshot(model: nn.Module) -> list[object]:
-    return [[p.detach().clone() for p in model.parameters()], [m.training for m in model.modules()], torch.get_rng_state()]
+    return [
+        [p.detach().clone() for p in model.parameters()],
+        [m.training for m in model.modules()],
+        torch.get_rng_state(),
+    ]
 
 
 def assert_untouched(model: nn.Module, before: list[object]) -> None:
@@ -90,7 +94,7 @@ def test_alignment() -> None:
 
 
 def test_theory_holds_where_its_assumption_does() -> None:
-    """With H_i = a_i grad_i grad_i^T (one weight vector, scalar outputs) OwnGradient's weights align better than SAM's."""
+    """With H_i = a_i grad_i grad_i^T (one weight vector) OwnGradient's weights align better than SAM's."""
     torch.manual_seed(0)
     model = nn.Linear(6, 1).double()
     x = torch.randn(8, 6).double() * torch.logspace(-1, 1, 8).double().unsqueeze(1)

@@ -59,7 +59,9 @@ def per_token(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def seq2seq(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     targets = batch["input_ids"].flip(1)[:, :4]
     logits = model(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], decoder_input_ids=targets[:, :-1].contiguous()
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        decoder_input_ids=targets[:, :-1].contiguous(),
     ).logits
     return F.cross_entropy(logits.transpose(1, 2), targets[:, 1:], reduction="none").mean(1)
 
@@ -95,7 +97,9 @@ def _lora() -> nn.Module:
     import peft
 
     model = _hf("BertForSequenceClassification", "BertConfig", **_SMALL)()
-    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["query", "value", "dense"], lora_dropout=0.1, task_type="SEQ_CLS")
+    config = peft.LoraConfig(
+        r=3, lora_alpha=6, target_modules=["query", "value", "dense"], lora_dropout=0.1, task_type="SEQ_CLS"
+    )
     model = peft.get_peft_model(model, config)
     for name, p in model.named_parameters():
         if "lora_B" in name:
@@ -106,7 +110,10 @@ def _lora() -> nn.Module:
 class _Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.first, self.second = (
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+        )
         self.norms = nn.ModuleList([nn.GroupNorm(2, width), nn.GroupNorm(2, width)])
         self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
         self.layer_scale = nn.Parameter(torch.rand(width, 1, 1))
@@ -134,7 +141,9 @@ class MLP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.RMSNorm(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 8), nn.RMSNorm(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2)
+        )
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         return self.layers(pixel_values)
@@ -202,7 +211,8 @@ ARCHITECTURES = [
                             pad_token_id=1, bos_token_id=2, eos_token_id=2), text, per_token),
     Architecture("Llama", _hf("LlamaForCausalLM", "LlamaConfig", **_DECODER), text, per_token, 1e-6),
     Architecture("Qwen2", _hf("Qwen2ForCausalLM", "Qwen2Config", **_DECODER), text, per_token, 1e-6),
-    Architecture("T5", _hf("T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=12, d_kv=6, d_ff=16,
+    Architecture("T5", _hf("T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=12, d_kv=6,
+                           d_ff=16,
                            num_layers=2, num_heads=2, relative_attention_num_buckets=4, pad_token_id=1,
                            decoder_start_token_id=1), text, seq2seq, 1e-6),
     Architecture("BART", _hf("BartForConditionalGeneration", "BartConfig", **_BART), text, seq2seq),
@@ -218,7 +228,9 @@ ARCHITECTURES = [
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 
 
-def make(architecture: Architecture, n: int, seed: int = 0) -> tuple[nn.Module, Callable[[], Tensor], dict[str, Tensor]]:
+def make(
+    architecture: Architecture, n: int, seed: int = 0
+) -> tuple[nn.Module, Callable[[], Tensor], dict[str, Tensor]]:
     """The model in float64 and train mode, a pass that replays its draws, and the batch."""
     torch.manual_seed(seed)
     model = architecture.build().double().train()

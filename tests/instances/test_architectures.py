@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+
+from deltasam.instances import UncoveredError, record
 from helpers.architectures import ARCHITECTURES, BY_NAME, Architecture, make
 from helpers.instance_reference import gradient_errors, loop, relative
-
-from deltasam.instances import Uncovered, record
 
 LOW_RANK = [a for a in ARCHITECTURES if a.engine == "low-rank"]
 
@@ -52,5 +52,5 @@ def test_groups_share_a_perturbation(name: str, group: int) -> None:
 
 def test_uncovered_parameter_is_named() -> None:
     model, run, _ = make(BY_NAME["LSTM tagger"], 2)
-    with pytest.raises(Uncovered, match=r"lstm\.\w+ \(LSTM\) and 3 more.*register_rule"):
+    with pytest.raises(UncoveredError, match=r"lstm\.\w+ \(LSTM\) and 3 more.*register_rule"):
         record(model, run)

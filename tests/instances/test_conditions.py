@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.architectures import BY_NAME, make
-from helpers.instance_reference import gradient_errors, loop, relative
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deltasam.instances import record
 from deltasam.methods import SAM, PerInstanceSAM
 from deltasam.objectives import Classification
+from helpers.architectures import BY_NAME, make
+from helpers.instance_reference import gradient_errors, loop, relative
 
 
 @pytest.mark.parametrize("name", ["BERT", "T5", "GPT-2", "ViT"])
@@ -144,7 +144,7 @@ def _rise(model: nn.Module, batch: dict[str, Tensor], method: Any) -> Tensor:
 
 
 def test_the_perturbation_survives_pure_bfloat16(record_property: Any) -> None:
-    """SAM writes the weights, and bfloat16 rounds most of its move away; this engine perturbs what the layers put out."""
+    """SAM writes the weights, and bfloat16 rounds its move away; this engine perturbs what the layers put out."""
     import transformers
 
     config = transformers.BertConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
@@ -167,7 +167,7 @@ def test_the_perturbation_survives_pure_bfloat16(record_property: Any) -> None:
 
 
 def test_bfloat16_autocast_is_close_to_float32() -> None:
-    model, run, batch = make(BY_NAME["BERT"], 4)
+    model, _, batch = make(BY_NAME["BERT"], 4)
     model = model.float().eval()
     step = PerInstanceSAM(rho=0.1).backward(model, batch, Classification())
     exact = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -207,7 +207,10 @@ def test_large_layers_are_low_rank_and_small_ones_written_out() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)).double()
     x = torch.randn(3, 5, 64).double()
     recording = record(model, lambda: model(x).square().sum((1, 2)))
-    kinds = {name: [type(f).__name__ for f in recording.gradients.factors.get(id(p), [])] for name, p in model.named_parameters()}
+    kinds = {
+        name: [type(f).__name__ for f in recording.gradients.factors.get(id(p), [])]
+        for name, p in model.named_parameters()
+    }
     assert kinds == {"0.weight": ["LowRank"], "0.bias": [], "2.weight": ["Dense"], "2.bias": ["Dense"]}
 
 

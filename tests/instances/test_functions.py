@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.architectures import BY_NAME, make
-from helpers.instance_reference import loop, relative
-from helpers.problems import TRANSFORMER_NO_DROPOUT
 from torch import Tensor, nn
 
 from deltasam import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
+from helpers.architectures import BY_NAME, make
+from helpers.instance_reference import loop, relative
+from helpers.problems import TRANSFORMER_NO_DROPOUT
 
 
 def ascent_by_hand(model: nn.Module, run: object, rho: float, steps: int, stride: float, i: int) -> Tensor:
@@ -33,13 +33,17 @@ def ascent_by_hand(model: nn.Module, run: object, rho: float, steps: int, stride
     return loss
 
 
-@pytest.mark.parametrize("name", ["BERT", "ALBERT", "BERT, masked-LM head (tied)", "T5", "MLP", "ResNet with GroupNorm"])
+@pytest.mark.parametrize(
+    "name", ["BERT", "ALBERT", "BERT, masked-LM head (tied)", "T5", "MLP", "ResNet with GroupNorm"]
+)
 def test_several_ascent_steps_stay_in_the_ball(name: str) -> None:
     architecture = BY_NAME[name]
     model, run, batch = make(architecture, 3)
     model.eval()
     for engine in ("low-rank", "loop"):
-        found = instance_adversarial_losses(model, batch, architecture.losses, rho=0.2, steps=3, stride=0.1, engine=engine)
+        found = instance_adversarial_losses(
+            model, batch, architecture.losses, rho=0.2, steps=3, stride=0.1, engine=engine
+        )
         wanted = torch.stack([ascent_by_hand(model, run, 0.2, 3, 0.1, i) for i in range(3)])
         assert relative(found, wanted) < max(1e-9, architecture.tolerance)
 

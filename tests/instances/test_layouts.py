@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.architectures import BY_NAME, make
-from helpers.instance_reference import gradient_errors, loop, relative
 from torch import Tensor, nn
 
-from deltasam.instances import InstancesMixed, record
+from deltasam.instances import InstancesMixedError, record
+from helpers.architectures import BY_NAME, make
+from helpers.instance_reference import gradient_errors, loop, relative
 
 
 def assert_exact(model: nn.Module, run: Callable[[], Tensor], rho: float = 0.1, size: int | None = None) -> None:
@@ -81,7 +81,7 @@ def test_losses_that_mix_instances_are_refused(twice: bool) -> None:
             first, second = model(**inputs).logits, model(**inputs).logits
         return F.cross_entropy(first @ second.T, torch.arange(4), reduction="none")
 
-    with pytest.raises(InstancesMixed, match="depends on the other instances"):
+    with pytest.raises(InstancesMixedError, match="depends on the other instances"):
         record(model, run)
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
@@ -93,7 +93,7 @@ def test_batch_norm_in_training_is_refused() -> None:
     def run() -> Tensor:
         return model(x).squeeze(1) ** 2
 
-    with pytest.raises(InstancesMixed, match=r"1 \(BatchNorm1d\).*eval mode"):
+    with pytest.raises(InstancesMixedError, match=r"1 \(BatchNorm1d\).*eval mode"):
         record(model, run)
     assert_exact(model.eval(), run)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.instance_reference import gradient_errors, loop, relative
 from torch import Tensor, nn
 
 from deltasam.instances import record, register_rule
 from deltasam.instances._tensors import RULES
+from helpers.instance_reference import gradient_errors, loop, relative
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +55,13 @@ CASES: dict[str, tuple[Callable[..., Tensor], dict[str, tuple[int, ...]], tuple[
     "einsum": (lambda x, w: torch.einsum("nti,oi->nto", x, w), {"w": (5, 6)}, (4, 3, 6)),
     "scale, shift": (lambda x, a, b: torch.addcmul(b, x, a), {"a": (6,), "b": (6,)}, (4, 3, 6)),
     "functions of a parameter": (lambda x, a: x * a.exp().softmax(0) - F.softplus(a[1]), {"a": (6,)}, (4, 3, 6)),
-    "weight normalisation": (lambda x, g, v: F.linear(x, g * v / v.norm(dim=1, keepdim=True)), {"g": (5, 1), "v": (5, 6)}, (4, 6)),
+    "weight normalisation": (lambda x, g, v: F.linear(x, g * v / v.norm(dim=1, keepdim=True)),
+                             {"g": (5, 1), "v": (5, 6)}, (4, 6)),
     "transposed": (lambda x, w: F.linear(x, w.T), {"w": (6, 5)}, (4, 3, 6)),
-    "conv1d": (lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1, dilation=2), {"w": (5, 3, 2), "b": (5,)}, (4, 3, 8)),
-    "conv2d": (lambda x, w, b: F.conv2d(x, w, b, stride=(2, 1), padding=(1, 0)), {"w": (5, 3, 2, 3), "b": (5,)}, (4, 3, 6, 5)),
+    "conv1d": (lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1, dilation=2),
+               {"w": (5, 3, 2), "b": (5,)}, (4, 3, 8)),
+    "conv2d": (lambda x, w, b: F.conv2d(x, w, b, stride=(2, 1), padding=(1, 0)),
+               {"w": (5, 3, 2, 3), "b": (5,)}, (4, 3, 6, 5)),
     "conv2d in groups": (lambda x, w, b: F.conv2d(x, w, b, groups=3), {"w": (6, 1, 2, 2), "b": (6,)}, (4, 3, 4, 4)),
     "conv2d, padding by name": (lambda x, w: F.conv2d(x, w, padding="same"), {"w": (2, 3, 3, 3)}, (4, 3, 4, 4)),
     "conv3d": (F.conv3d, {"w": (2, 3, 2, 2, 2), "b": (2,)}, (4, 3, 3, 3, 3)),

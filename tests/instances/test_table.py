@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.architectures import ARCHITECTURES, Architecture, make
 
-from deltasam.instances import Uncovered, _gradient, record
+from deltasam.instances import UncoveredError, _gradient, record
 from deltasam.instances._factors import LowRank, Rows
+from helpers.architectures import ARCHITECTURES, Architecture, make
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
@@ -35,7 +35,7 @@ def row(architecture: Architecture) -> str:
     model, run, _ = make(architecture, 3)
     try:
         factors = record(model, run).gradients.factors
-    except Uncovered as why:
+    except UncoveredError as why:
         where = str(why).split(" is used")[0]
         return f"| {architecture.name} | loop: {where} | | | | exact by construction |"
     names = {id(p): name for name, p in model.named_parameters()}
@@ -55,5 +55,9 @@ def test_the_table_of_architectures_is_up_to_date(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_row_says_what_the_test_expects() -> None:
-    table = {line.split(" | ")[0].strip("| "): line.split(" | ")[1] for line in PAGE.read_text().splitlines() if line[:2] == "| "}
+    table = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[1]
+        for line in PAGE.read_text().splitlines()
+        if line[:2] == "| "
+    }
     assert all(table[a.name].startswith(a.engine) for a in ARCHITECTURES)

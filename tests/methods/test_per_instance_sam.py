@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import MicroBatches
-from deltasam.instances import InstancesMixed, Uncovered
+from deltasam.instances import InstancesMixedError, UncoveredError
 from deltasam.methods import ERM, SAM, PerInstanceSAM
 from deltasam.objectives import Classification, Contrastive
 from helpers.architectures import BY_NAME, make
@@ -93,7 +93,7 @@ def test_uncovered_parameters_fall_back_with_one_warning() -> None:
     def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return architecture.losses(model, batch)
 
-    with pytest.raises(Uncovered, match="lstm"):
+    with pytest.raises(UncoveredError, match="lstm"):
         PerInstanceSAM(rho=0.1, engine="low-rank").backward(model, batch, objective)
     method = PerInstanceSAM(rho=0.1)
     with pytest.warns(UserWarning, match=r"lstm.*LSTM.*register_rule.*one after the other"):
@@ -113,7 +113,7 @@ def test_uncovered_parameters_can_be_skipped() -> None:
     for p in model.lstm.parameters():
         p.requires_grad_(True)
     with pytest.warns(UserWarning, match="left unperturbed"):
-        PerInstanceSAM(rho=0.1, uncovered="skip").backward(model, batch, lambda m, b: architecture.losses(m, b))
+        PerInstanceSAM(rho=0.1, uncovered="skip").backward(model, batch, architecture.losses)
     found = {n: p.grad for n, p in model.named_parameters()}
     assert gradient_errors(found, exact.gradient) < 1e-9
     assert found["lstm.weight_ih_l0"] is not None
@@ -122,10 +122,10 @@ def test_uncovered_parameters_can_be_skipped() -> None:
 @pytest.mark.parametrize("engine", ["auto", "loop"])
 def test_objectives_that_mix_instances_are_refused(engine: str) -> None:
     x = torch.randn(4, 3)
-    with pytest.raises(InstancesMixed, match="Contrastive compares"):
+    with pytest.raises(InstancesMixedError, match="Contrastive compares"):
         PerInstanceSAM(engine=engine).backward(nn.Linear(3, 2), (x, x), Contrastive())
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    with pytest.raises(InstancesMixed, match="BatchNorm1d"):
+    with pytest.raises(InstancesMixedError, match="BatchNorm1d"):
         PerInstanceSAM(engine=engine).backward(model, x, lambda m, x: m(x).square().sum(1))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.problems import TRANSFORMER_NO_DROPOUT, relative_error
 from torch import Tensor, nn
 
 from deltasam import DeltaSAM, MicroBatches
 from deltasam.weighting import OwnGradient
+from helpers.problems import TRANSFORMER_NO_DROPOUT, relative_error
 
 
 def curvature(model: nn.Module, batch: object, objective: object, i: int) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,9 @@ def test_micro_batches_do_not_change_the_weights() -> None:
     assert torch.allclose(whole.weights, split.weights, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"radius": 0.0}, "radius=0.0"), ({"precision": "bf16"}, "precision='bf16'")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({"radius": 0.0}, "radius=0.0"), ({"precision": "bf16"}, "precision='bf16'")]
+)
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OwnGradient(**options)

@@ -30,8 +30,8 @@ class Alignment:
 
     Attributes:
         method: Its name.
-        regulariser: Cosine of its :math:`d\mathcal R / dw` with :math:`d\mathcal R_\text{inst}/dw`, what the paper argues
-            with.
+        regulariser: Cosine of its :math:`d\mathcal R / dw` with :math:`d\mathcal R_\text{inst}/dw`, the paper's
+            argument.
         update: Cosine of its whole gradient with that of exact per-instance SAM.
         batches: Number of batches.
     """
@@ -59,7 +59,8 @@ def alignment(
     With :math:`\frac{d\mathcal R}{dw} = \text{gradient} - \nabla l(w)`, eq. of section 3.1,
 
     .. math:: \cos\!\left(\frac{d\mathcal R}{dw}, \frac{d\mathcal R_\text{inst}}{dw}\right), \qquad
-              \frac{d\mathcal R_\text{inst}}{dw} = \tfrac1N \textstyle\sum_i (\nabla l_i(w + \epsilon_i) - \nabla l_i(w)).
+              \frac{d\mathcal R_\text{inst}}{dw} = \tfrac1N \textstyle\sum_i
+              (\nabla l_i(w + \epsilon_i) - \nabla l_i(w)).
 
     Args:
         model: The model.
@@ -94,5 +95,5 @@ def alignment(
                 # A fresh state, so that stateful methods start alike and random directions are the same for all.
                 own = exact if name == "PerInstanceSAM" else gradient_of(replace(method), model, batch, objective)
                 rows[name].append(torch.stack([cosine(own - plain, exact - plain), cosine(own, exact)]).cpu())
-    means = {name: torch.stack(values).double().mean(0).tolist() for name, values in rows.items()}
-    return [Alignment(name, *values, len(rows[name])) for name, values in means.items()]
+    means = {name: torch.stack(values).double().mean(0) for name, values in rows.items()}
+    return [Alignment(name, float(mean[0]), float(mean[1]), len(rows[name])) for name, mean in means.items()]

@@ -1,9 +1,9 @@
-"""What the analyses share: batches on the model's device, eval mode for the while, a progress bar, rank correlation."""
+"""What the analyses share: batches on the model's device, eval mode, a progress bar, rank correlation."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,8 @@ def _tracked(data: Iterable[Any], limit: int | None, progress: bool | None, desc
     from rich.console import Console
     from rich.progress import track
 
-    sizes = [size for size in (limit, len(data) if hasattr(data, "__len__") else None) if size is not None]
+    known = len(data) if isinstance(data, Sized) else None
+    sizes = [size for size in (limit, known) if size is not None]
     return track(data, description, total=min(sizes, default=None), console=Console(stderr=True), transient=True)
 
 
@@ -86,4 +87,4 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosine of the angle between two vectors; not a number if one is zero."""
-    return a.dot(b) / (a.norm() * b.norm())
+    return nn.functional.cosine_similarity(a, b, dim=0, eps=0.0)

@@ -18,7 +18,9 @@ from deltasam.passes import ObjectiveLike, Passes
 from deltasam.randomness import Randomness, Seed
 from deltasam.weighting import Weighting
 
-Condition = Literal["float64", "float32", "bf16", "another direction", "dropout, shared masks", "dropout, independent masks"]
+Condition = Literal[
+    "float64", "float32", "bf16", "another direction", "dropout, shared masks", "dropout, independent masks"
+]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class WeightsQuality:
         spearman: Rank correlation with the reference.
         snr: Variance of the reference over the mean squared difference from it, both scaled to mean 1: above 1 the
             weights say more about the instances than about the noise.
-        ideal: Rank correlation with a_i ||grad_i|| from each instance's own gradient in float64, what the theory wants.
+        ideal: Rank correlation with a_i ||grad_i|| from each instance's own gradient in float64: the theory's.
         median: Median weight.
     """
 
@@ -85,11 +87,13 @@ def weights_quality(
     first, second = Seed(seed, 0), Seed(seed, 1)
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
     for batch in batches_of(model, data, limit, progress, "quality of the weights"):
-        large = tree_map(lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch)
+        large = tree_map(
+            lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
+        )
 
         def measure(
-            weighting: Weighting, *, exact: bool, seed: Seed = first, masks: Randomness | None = None, bf16: bool = False,
-            large: Any = large, batch: Any = batch,
+            weighting: Weighting, *, exact: bool, seed: Seed = first, masks: Randomness | None = None,
+            bf16: bool = False, large: Any = large, batch: Any = batch,
         ) -> Tensor:  # fmt: skip
             where = wide if exact else model
             kind = next(where.parameters()).device.type
@@ -100,7 +104,8 @@ def weights_quality(
 
         ideal = measure(WEIGHTINGS["OwnGradient"], exact=True)
         for name, weighting in chosen.items():
-            rough = replace(weighting, precision="ambient") if hasattr(weighting, "precision") else weighting
+            options: dict[str, Any] = {"precision": "ambient"} if hasattr(weighting, "precision") else {}
+            rough = replace(weighting, **options)
             reference = measure(weighting, exact=True)
             results: dict[Condition, Tensor] = {
                 "float64": reference,

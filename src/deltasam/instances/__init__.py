@@ -6,21 +6,22 @@ gradient of its loss is :math:`D_i^\top X_i`, so the layer perturbed for that in
 .. math:: (W + c_i D_i^\top X_i)\, x = W x + c_i D_i^\top (X_i x), \qquad c_i = \rho / \lVert \nabla l_i \rVert,
 
 two small products instead of a weight of its own. One batched pass gives X and D of all instances (no weight gradient
-is computed), Gram matrices give the norms, :math:`\lVert D^\top X \rVert^2 = \langle X X^\top, D D^\top \rangle`, and in
-a second batched pass plain autograd yields exactly :math:`\frac1N \sum_i \nabla l_i(w + \epsilon_i)`.
+is computed), Gram matrices give the norms, :math:`\lVert D^\top X \rVert^2 = \langle X X^\top, D D^\top \rangle`,
+and in a second batched pass plain autograd yields exactly :math:`\frac1N \sum_i \nabla l_i(w + \epsilon_i)`.
 
 How it works, file by file: ``_tensors`` lets proxies stand in for the parameters during a pass, ``_rules`` says what
 happens when an operation meets one, ``_layout`` finds the instances in an input, ``_step`` remembers the calls,
 ``_gradient`` turns them into ``_factors``, ``_verify`` compares with autograd once per model, ``_places`` puts the
-proxies in and takes them out, ``_record`` ties the pass together, ``_ascent`` makes adversaries of it, ``_functions`` offers it all for one batch.
+proxies in and takes them out, ``_record`` ties the pass together, ``_ascent`` makes adversaries of it, ``_functions``
+offers it all for one batch.
 
-The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022); per-example
-low-rank weights are also used by FLoRA, per-example random ones by Flipout. New here is the forward pass *at* the
-per-instance weights w + eps_i.
+The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022);
+per-example low-rank weights are also used by FLoRA, per-example random ones by Flipout. New here is the forward pass
+*at* the per-instance weights w + eps_i.
 """
 
 from deltasam.instances._ascent import Ascent, adversarial, ascend
-from deltasam.instances._errors import InstancesMixed, Uncovered
+from deltasam.instances._errors import InstancesMixedError, UncoveredError
 from deltasam.instances._functions import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from deltasam.instances._memory import tell_once
 from deltasam.instances._places import refuse_batch_statistics
@@ -29,9 +30,9 @@ from deltasam.instances._rules import register_rule
 
 __all__ = [
     "Ascent",
-    "InstancesMixed",
+    "InstancesMixedError",
     "Recording",
-    "Uncovered",
+    "UncoveredError",
     "adversarial",
     "ascend",
     "instance_adversarial_losses",

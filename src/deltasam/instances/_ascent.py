@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deltasam.checks import check_losses
-from deltasam.instances._errors import Uncovered
+from deltasam.instances._errors import UncoveredError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import tell_once
 from deltasam.instances._places import Places
@@ -44,7 +44,8 @@ class Ascent:
 def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1) -> Ascent:
     r"""The adversaries of one batch in low rank; leaves no trace in random streams and buffers.
 
-    .. math:: \epsilon \leftarrow \Pi_\rho\!\left(\epsilon + \alpha \, \nabla l_i(w + \epsilon) / \lVert \nabla l_i(w + \epsilon) \rVert\right)
+    .. math:: \epsilon \leftarrow \Pi_\rho\!\left(\epsilon + \alpha \,
+              \nabla l_i(w + \epsilon) / \lVert \nabla l_i(w + \epsilon) \rVert\right)
 
     The norm of :math:`\epsilon` for the projection comes from inner products of the recorded gradients; nothing of the
     size of the parameters is made. Cost: a forward and a backward without weight gradients per step.
@@ -89,7 +90,7 @@ def adversarial(
     if engine != "loop":
         try:
             found = ascend(part, rho, steps=steps, stride=stride, group=group)
-        except Uncovered as why:
+        except UncoveredError as why:
             if engine == "low-rank":
                 raise
             tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
@@ -107,7 +108,7 @@ def adversarial_by_loop(
     losses = part.losses()
     params = list(part.params.values())
     norms, found = [], []
-    for members in torch.arange(losses.shape[0], device=losses.device).split(group):
+    for members in torch.split(torch.arange(losses.shape[0], device=losses.device), group):
         own = part.instances(members, alone=getattr(part.objective, "separable", False))
         eps: list[Any] = [torch.zeros_like(p) for p in params]
         one = torch.ones((), device=losses.device)

@@ -46,15 +46,16 @@ def attention(
         raise NotImplementedError("nn.MultiheadAttention with add_bias_kv, add_zero_attn or unbatched inputs")
     sources = _instances_first(query, key, value)
     if use_separate_proj_weight:
-        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+        matrices: list[Any] = [q_proj_weight, k_proj_weight, v_proj_weight]
         biases = (None, None, None) if in_bias is None else in_bias.chunk(3)
-        q, k, v = (F.linear(x, w, b) for x, w, b in zip(sources, weights, biases, strict=True))  # type: ignore[arg-type]
+        q, k, v = (F.linear(x, w, b) for x, w, b in zip(sources, matrices, biases, strict=True))
     else:
         q, k, v = _packed(sources, in_weight, in_bias)
     size, length, width = q.shape
     q, k, v = (t.view(size, -1, heads, width // heads).transpose(1, 2) for t in (q, k, v))
     mask = _mask(attn_mask, key_padding_mask, size, heads, q.dtype)
     rate = dropout if training else 0.0
+    weights: Tensor | None = None
     if need_weights:
         scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(2, 3)
         weights = F.softmax(scores if mask is None else scores + mask, -1)
@@ -62,7 +63,6 @@ def attention(
         weights = F.dropout(weights.flatten(0, 1), rate).view_as(weights) if rate > 0 else weights
         mixed = weights @ v
     else:
-        weights = None
         mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal and mask is None)
     output = F.linear(mixed.transpose(1, 2).reshape(size, length, width), out_weight, out_bias)
     output = output.transpose(0, 1).contiguous()  # laid out as in torch, for the dropout that follows
@@ -84,7 +84,9 @@ def _packed(sources: list[Tensor], weight: Any, bias: Any) -> list[Tensor]:
     return [projected[id(x)][part] for part, x in enumerate(sources)]
 
 
-def _mask(attn_mask: Tensor | None, padding: Tensor | None, size: int, heads: int, dtype: torch.dtype) -> Tensor | None:
+def _mask(
+    attn_mask: Tensor | None, padding: Tensor | None, size: int, heads: int, dtype: torch.dtype
+) -> Tensor | None:
     total: Tensor | None = None
     if attn_mask is not None:
         total = _additive(attn_mask, dtype)

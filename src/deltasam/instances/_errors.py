@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-class InstancesMixed(ValueError):
+class InstancesMixedError(ValueError):
     """The loss of one instance depends on other instances, so "per instance" is not defined."""
 
 
-class Uncovered(NotImplementedError):
+class UncoveredError(NotImplementedError):
     """Parameters are used in a way that no rule of the low-rank engine covers; the loop engine covers every model."""
 
     def __init__(self, message: str, parameters: list[str]) -> None:
@@ -15,7 +15,7 @@ class Uncovered(NotImplementedError):
         self.parameters = parameters
 
 
-class NoRule(RuntimeError):
+class NoRuleError(RuntimeError):
     """An operation could not be carried out for every instance; carries what is needed to say so."""
 
     def __init__(self, operation: str, parameters: list[str]) -> None:
@@ -24,7 +24,7 @@ class NoRule(RuntimeError):
         self.parameters = parameters
 
 
-class SizeChanged(ValueError):
+class MisreadError(ValueError):
     """The pass has to be made again: where the instances are was not as assumed."""
 
     def __init__(self, message: str, learned_size: int | None = None) -> None:

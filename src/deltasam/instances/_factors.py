@@ -38,7 +38,7 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """``onehot(ids)^T d``, the gradient of a table looked up by ids: ``ids`` is ``(G, S)``, ``d`` is ``(G, S, out)``."""
+    """``onehot(ids)^T d``, the gradient of a table looked up by ids ``(G, S)``; ``d`` is ``(G, S, out)``."""
 
     ids: Tensor
     d: Tensor
@@ -51,7 +51,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """The gradients themselves, ``(G, *shape of the parameter)``; small ones are columns of a common ``pack`` (G, all)."""
+    """The gradients themselves, ``(G, *shape of the parameter)``; small ones are columns of a ``pack`` (G, all)."""
 
     value: Tensor
     pack: Tensor | None = None
@@ -89,8 +89,8 @@ def dot(a: Factor, b: Factor) -> Tensor:
 def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
     """Terms (G,) that add up to the squared norms of factors of different parameters, in few large operations.
 
-    What is packed side by side is squared at once. Gram matrices of one shape are written next to each other, the inputs'
-    once for all layers that share an input (query, key, value), so that two operations are left for all of them.
+    What is packed side by side is squared at once. Gram matrices of one shape are written next to each other, those of
+    the inputs once for all layers that share one (query, key, value), so that two operations are left for them all.
     """
     terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense) and f.pack is None]
     packs = {id(f.pack): f.pack for f in factors if isinstance(f, Dense) and f.pack is not None}

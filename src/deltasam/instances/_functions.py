@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from deltasam.instances._ascent import adversarial, adversarial_by_loop, ascend
-from deltasam.instances._errors import Uncovered
+from deltasam.instances._errors import UncoveredError
 from deltasam.instances._memory import tell_once
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.perturb import Selection
@@ -23,8 +22,8 @@ def instance_gradient_norms(
 ) -> Tensor:
     r""":math:`\lVert \nabla l_i(w) \rVert_2` of every instance, (N,), exactly, from one batched forward and backward.
 
-    No per-instance gradient is written out; tied weights and layers used several times are right. Leaves ``.grad``, the
-    weights, the random streams and the buffers as they were.
+    No per-instance gradient is written out; tied weights and layers used several times are right. ``.grad``, the
+    weights, the random streams and the buffers stay as they were.
 
     Args:
         model: The model, in the mode it is to be used in.
@@ -42,7 +41,7 @@ def instance_gradient_norms(
     if engine != "loop":
         try:
             return ascend(part, 0.0).norms
-        except Uncovered as why:
+        except UncoveredError as why:
             if engine == "low-rank":
                 raise
             tell_once(part.inner, f"{why}. The instances go one after the other instead (slow)")

@@ -23,9 +23,7 @@ class InstanceGradients:
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
-        pairs = [
-            (a, b) for name, mine in self.factors.items() for a in mine for b in other.factors.get(name, ())
-        ]
+        pairs = [(a, b) for name, mine in self.factors.items() for a in mine for b in other.factors.get(name, ())]
         return _total([dot(a, b) for a, b in pairs])
 
     def norms(self) -> Tensor:

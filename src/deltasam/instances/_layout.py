@@ -17,9 +17,9 @@ Kind = Literal["batch", "flat", "tiled", "shared", "hidden"]
 class Layout:
     """How a tensor of shape ``(*lead, *features)`` is divided among the instances.
 
-    ``batch``: instances in front; ``flat``: instances and positions in one dimension; ``tiled``: the batch several times
-    over (two views in one pass); ``shared``: the same for all instances (position ids of shape (1, T), bias tables);
-    ``hidden``: a :class:`PerInstance`.
+    ``batch``: instances in front; ``flat``: instances and positions in one dimension; ``tiled``: the batch several
+    times over (two views in one pass); ``shared``: the same for all instances (position ids of shape (1, T),
+    bias tables); ``hidden``: a :class:`PerInstance`.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ def find_layout(tensor: Tensor, features: int, size: int, order: Order, known: K
     elif not lead or lead[0] % size:
         kind = "shared"
     else:
-        kind = known or ("batch" if lead[0] == size else cast(Kind, order))
+        kind = known or ("batch" if lead[0] == size else cast("Kind", order))
     return Layout(kind, size, order, lead)
 
 

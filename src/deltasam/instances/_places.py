@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.instances._errors import InstancesMixed
+from deltasam.instances._errors import InstancesMixedError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import memory_of
@@ -26,7 +26,7 @@ class Places:
         params: The parameters to perturb, by name.
 
     Raises:
-        InstancesMixed: A BatchNorm of the model is in training mode.
+        InstancesMixedError: A BatchNorm of the model is in training mode.
     """
 
     def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
@@ -101,13 +101,13 @@ def _leading(values: list[Any]) -> int:
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:
-    """Raises :class:`InstancesMixed` for BatchNorm in training mode."""
+    """Raises :class:`InstancesMixedError` for BatchNorm in training mode."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            raise InstancesMixed(
-                f"{name or 'the model'} ({type(module).__name__}) normalises each instance with statistics of the whole "
-                "batch, so the loss of one instance depends on the others and a perturbation per instance is not "
-                "defined; put it in eval mode, or use GroupNorm or LayerNorm"
+            raise InstancesMixedError(
+                f"{name or 'the model'} ({type(module).__name__}) normalises each instance with statistics of the "
+                "whole batch, so the loss of one instance depends on the others and a perturbation per instance is "
+                "not defined; put it in eval mode, or use GroupNorm or LayerNorm"
             )
 
 

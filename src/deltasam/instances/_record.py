@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.instances._errors import NoRule, SizeChanged, Uncovered
+from deltasam.instances._errors import InstancesMixedError, MisreadError, NoRuleError, UncoveredError
 from deltasam.instances._gradient import InstanceGradients, collect
 from deltasam.instances._places import Places
 from deltasam.instances._tensors import PerInstance
@@ -67,39 +67,57 @@ def record(
         terms: Record at these perturbed weights instead of at w (several ascent steps).
 
     Raises:
-        InstancesMixed: The loss of one instance depends on the others.
-        Uncovered: A parameter is used in a way that no rule covers.
+        InstancesMixedError: The loss of one instance depends on the others.
+        UncoveredError: A parameter is used in a way that no rule covers.
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
     places = Places(model, chosen)
+    wish = _Wish(run, size, group, scale, tuple(terms))
+    why: MisreadError | None = None
     for attempt in range(4):
-        try:
-            return _attempt(places, run, size, group, scale, terms, last=attempt == 3)
-        except NoRule as found:
-            message = describe(model, found.parameters, f"an operation ({found.operation})")
-            raise Uncovered(message, found.parameters) from found
-        except SizeChanged as changed:
-            if changed.learned_size is not None:
-                size = changed.learned_size
-            why = changed
-    raise Uncovered(f"{why}; the low-rank engine could not tell where the instances are", list(chosen))
+        found = _reading(places, wish, why, last=attempt == 3)
+        if isinstance(found, Recording):
+            return found
+        why, wish = found, replace(wish, size=found.learned_size or wish.size)
+    raise UncoveredError(f"{why}; the low-rank engine could not tell where the instances are", list(chosen))
 
 
-def _attempt(
-    places: Places,
-    run: Run,
-    size: int | None,
-    group: int,
-    scale: Callable[[Tensor], Tensor] | None,
-    terms: Sequence[tuple[InstanceGradients, Tensor]],
-    last: bool,
-) -> Recording:
-    with torch.enable_grad(), places.taken(size, group, terms, recording=True) as current:
-        losses = run()
+@dataclass(frozen=True)
+class _Wish:
+    """The arguments of :func:`record` that an attempt needs."""
+
+    run: Run
+    size: int | None
+    group: int
+    scale: Callable[[Tensor], Tensor] | None
+    terms: tuple[tuple[InstanceGradients, Tensor], ...]
+
+
+def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: bool) -> Recording | MisreadError:
+    """The recording under the current reading of the inputs, or why it has to be made again under another."""
+    try:
+        return _attempt(places, wish, last=last)
+    except MisreadError as changed:
+        return changed
+    except NoRuleError as found:
+        message = describe(places.model, found.parameters, f"an operation ({found.operation})")
+        raise UncoveredError(message, found.parameters) from found
+    except (RuntimeError, ValueError, TypeError) as error:
+        if why is None or isinstance(error, InstancesMixedError):
+            raise
+        message = f"{why}; under another reading the model fails: {error}"
+        raise UncoveredError(message, list(places.params)) from error
+
+
+def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
+    scale = wish.scale
+    with torch.enable_grad(), places.taken(wish.size, wish.group, wish.terms, recording=True) as current:
+        losses = wish.run()
         state = current()
         if isinstance(losses, PerInstance) or losses.shape[0] != state.size:
-            raise SizeChanged(f"the model was called with {state.size} instances, the losses are of {tuple(losses.shape)}",
-                              None if isinstance(losses, PerInstance) else losses.shape[0])  # fmt: skip
+            found_size = None if isinstance(losses, PerInstance) else int(losses.shape[0])
+            why = f"the model was called with {state.size} instances, the losses are of {tuple(losses.shape)}"
+            raise MisreadError(why, found_size)
         state.recording = False  # activation checkpointing calls the layers again
         with _no_autocast(losses):
             total = losses.sum() if scale is None else scale(losses.sum())
@@ -109,9 +127,8 @@ def _attempt(
             edges = [call.edge for call in state.calls]
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
             gradients = collect(state.calls, found, state.grouping)
-            if check:
-                if verify(places.model, losses, params, state, gradients, memory, scale, last=last):
-                    memory.verified.add(key)
+            if check and verify(places.model, losses, params, state, gradients, memory, scale, last=last):
+                memory.verified.add(key)
     norms = gradients.norms()
     if norms.device.type == "cpu" and not bool(torch.isfinite(norms).all()):
         # 0 * inf is not 0. Elsewhere looking would mean waiting, and the plain gradient of such a batch is no better.

@@ -62,8 +62,8 @@ def linear(state: PassState, x: Tensor, weight: Tensor, bias: Tensor | None = No
 @register_rule(torch.addmm)
 def addmm(state: PassState, bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """``b + x W`` with the weight stored as (in, out): GPT-2's ``Conv1D``, which has flattened its input by then."""
-    plain = isinstance(weight, Proxy) and beta == 1 and alpha == 1
-    if not plain or isinstance(x, Proxy) or isinstance(bias, PerInstance) or bias.ndim != 1:
+    odd = beta != 1 or alpha != 1 or isinstance(x, Proxy) or isinstance(bias, PerInstance) or bias.ndim != 1
+    if odd or not isinstance(weight, Proxy):
         return NotImplemented
     return _matrix(state, x, weight, bias, weight.parameter.t(), transposed=True)
 
@@ -76,9 +76,7 @@ def matmul(state: PassState, x: Tensor, weight: Tensor) -> Any:
     return _matrix(state, x, weight, None, weight.parameter.t(), transposed=True)
 
 
-def _matrix(
-    state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tensor, *, transposed: bool
-) -> Tensor:
+def _matrix(state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tensor, *, transposed: bool) -> Tensor:
     layout = state.layout(x, weight, 1)
     if layout.kind == "shared":
         once = F.linear(x.reshape(1, -1, x.shape[-1]), matrix, raw(bias))
@@ -167,7 +165,9 @@ def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
 
 
 @register_rule(F.layer_norm)
-def layer_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def layer_norm(
+    state: PassState, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     """Normalise, then scale and shift by the instance's own vectors."""
     return _affine(state, torch.layer_norm(state.data(x), shape, None, None, eps), weight, bias, len(shape), 0)
 
@@ -179,7 +179,9 @@ def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: f
 
 
 @register_rule(F.group_norm)
-def group_norm(state: PassState, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def group_norm(
+    state: PassState, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     """The channels are the first of the features, the places follow."""
     return _affine(state, F.group_norm(state.data(x), groups, None, None, eps), weight, bias, x.ndim - 1, x.ndim - 2)
 
@@ -196,12 +198,12 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """With the statistics fixed (eval mode) it is a scale and a shift; in training mode the model was refused before."""
+    """With the statistics fixed (eval mode) it is a scale and a shift; in training mode the model was refused."""
     normal = F.batch_norm(state.data(x), mean, var, None, None, training, momentum, eps)
     return _affine(state, normal, weight, bias, x.ndim - 1, x.ndim - 2)
 
 
-def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: int, places: int) -> Tensor:
+def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: int, places: int) -> Any:
     owner = weight if isinstance(weight, Proxy) else bias
     if not isinstance(owner, Proxy) or isinstance(weight, PerInstance) or isinstance(bias, PerInstance):
         return NotImplemented

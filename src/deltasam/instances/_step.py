@@ -57,7 +57,7 @@ class Perturbation:
         return y
 
     def values(self, parameter: Tensor) -> Tensor:
-        """The perturbed parameter of every instance, ``(N, *shape)``, in float32 at least: bfloat16 would round it away."""
+        """The parameter of every instance, ``(N, *shape)``, in float32 at least: bfloat16 would round it away."""
         dtype = wide_dtype(parameter.dtype)
         value = (parameter if parameter.dtype == dtype else parameter.to(dtype)).unsqueeze(0)
         for factor, c in self.terms.get(id(parameter), ()):
@@ -65,7 +65,7 @@ class Perturbation:
         return value.expand(self.grouping.size, *parameter.shape)
 
     def _move(self, factor: Factor, c: Tensor, *, spread: bool) -> Tensor:
-        """``c`` times the factor, written out, per group or per instance; a pack is multiplied once for all its columns."""
+        """``c`` times the factor, per group or per instance; a pack is multiplied once for all its columns."""
         if isinstance(factor, Dense) and factor.pack is not None:
             key = (id(factor.pack), id(c))
             if key not in self._moves:
@@ -76,6 +76,13 @@ class Perturbation:
             dense = factor.dense()
             move = dense.to(wide_dtype(dense.dtype)) * c.view(-1, *(1,) * (dense.ndim - 1))
         return self.grouping.spread(move) if spread else move
+
+
+def edge_of(output: Tensor) -> GradientEdge:
+    """Where the gradient of an output arrives; as torch's ``get_gradient_edge``, without its checks."""
+    node = output.grad_fn
+    assert node is not None, "a perturbed parameter took part, so there is a graph"
+    return GradientEdge(node, output.output_nr)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -133,11 +140,11 @@ class PassState:
         return found
 
     def data(self, x: Tensor) -> Tensor:
-        """An input of a layer; a parameter that serves as one (DeBERTa's table of relative positions) is written out."""
+        """An input of a layer; a parameter that serves as one (DeBERTa's relative positions) is written out."""
         return self.expanded(x) if isinstance(x, Proxy) else x
 
     def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Inputs as ``(G, S, in)``, cast once under autocast, with and without their graph; the same for query and key."""
+        """Inputs as ``(G, S, in)``, cast once under autocast, with and without a graph; the same for query and key."""
         last = self._last
         if last is None or last[0] is not x or last[1] != layout.kind:
             source = x.inner if isinstance(x, PerInstance) else x
@@ -157,7 +164,7 @@ class PassState:
         if self.perturbation is not None:
             y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
         if self.recording:
-            edge = GradientEdge(y.grad_fn, y.output_nr)
+            edge = edge_of(y)
             self.calls.append(Call(weight.parameter, offset, recorded, edge, "matrix", kind, transposed))
         return y
 
@@ -166,7 +173,7 @@ class PassState:
         if self.perturbation is not None:
             y = self.perturbation.rows(weight.parameter, ids, y)
         if self.recording:
-            edge = GradientEdge(y.grad_fn, y.output_nr)
+            edge = edge_of(y)
             self.calls.append(Call(weight.parameter, None, ids, edge, "rows", kind, padding=padding))
         return y
 
@@ -179,7 +186,7 @@ class PassState:
             else:
                 wide = self.perturbation.values(parameter)
             if self.recording:
-                edge = GradientEdge(wide.grad_fn, wide.output_nr)
+                edge = edge_of(wide)
                 self.calls.append(Call(parameter, None, None, edge, "dense", "hidden"))
             self._values[id(parameter)] = wide
         return self._values[id(parameter)]

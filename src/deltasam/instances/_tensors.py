@@ -1,9 +1,9 @@
 """Two kinds of tensor that let an unchanged model compute with other weights for every instance.
 
-While a pass is under way, each perturbed parameter is stood in for by a :class:`Proxy`; whatever operation meets one is
-handed to the rules. A value that the model computes once for the whole batch (position embeddings, relative-position
-biases, class tokens) but that now differs between instances is a :class:`PerInstance`: the model sees the shape it
-expects, and the instances are a hidden dimension in front, until the value meets the batch.
+While a pass is under way, each perturbed parameter is stood in for by a :class:`Proxy`; whatever operation meets one
+is handed to the rules. A value that the model computes once for the whole batch (position embeddings, biases by
+relative position, class tokens) but that now differs between instances is a :class:`PerInstance`: the model sees the
+shape it expects, and the instances are a hidden dimension in front, until the value meets the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from deltasam.instances._errors import NoRule
+from deltasam.instances._errors import NoRuleError
 
 if TYPE_CHECKING:
     from deltasam.instances._step import PassState
@@ -29,7 +29,7 @@ Order = Literal["flat", "tiled"]
 class PerInstance(Tensor):
     """A tensor of one value per instance that looks like a single value: ``inner`` is ``(N, *shape)``."""
 
-    inner: Tensor
+    inner: Tensor  # type: ignore[assignment]
     order: Order
 
     @staticmethod
@@ -81,30 +81,30 @@ RULES: dict[Any, Callable[..., Any]] = {}
 #: Getters that give tensors that must follow the perturbation; all other attributes are read from what the model sees.
 _TENSOR_GETTERS = {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")}
 
-_METADATA = {
+_METADATA: set[Any] = {
     getattr(Tensor, name)
     for name in (
         "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "element_size",
         "data_ptr", "storage_offset", "is_contiguous", "get_device", "__len__", "untyped_storage", "__repr__",
         "__format__", "requires_grad_", "is_pinned", "__hash__", "is_set_to", "is_shared", "type_as",
     )
-} | {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_tensor}  # fmt: skip
+} | {torch.numel, torch.is_floating_point, torch.is_complex}  # fmt: skip
 
 #: Operations whose operands have the batch in front or broadcast over it: the instances are put in front too.
 _BROADCASTING = {
-    "add", "sub", "mul", "div", "true_divide", "floor_divide", "rsub", "pow", "add_", "sub_", "mul_", "div_", "__add__",
-    "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__", "__truediv__",
-    "__rtruediv__", "__itruediv__", "__pow__", "where", "addcmul", "addcdiv", "maximum", "minimum", "masked_fill",
-    "lerp", "copy_", "expand_as", "__setitem__", "cat", "concat", "concatenate", "scaled_dot_product_attention",
-    "bmm", "baddbmm",
+    "__add__", "__iadd__", "__imul__", "__isub__", "__itruediv__", "__mul__", "__pow__", "__radd__", "__rmul__",
+    "__rsub__", "__rtruediv__", "__setitem__", "__sub__", "__truediv__", "add", "add_", "addcdiv", "addcmul",
+    "baddbmm", "bmm", "cat", "concat", "concatenate", "copy_", "div", "div_", "expand_as", "floor_divide", "lerp",
+    "masked_fill", "maximum", "minimum", "mul", "mul_", "pow", "rsub", "scaled_dot_product_attention", "sub", "sub_",
+    "true_divide", "where",
 }  # fmt: skip
 
 
 def instances_first(tensor: Tensor, size: int, order: Order) -> Tensor:
     """A batch of k N rows as ``(N, k, ...)``."""
     if order == "flat" or tensor.shape[0] == size:
-        return tensor.unflatten(0, (size, -1))
-    return tensor.unflatten(0, (-1, size)).transpose(0, 1)
+        return tensor.reshape(size, -1, *tensor.shape[1:])
+    return tensor.reshape(-1, size, *tensor.shape[1:]).transpose(0, 1)
 
 
 def instances_back(tensor: Tensor, order: Order) -> Tensor:
@@ -122,7 +122,9 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 if output is not NotImplemented:
                     return output
                 break
-    elif func in _METADATA or (getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS):
+    elif func in _METADATA or (
+        getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS
+    ):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     leaves, spec = tree_flatten((args, kwargs))
@@ -136,9 +138,11 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         return vectorised(func, leaves, spec)
     except RuntimeError as error:
-        if not proxies or isinstance(error, NoRule):
+        if not proxies or isinstance(error, NoRuleError):
             raise
-        raise NoRule(getattr(func, "__name__", str(func)), [state.names[id(p.parameter)] for p in proxies]) from error
+        raise NoRuleError(
+            getattr(func, "__name__", str(func)), [state.names[id(p.parameter)] for p in proxies]
+        ) from error
 
 
 def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
@@ -159,8 +163,13 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
             return func(*again, **keywords)
         batch = []
     # Each instance sees a batch of its own rows alone.
-    where = [k for k, leaf in enumerate(leaves) if isinstance(leaf, PerInstance) or any(leaf is other for other in batch)]
-    own = [leaf.inner if isinstance(leaf, PerInstance) else instances_first(leaf, size, order) for leaf in map(leaves.__getitem__, where)]
+    where = [
+        k for k, leaf in enumerate(leaves) if isinstance(leaf, PerInstance) or any(leaf is other for other in batch)
+    ]
+    own = [
+        leaf.inner if isinstance(leaf, PerInstance) else instances_first(leaf, size, order)
+        for leaf in map(leaves.__getitem__, where)
+    ]
 
     def once(*values: Tensor) -> Any:
         given = list(leaves)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from deltasam.instances._errors import InstancesMixed, SizeChanged, Uncovered
+from deltasam.instances._errors import InstancesMixedError, MisreadError, UncoveredError
 from deltasam.instances._factors import Dense, Factor, LowRank, Rows
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import Memory
@@ -31,9 +31,9 @@ def verify(
     """Whether the engine's gradient of the last group is autograd's; False if there is nothing to compare.
 
     Raises:
-        SizeChanged: An input whose shape allowed two readings was misread; the other one is now in the memory.
-        InstancesMixed: The loss of the last instance depends on other rows of the batch.
-        Uncovered: Anything else.
+        MisreadError: An input whose shape allowed two readings was misread; the other one is now in the memory.
+        InstancesMixedError: The loss of the last instance depends on other rows of the batch.
+        UncoveredError: Anything else.
     """
     grouping = state.grouping
     rest = grouping.size - (grouping.groups - 1) * grouping.m
@@ -48,17 +48,17 @@ def verify(
     mixed = 2 * len(wrong) > len(gradients.factors) and _rows_mix(state, total)
     if mixed and memory.order == "flat" and "flat" in state.seen.values():
         memory.order = "tiled"
-        raise SizeChanged("several rows per instance, which are not next to each other")
+        raise MisreadError("several rows per instance, which are not next to each other")
     if mixed:
-        raise InstancesMixed(
-            "the loss of one instance depends on the other instances of the batch (in-batch negatives, statistics over "
-            "the batch), so a perturbation per instance is not defined; use SAM or DeltaSAM for such objectives"
+        raise InstancesMixedError(
+            "the loss of one instance depends on the other instances of the batch (in-batch negatives, statistics "
+            "over the batch), so a perturbation per instance is not defined; use SAM or DeltaSAM for such objectives"
         )
     others = {key: "shared" for key, kind in state.seen.items() if key[0] in wrong and kind != "shared"}
     if others and not last:
         memory.kinds.update(others)  # type: ignore[arg-type]
-        raise SizeChanged(f"{wrong[0]} is called with inputs that are laid out in another way")
-    raise Uncovered(describe(model, wrong), wrong)
+        raise MisreadError(f"{wrong[0]} is called with inputs that are laid out in another way")
+    raise UncoveredError(describe(model, wrong), wrong)
 
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
@@ -83,7 +83,9 @@ def _differences(
     rows = []
     for p, reference in zip(params.values(), expected, strict=True):
         parts = [last_group(f) for f in gradients.factors.get(id(p), [])] + biases.get(id(p), [])
-        exact = torch.zeros_like(p) if reference is None else reference.to_dense() if reference.is_sparse else reference
+        exact = (
+            torch.zeros_like(p) if reference is None else reference.to_dense() if reference.is_sparse else reference
+        )
         mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
         rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
     measured = torch.stack(rows)

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deltasam.checks import check_losses
 from deltasam.batches import batch_size
+from deltasam.checks import check_losses
 from deltasam.instances import (
-    InstancesMixed,
+    InstancesMixedError,
     Recording,
-    Uncovered,
+    UncoveredError,
     record,
     refuse_batch_statistics,
     tell_once,
@@ -32,11 +32,11 @@ class PerInstanceSAM(Method):
     .. math:: \epsilon_i = \rho \, \nabla l_i(w) / \lVert \nabla l_i(w) \rVert_2, \qquad
               \text{gradient} = \tfrac1N \textstyle\sum_i \nabla l_i(w + \epsilon_i)
 
-    The paper holds this out of reach (2N forward and 2N backward passes). It is not: the perturbation of a linear layer
-    by one instance has rank T, so the perturbed layer is :math:`W x + c_i D_i^\top (X_i x)` with the inputs X and output
-    gradients D of one batched pass, see :mod:`deltasam.instances`. The weights are never written.
+    The paper holds this out of reach (2N forward and 2N backward passes). It is not: the perturbation of a linear
+    layer by one instance has rank T, so the perturbed layer is :math:`W x + c_i D_i^\top (X_i x)` with the inputs X
+    and output gradients D of one batched pass, see :mod:`deltasam.instances`. The weights are never written.
 
-    With ``group=m``, m neighbours in the batch share a perturbation: exact m-sharpness inside one batch, SAM for m = N.
+    With ``group=m``, m neighbours in the batch share a perturbation: exact m-sharpness in one batch, SAM for m = N.
 
     Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's. Memory: the inputs and output
     gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus one.
@@ -50,7 +50,7 @@ class PerInstanceSAM(Method):
             (``"low-rank"``: raise); ``"skip"``: leave that parameter unperturbed. Either way one warning says which.
 
     Raises:
-        InstancesMixed: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
+        InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022, Eq. 2.
@@ -88,17 +88,14 @@ class PerInstanceSAM(Method):
         if self._is_plain():
             return plain_step(passes)
         if getattr(passes.objective, "separable", True) is False:
-            raise InstancesMixed(
-                f"{type(passes.objective).__name__} compares the instances of a batch with each other, so a perturbation "
-                "per instance is not defined; use SAM or DeltaSAM"
+            raise InstancesMixedError(
+                f"{type(passes.objective).__name__} compares the instances of a batch with each other, so a "
+                "perturbation per instance is not defined; use SAM or DeltaSAM"
             )
         if self.engine == "loop":  # the low-rank engine looks for itself
             refuse_batch_statistics(passes.inner)
-        losses, perturbed, norms, steps = [], [], [], []
-        for part in passes.parts():
-            results = self._part(part)
-            for values, result in zip((losses, perturbed, norms, steps), results, strict=True):
-                values.append(result)
+        parts = [self._part(part) for part in passes.parts()]
+        losses, perturbed, norms, steps = (list(values) for values in zip(*parts, strict=True))
         size = torch.cat(steps)
         unscaled = torch.cat(norms) / passes.scaled(torch.ones_like(size))
         ascent = Ascent(norm=unscaled.mean(), skipped=(size == 0).all())
@@ -116,7 +113,6 @@ class PerInstanceSAM(Method):
 
     def _record(self, part: Passes) -> Recording | None:
         """The pass at w; None if the model is for the loop."""
-        params = dict(part.params)
         size = batch_size(part.batches[0])
         runs = 0
 
@@ -131,26 +127,25 @@ class PerInstanceSAM(Method):
 
         part.count.forwards += 1
         part.count.backwards += 1
-        while True:
-            try:
-                return record(part.inner, run, params, size=size, group=self.group, scale=part.scaled)
-            except Uncovered as found:
-                part.rewind()
-                if self.uncovered == "skip" and len(found.parameters) < len(params):
-                    tell_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
-                    params = {name: p for name, p in params.items() if name not in found.parameters}
-                elif self.engine == "auto":
-                    tell_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
-                    return None
-                else:
-                    raise
+        try:
+            return record(part.inner, run, part.params, size=size, group=self.group, scale=part.scaled)
+        except UncoveredError as found:
+            part.rewind()
+            rest = {name: p for name, p in part.params.items() if name not in found.parameters}
+            if self.uncovered == "skip" and rest:
+                tell_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
+                return record(part.inner, run, rest, size=size, group=self.group, scale=part.scaled)
+            if self.engine == "low-rank":
+                raise
+            tell_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
+            return None
 
     def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One group after the other; the objectives of this package let a group be cut out of its batch."""
         losses = part.losses(at_w=True)
         alone = getattr(part.objective, "separable", False)
         perturbed, norms, steps = [], [], []
-        for members in torch.arange(losses.shape[0], device=losses.device).split(self.group):
+        for members in torch.split(torch.arange(losses.shape[0], device=losses.device), self.group):
             group = part.instances(members, alone=alone)
             _, grads = group.gradient(at_w=False)
             with group.ascend(grads, self.rho) as ascent:

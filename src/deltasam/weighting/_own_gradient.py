@@ -20,16 +20,16 @@ from deltasam.weighting._finite_difference import exact
 class OwnGradient(Weighting):
     r""":math:`g_i = a_i \lVert \nabla l_i \rVert` without a random direction.
 
-    The paper wants :math:`g_i = a_i \lVert \nabla l_i(w) \rVert_2` with :math:`H_i = a_i \nabla l_i \nabla l_i^\top`, and
-    estimates it along one random r for the whole batch (Eq. 5), which multiplies it by noise. Along
+    The paper wants :math:`g_i = a_i \lVert \nabla l_i(w) \rVert_2` with :math:`H_i = a_i \nabla l_i \nabla l_i^\top`,
+    and estimates it along one random r for the whole batch (Eq. 5), which multiplies it by noise. Along
     :math:`u_i = \nabla l_i / \lVert \nabla l_i \rVert`, which differs between the instances of one pass, it is
 
     .. math:: a_i \lVert \nabla l_i \rVert = \frac{u_i^\top H_i u_i}{\lVert \nabla l_i \rVert}, \qquad
               g_i = \frac{|l_i(w + h u_i) + l_i(w - h u_i) - 2 l_i(w)|}{\max(2 h \lVert \nabla l_i \rVert, \eta)}
               \to \frac h2\, a_i \lVert \nabla l_i \rVert,
 
-    Eq. 5 with an exact norm and a direction of its own for every instance; the constant cancels in the perturbation. The
-    second difference is some :math:`d` (number of parameters) times larger than along a random r, well above rounding.
+    Eq. 5 with an exact norm and a direction of its own for every instance; the constant cancels in the perturbation.
+    The second difference is some :math:`d` (number of parameters) times larger than along a random r, above rounding.
 
     Cost: 3 forwards and a backward without weight gradients; memory of :class:`~deltasam.methods.PerInstanceSAM`.
 
