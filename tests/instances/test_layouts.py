@@ -123,3 +123,15 @@ def test_bare_parameters_and_unbatched_layers() -> None:
     for n in (1, 3, 4):
         x = torch.randn(n, 4, 6, dtype=torch.float64)
         assert_exact(model, lambda x=x: model(x).square().sum(1))  # type: ignore[misc]
+
+
+def test_a_part_of_the_model_is_called() -> None:
+    """The objective goes past the model's own forward; then N has to be given."""
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double(), torch.randn(4, 3).double()
+
+    def run() -> Tensor:
+        return model[0](x).square().sum(1)
+
+    with pytest.raises(ValueError, match="size=N"):
+        record(model, run)
+    assert_exact(model, run, size=4)

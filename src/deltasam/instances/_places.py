@@ -71,7 +71,7 @@ class Places:
             else:
                 handle = self.model.register_forward_pre_hook(guess, with_kwargs=True)
             with _eager():
-                yield lambda: states[0]
+                yield lambda: _started(states)
         finally:
             if handle is not None:
                 handle.remove()
@@ -79,6 +79,12 @@ class Places:
                 own[name] = p
             for proxy in self._proxies.values():
                 proxy.__dict__.pop("state", None)  # lets go of what the pass has recorded
+
+
+def _started(states: list[PassState]) -> PassState:
+    if not states:
+        raise ValueError("the model was not called as a whole, so the number of instances is not known; pass size=N")
+    return states[0]
 
 
 def _by_parameter(terms: Sequence[tuple[InstanceGradients, Tensor]]) -> dict[int, list[tuple[Any, Tensor]]]:

@@ -98,12 +98,12 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
     try:
         return _attempt(places, wish, last=last)
     except MisreadError as changed:
-        return changed
+        return changed.with_traceback(None)  # the frames hold the whole graph
     except NoRuleError as found:
         message = describe(places.model, found.parameters, f"an operation ({found.operation})")
         raise UncoveredError(message, found.parameters) from found
     except (RuntimeError, ValueError, TypeError) as error:
-        if why is None or isinstance(error, InstancesMixedError):
+        if why is None or isinstance(error, (InstancesMixedError, UncoveredError)):
             raise
         message = f"{why}; under another reading the model fails: {error}"
         raise UncoveredError(message, list(places.params)) from error

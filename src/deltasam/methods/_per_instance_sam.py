@@ -109,7 +109,9 @@ class PerInstanceSAM(Method):
         c = step_size(self.rho, recording.norms)
         with recording.perturbed(c):
             perturbed = part.accumulate()
-        return recording.losses, perturbed, recording.norms / self._members(recording.losses), c
+        members = torch.full_like(recording.norms, self.group)
+        members[-1:] -= members.shape[0] * self.group - recording.losses.shape[0]  # the last group may be smaller
+        return recording.losses, perturbed, recording.norms / members, c
 
     def _record(self, part: Passes) -> Recording | None:
         """The pass at w; None if the model is for the loop."""
@@ -153,10 +155,3 @@ class PerInstanceSAM(Method):
             norms.append(part.scaled(ascent.norm) / group.share)
             steps.append(torch.where(ascent.skipped, 0.0, self.rho / norms[-1]))
         return losses, torch.cat(perturbed), torch.stack(norms), torch.stack(steps)
-
-    def _members(self, losses: Tensor) -> Tensor:
-        """The number of instances in each group."""
-        n = losses.shape[0]
-        sizes = torch.full((-(-n // self.group),), float(self.group), device=losses.device)
-        sizes[-1:].fill_(n - self.group * (len(sizes) - 1))  # filled on the device: a step does not wait for the host
-        return sizes
