@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.batches import batch_size
+from deltasam.capture import Captured
 from deltasam.integrations._infer import infer_objective
 from deltasam.integrations._metrics import StepMetrics
 from deltasam.integrations._precision import visible_autocast
@@ -49,6 +50,8 @@ class MethodMixin(_Base):
         method: What takes the gradients, for example ``DeltaSAM(rho=0.05)``.
         objective: ``objective(model, batch) -> (N,)``. By default inferred from the model's head, its problem type and
             the label names, with ``args.label_smoothing_factor``.
+        capture: Record steps as CUDA graphs, one per batch shape, see :class:`~deltasam.capture.Captured`. Keep shapes
+            few: ``DataCollatorWithPadding(tokenizer, pad_to_multiple_of=32)``. Does nothing on the CPU.
         **kwargs: The Trainer's.
 
     Raises:
@@ -59,7 +62,14 @@ class MethodMixin(_Base):
     method: Method
     objective: ObjectiveLike
 
-    def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        method: Method,
+        objective: ObjectiveLike | None = None,
+        capture: bool = False,
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"method={method!r} must be a method such as DeltaSAM(rho=0.05)")
         if kwargs.get("compute_loss_func") is not None:
@@ -70,6 +80,7 @@ class MethodMixin(_Base):
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         self.method = method
+        self.captured = Captured(method) if capture else None
         self.objective = self._default_objective() if objective is None else objective
         self.forwards = self.backwards = 0
         self._metrics = StepMetrics()
@@ -95,7 +106,10 @@ class MethodMixin(_Base):
         batch = self._objective_batch(self._prepare_inputs(inputs))
         scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
-            step = self.method.backward(model, batch, self.objective, scale=scale)
+            if self.captured is None:
+                step = self.method.backward(model, batch, self.objective, scale=scale)
+            else:
+                step = self.captured.backward(model, batch, self.objective, scale=scale.fixed(self.args.device))
         self.forwards += step.forwards
         self.backwards += step.backwards
         self._metrics.add(step)
@@ -194,6 +208,12 @@ class Scale:
     def __init__(self, share: float | Tensor, scaler: Any) -> None:
         self._share = share
         self._scaler = scaler
+
+    def fixed(self, device: torch.device) -> float | Tensor:
+        """The whole factor as one number, which a recorded step can take as an input."""
+        if self._scaler is None:
+            return self._share
+        return self.scale(torch.ones((), device=device))
 
     def share_of(self, value: Tensor) -> Tensor:
         """The value times the share, in its own type."""

@@ -17,6 +17,7 @@ class MethodTrainer(MethodMixin, Trainer):
         *args: ``Trainer``'s: the model, the training arguments, ...
         method: What takes the gradients.
         objective: Losses of the instances; by default the model's own loss, inferred from its head.
+        capture: Record steps as CUDA graphs, one per batch shape.
         **kwargs: ``Trainer``'s: data sets, collator, metrics, callbacks, ...
 
     Example:
@@ -42,5 +43,6 @@ class Seq2SeqMethodTrainer(MethodMixin, Seq2SeqTrainer):
         *args: ``Seq2SeqTrainer``'s.
         method: What takes the gradients.
         objective: Losses of the instances; by default :class:`~deltasam.objectives.Seq2Seq`, the mean over tokens.
+        capture: Record steps as CUDA graphs, one per batch shape.
         **kwargs: ``Seq2SeqTrainer``'s.
     """

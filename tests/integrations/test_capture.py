@@ -1,0 +1,68 @@
+"""``capture=True`` in the Trainer: on the CPU the same run; where there are graphs, they are used and shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from deltasam.capture import _captured
+from deltasam.integrations import MethodTrainer
+from deltasam.integrations._mixin import Scale
+from deltasam.methods import SAM, DeltaSAM, Method
+from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, weights
+
+
+def trained(folder: Path, method: Method, *, capture: bool, **options: Any) -> tuple[MethodTrainer, dict[str, Any]]:
+    model = fresh()
+    args = arguments(folder, **options)
+    data = classification_data()
+    trainer = MethodTrainer(model=model, args=args, method=method, capture=capture, train_dataset=data)
+    trainer.train()
+    return trainer, weights(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
+def test_on_the_cpu_it_changes_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    trainer, captured = trained(tmp_path / "captured", DeltaSAM(), capture=True, **options)
+    _, ordinary = trained(tmp_path / "ordinary", DeltaSAM(), capture=False, **options)
+    assert_same_bits(captured, ordinary)
+    assert trainer.captured is not None
+    assert trainer.captured.report.ordinary > 0
+    assert trainer.captured.report.obstacles == {}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_steps_of_a_run_share_one_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    class Played:
+        """A graph played by hand."""
+
+        placed: tuple[str, ...] = ()
+
+        def __init__(self, run: Any, *_: Any) -> None:
+            self.run = run
+
+        def replay(self, inputs: Any, steps: int) -> Any:
+            return self.run(inputs)
+
+    monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
+    monkeypatch.setattr(_captured, "Pool", SimpleNamespace)
+    monkeypatch.setattr(_captured, "RecordedStep", Played)
+    trainer, _ = trained(tmp_path, SAM(), capture=True, gradient_accumulation_steps=accumulation)
+    report = trainer.captured.report
+    assert (report.ordinary, report.recorded) == (1, 1)
+    assert report.replayed == 6 * accumulation - 1
+
+
+def test_the_factor_of_a_recorded_step_is_a_number_or_a_tensor() -> None:
+    device = torch.device("cpu")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert Scale(0.5, None).fixed(device) == 0.5
+    assert float(Scale(0.5, scaler).fixed(device)) == 4.0
+    share = torch.tensor(0.25, dtype=torch.float64)
+    assert Scale(share, None).fixed(device) is share
