@@ -17,8 +17,8 @@ PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-quickstart: $(VENV)/.quickstart  ## compare ERM, SAM and delta-SAM on a small real task
-	$(BIN)/python examples/plain_loop.py
+quickstart: $(VENV)/.quickstart  ## ERM, SAM, delta-SAM and exact per-instance side by side on a real model, offline
+	HF_HUB_OFFLINE=1 $(BIN)/deltasam quickstart
 
 test: $(VENV)/.dev  ## all tests that are quick and need no GPU
 	$(PYTEST) -q -n $(WORKERS) --maxprocesses 4 --dist worksteal

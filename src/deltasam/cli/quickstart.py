@@ -29,7 +29,7 @@ class Quickstart:
     rho: float = 0.05
     """Radius of the adversarial risk and the sharpness, the same for all methods."""
 
-    risk_rows: int = 64
+    risk_rows: int = 48
     """Rows that adversarial risk and sharpness are measured on."""
 
     def run(self) -> None:
@@ -39,8 +39,8 @@ class Quickstart:
 
         console = wide_console()
         quiet()
-        console.print("Does this description belong to this function? 512 pairs from Python's standard library;")
-        console.print("a 22M sentence encoder, 32 updates with each method.\n")
+        console.print("Does this description belong to this function? 320 pairs from Python's standard library;")
+        console.print("a 22M sentence encoder, 20 updates with each method.\n")
         folders, results = [], []
         with bad_input():
             for variant in VARIANTS:
