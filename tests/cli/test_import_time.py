@@ -32,8 +32,10 @@ def test_import_of_the_package_loads_nothing_heavy() -> None:
     assert loaded_after("import deltasam; dir(deltasam)") == set()
 
 
-def test_a_method_loads_torch_and_what_torch_loads() -> None:
-    assert loaded_after("from deltasam import SAM") == loaded_after("import torch")
+def test_a_method_loads_nothing_heavy_beyond_torch() -> None:
+    forget = "import torch, sys; [sys.modules.pop(name) for name in HEAVY if name in sys.modules and name != 'torch']"
+    code = f"HEAVY = {HEAVY!r}\n{forget}\nfrom deltasam import SAM"
+    assert loaded_after(code) == {"torch"}
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -71,5 +73,8 @@ bound = max(0.2, 0.12 * (torch_is_there - start))
 assert package < 0.2, f"import deltasam took {package:.2f} s beyond torch"
 assert method < bound, f"the first method took {method:.2f} s beyond torch, the bound is {bound:.2f} s"
 """
-    results = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False) for _ in "ab"]
-    assert any(result.returncode == 0 for result in results), results[0].stderr
+    for _ in "ab":  # a second chance: noise only ever adds
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        if result.returncode == 0:
+            return
+    pytest.fail(result.stderr)
