@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
+from deltasam.cli import main
 from helpers.pretrained import bart_folder, bert_folder
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -22,8 +25,23 @@ SMALL = ("task.train_rows=24", "task.eval_rows=20", "batch.size=8", "optimizer.l
 
 
 def deltasam(*words: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     command = [sys.executable, "-m", "deltasam.cli", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+def here(*words: object) -> int:
+    """The command in this process, which has imported everything already."""
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(autouse=True)
+def _libraries_speak_again() -> Iterator[None]:
+    """The commands silence the libraries; other tests want to hear them."""
+    level = transformers.logging.get_verbosity()
+    yield
+    transformers.logging.set_verbosity(level)
+    transformers.logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +53,7 @@ def result(folder: Path) -> dict[str, object]:
     return json.loads((folder / "result.json").read_text())
 
 
-def test_train_show_repeat_evaluate_analyze(bert: Path, tmp_path: Path) -> None:
+def test_train_show_repeat_evaluate_analyze(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     options = ("--task", "docstrings", "--model", bert, "--method", "delta-sam", "--seed", 3)
     done = deltasam("train", *options, "--output", run, *SMALL, "schedule.steps=3", "method.rho=0.02")
@@ -45,30 +63,34 @@ def test_train_show_repeat_evaluate_analyze(bert: Path, tmp_path: Path) -> None:
     assert str(run) in done.stdout
     assert result(run)["config"]["method"]["rho"] == 0.02
 
-    again = deltasam("train", "--config", run / "config.yaml", "--output", run)
-    assert again.returncode == 0, again.stderr
-    assert "finished already" in again.stdout
-
-    shown = deltasam("train", "--config", run / "config.yaml", "--show")
-    assert shown.stdout == (run / "config.yaml").read_text()
-
-    evaluated = deltasam("evaluate", run, "--json")
-    assert json.loads(evaluated.stdout)["metrics"] == pytest.approx(result(run)["metrics"])
-
-    risk = deltasam("analyze", "adversarial-risk", run, "--rows", 12, "--json")
-    assert risk.returncode == 0, risk.stderr
-    (line,) = json.loads(risk.stdout)
+    assert here("train", "--config", run / "config.yaml", "--output", run) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert here("train", "--config", run / "config.yaml", "--show") == 0
+    assert capsys.readouterr().out == (run / "config.yaml").read_text()
+    assert here("evaluate", run, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(result(run)["metrics"])
+    assert here("analyze", "adversarial-risk", run, "--rows", 12, "--json") == 0
+    (line,) = json.loads(capsys.readouterr().out)
     assert line["adversarial risk"] > line["loss"]
 
 
-@pytest.mark.slow
-def test_other_analyses(bert: Path, tmp_path: Path) -> None:
+def test_repeated_from_its_config_it_is_the_same_run(bert: Path, tmp_path: Path) -> None:
+    options = ("train", "--task", "docstrings", "--model", bert, "--method", "sam", *SMALL, "schedule.steps=2")
+    assert here(*options, "--output", tmp_path / "first") == 0
+    assert here("train", "--config", tmp_path / "first/config.yaml", "--output", tmp_path / "second") == 0
+    one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("first", "second"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.filterwarnings("ignore:.*mkldnn_matmul.*:UserWarning")
+def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    deltasam("train", "--task", "docstrings", "--model", bert, "--output", run, *SMALL, "schedule.steps=2")
+    assert here("train", "--task", "docstrings", "--model", bert, "--output", run, *SMALL, "schedule.steps=2") == 0
     for name, column in (("sharpness", "R_inst"), ("alignment", "regulariser"), ("weights", "snr")):
-        done = deltasam("analyze", name, run, "--rows", 8, "--batch-size", 8)
-        assert done.returncode == 0, done.stderr
-        assert column in done.stdout
+        assert here("analyze", name, run, "--rows", 8, "--batch-size", 8) == 0
+        assert column in capsys.readouterr().out
+    assert here("analyze", "sharpness", tmp_path) == 2
+    assert "no run folder" in capsys.readouterr().err
 
 
 @pytest.mark.data
@@ -87,7 +109,13 @@ def test_train_on_real_data(shared: Path, bert: Path, tmp_path: Path, task: str)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = result(tmp_path / "run")
-    primary = {"mrpc": "accuracy", "cola": "matthews", "stsb": "pearson", "mirror": "sts_average", "cnn_dailymail": "rouge1"}
+    primary = {
+        "mrpc": "accuracy",
+        "cola": "matthews",
+        "stsb": "pearson",
+        "mirror": "sts_average",
+        "cnn_dailymail": "rouge1",
+    }
     assert found["primary_metric"] == primary[task]
     assert (found["steps"], found["forward_passes"], found["backward_passes"]) == (2, 8, 4)
     assert all(-1 <= found["metrics"][name] <= 1 for name in found["config"]["task"]["metrics"])
@@ -99,8 +127,7 @@ def test_own_files(bert: Path, tmp_path: Path) -> None:
     files = (f"task.files.train={tmp_path / 'own.csv'}", f"task.files.validation={tmp_path / 'own.csv'}")
     columns = ("task.text=title", "task.label=stars")
     options = ("train", "--task", "classification", "--model", bert, "--output", tmp_path / "run")
-    done = deltasam(*options, *files, *columns, "schedule.steps=2")
-    assert done.returncode == 0, done.stderr
+    assert here(*options, *files, *columns, "schedule.steps=2") == 0
     assert json.loads((tmp_path / "run/model/config.json").read_text())["id2label"] == {"0": "bad", "1": "good"}
 
 
@@ -122,13 +149,21 @@ def test_own_files(bert: Path, tmp_path: Path) -> None:
 def test_bad_input_is_one_clear_error(
     bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    from deltasam.cli import main
-
-    base = ["train", "--task", "docstrings", "--model", str(bert), "--method", "sam", "--output", str(tmp_path / "run")]
+    base = [
+        "train",
+        "--task",
+        "docstrings",
+        "--model",
+        str(bert),
+        "--method",
+        "sam",
+        "--output",
+        str(tmp_path / "run"),
+    ]
     try:
         code = main([*base, *words])
-    except SystemExit as exit:  # tyro's own, for options
-        code = exit.code
+    except SystemExit as stop:  # tyro's own, for options
+        code = stop.code
     error = capsys.readouterr().err
     assert code == 2
     assert message in error
@@ -136,19 +171,17 @@ def test_bad_input_is_one_clear_error(
     assert not (tmp_path / "run").exists()
 
 
-def test_folder_of_another_run(bert: Path, tmp_path: Path) -> None:
+def test_folder_of_another_run(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").write_text("mine")
-    done = deltasam("train", "--task", "docstrings", "--model", bert, "--output", tmp_path / "run")
-    assert done.returncode == 2
-    assert done.stderr.strip().count("\n") == 0
-    assert "not empty and holds no run" in done.stderr
+    assert here("train", "--task", "docstrings", "--model", bert, "--output", tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    assert error.strip().count("\n") == 0
+    assert "not empty and holds no run" in error
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    from deltasam.cli import main
-
     assert main(["list", "tasks"]) == 0
     assert main(["list", "presets", "glue/bert-base"]) == 0
     assert main(["list", "presets", "--names"]) == 0
@@ -174,8 +207,7 @@ def test_killed_run_ends_like_an_undisturbed_one(bert: Path, tmp_path: Path, cas
     options = ["train", "--task", "docstrings", "--model", str(bert), *CASES[case], *SMALL]
     options += ["schedule.epochs=14", "checkpoint_every=5"]  # 42 updates
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = deltasam(*options, "--output", whole)
-    assert done.returncode == 0, done.stderr
+    assert here(*options, "--output", whole) == 0
 
     lines = random.Random(case).randrange(2, 30)
     command = [sys.executable, "-m", "deltasam.cli", *options, "--output", str(parts)]

@@ -52,7 +52,12 @@ def test_every_regulariser_survives_yaml(name: str) -> None:
 def test_identity_is_what_is_computed() -> None:
     config = make()
     assert make(data="/elsewhere", checkpoint_every=7).run_id == config.run_id
-    for other in (make(seed=1), make(method="sam"), make(optimizer={"lr": 2e-5}), make(task={"name": "mrpc", "max_length": 64})):
+    for other in (
+        make(seed=1),
+        make(method="sam"),
+        make(optimizer={"lr": 2e-5}),
+        make(task={"name": "mrpc", "max_length": 64}),
+    ):
         assert other.run_id != config.run_id
     assert make(method={"name": "SAM", "rho": 0.05}).run_id == make(method="sam").run_id  # the default, spelled out
 
@@ -68,7 +73,12 @@ def test_later_wins(tmp_path: Path) -> None:
 def test_settings_are_yaml() -> None:
     config = resolve(
         options={"task": "classification", "model": "x"},
-        settings=["task.files.train=a.csv", "task.text=[title, body]", "optimizer.lr=1e-4", "method={name: sam, rho: 0.3}"],
+        settings=[
+            "task.files.train=a.csv",
+            "task.text=[title, body]",
+            "optimizer.lr=1e-4",
+            "method={name: sam, rho: 0.3}",
+        ],
     )
     assert config.task.files == {"train": "a.csv"}
     assert config.task.text == ("title", "body")
@@ -86,7 +96,10 @@ def test_settings_are_yaml() -> None:
         ({"method": {"name": "sam", "rho": -1}}, r"method: rho=-1.0 must be"),
         ({"method": {"rho": 1}}, r"method: `name` is missing"),
         ({"method": 3}, r"method=3: must be a name"),
-        ({"method": {"name": "delta-sam", "weighting": "Uniforn"}}, r"weighting: there is no 'Uniforn'; did you mean Uniform\?"),
+        (
+            {"method": {"name": "delta-sam", "weighting": "Uniforn"}},
+            r"weighting: there is no 'Uniforn'; did you mean Uniform\?",
+        ),
         ({"method": {"name": "sam", "params": "non"}}, r"method.params='non': Input should be 'all'"),
         ({"optimizer": {"lr": "fast"}}, r"optimizer.lr='fast': .*number"),
         ({"optimizer": {"lr": True}}, r"optimizer.lr=True: must be a number"),
@@ -98,7 +111,10 @@ def test_settings_are_yaml() -> None:
         ({"schedule": 3}, r"schedule=3: must be a mapping"),
         ({"batch": {"size": 0}}, r"batch: size=0 must be at least 1"),
         ({"model": {"path": "x", "dropout": 1.0}}, r"model: dropout=1.0"),
-        ({"model": {"path": "x", "droput": 0.1}}, r"model.droput: unknown option of ModelConfig; did you mean dropout\?"),
+        (
+            {"model": {"path": "x", "droput": 0.1}},
+            r"model.droput: unknown option of ModelConfig; did you mean dropout\?",
+        ),
         ({"precision": "fp8"}, r"precision='fp8'"),
         ({"regularisers": ["rdorp"]}, r"regularisers.0: there is no 'rdorp'; did you mean RDrop\?"),
         ({"regularisers": [{"name": "RDrop", "alpha": -1}]}, r"regularisers.0: RDrop\(alpha=-1"),

@@ -198,7 +198,9 @@ def test_zero_radius_is_plain_training(bert: str, tmp_path: Path) -> None:
 def test_optimizer_and_schedule_reach_the_trainer(bert: str, tmp_path: Path) -> None:
     from deltasam.experiments._trainer import arguments
 
-    made = config(bert, optimizer={"lr": 3e-4, "betas": [0.8, 0.95], "max_grad_norm": 0.5}, schedule={"warmup_steps": 2})
+    made = config(
+        bert, optimizer={"lr": 3e-4, "betas": [0.8, 0.95], "max_grad_norm": 0.5}, schedule={"warmup_steps": 2}
+    )
     args = arguments(made, 10, tmp_path, tensorboard=False)
     assert (args.learning_rate, args.adam_beta1, args.adam_beta2, args.max_grad_norm) == (3e-4, 0.8, 0.95, 0.5)
     assert (args.max_steps, args.warmup_steps, args.lr_scheduler_kwargs) == (10, 2, {"lr_end": 1e-7, "power": 1.0})

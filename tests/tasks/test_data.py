@@ -96,7 +96,10 @@ def _broken(rows: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
     ("rows", "message"),
     [
         ([], r"validation.jsonl.gz: the split is empty"),
-        ([{"sentence1": "a", "sentence": "b", "label": 0}], r"no column 'sentence2' in row 0; did you mean 'sentence.?'"),
+        (
+            [{"sentence1": "a", "sentence": "b", "label": 0}],
+            r"no column 'sentence2' in row 0; did you mean 'sentence.?'",
+        ),
         (_broken(ROWS, label=2), r"column 'label' in row 2: label 2 is out of range, the 2 classes are 0..1"),
         (_broken(ROWS, label=0.5), r"row 2: label 0.5 is out of range"),
         (_broken(ROWS, label=-1), r"row 2: the label is hidden"),
@@ -116,22 +119,22 @@ def test_wrong_rows(folder: Path, rows: list[dict[str, Any]], message: str) -> N
 def test_wrong_scores(folder: Path) -> None:
     for bad in (float("nan"), float("inf"), "high", None):
         write_rows(folder / "stsb/train.jsonl.gz", [{"sentence1": "a", "sentence2": "b", "label": bad}])
-        with pytest.raises(DataError, match="row 0 must be a finite number"):
+        with pytest.raises(DataError, match=r"row 0 must be a finite number"):
             find_task("stsb").load(DataSource.find(folder), ["train"])
 
 
 def test_missing_things(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="rte: there is no folder .* has mrpc"):
+    with pytest.raises(DataError, match=r"rte: there is no folder .* has mrpc"):
         find_task("rte").load(DataSource.find(folder))
-    with pytest.raises(DataError, match="no split 'test' in .*train.jsonl.gz, validation.jsonl.gz"):
+    with pytest.raises(DataError, match=r"no split 'test' in .*train.jsonl.gz, validation.jsonl.gz"):
         find_task("mrpc").load(DataSource.find(folder), ["test"])
-    with pytest.raises(DataError, match="--data: the folder .* does not exist"):
+    with pytest.raises(DataError, match=r"--data: the folder .* does not exist"):
         DataSource.find(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="there is no data: name your files"):
+    with pytest.raises(DataError, match=r"there is no data: name your files"):
         find_task("classification").load(DataSource())
     with pytest.raises(DataError, match=r"task.files.validation"):
         SentenceTask(name="x", files={"train": str(folder / "mrpc/train.jsonl.gz")}).load(DataSource())
-    with pytest.raises(ValueError, match="did you mean mrpc"):
+    with pytest.raises(ValueError, match=r"did you mean mrpc"):
         find_task("mrcp")
 
 
@@ -145,10 +148,10 @@ def test_offline_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_damaged_files(folder: Path) -> None:
     (folder / "mrpc/train.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"cannot be read"):
         find_task("mrpc").load(DataSource.find(folder))
     (folder / "mrpc/train.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\nnonsense\n'))
-    with pytest.raises(DataError, match="line 2: not JSON"):
+    with pytest.raises(DataError, match=r"line 2: not JSON"):
         find_task("mrpc").load(DataSource.find(folder))
 
 
@@ -166,5 +169,5 @@ def test_every_glue_task_loads(shared: Path) -> None:
 
 @pytest.mark.data
 def test_hidden_labels_are_told(shared: Path) -> None:
-    with pytest.raises(DataError, match="this split has no public labels"):
+    with pytest.raises(DataError, match=r"this split has no public labels"):
         find_task("rte").load(DataSource.find(shared / "data"), ["test"])

@@ -47,7 +47,12 @@ def test_descriptions_are_the_real_ones() -> None:
 
 
 def test_mismatch_comes_from_the_same_module() -> None:
-    own = {row["sentence2"]: row["sentence1"].split(".")[0] for rows in DATA.splits.values() for row in rows if row["label"]}
+    own = {
+        row["sentence2"]: row["sentence1"].split(".")[0]
+        for rows in DATA.splits.values()
+        for row in rows
+        if row["label"]
+    }
     wrong = [row for row in DATA.splits["train"] if not row["label"] and row["sentence2"] in own]
     same = sum(own[row["sentence2"]] == row["sentence1"].split(".")[0] for row in wrong)
     assert same / len(wrong) > 0.9
@@ -61,7 +66,7 @@ def test_label_noise_flips_that_share_of_the_training_labels_only() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(DataError, match="no split 'test', only train, validation"):
+    with pytest.raises(DataError, match=r"no split 'test', only train, validation"):
         TASK.load(DataSource(), ["test"])
-    with pytest.raises(ValueError, match="label_noise=1.5"):
+    with pytest.raises(ValueError, match=r"label_noise=1.5"):
         replace(TASK, label_noise=1.5)

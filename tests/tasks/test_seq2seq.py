@@ -42,7 +42,9 @@ def test_beam_search_is_generate_one_by_one(bart: str) -> None:
     for row, text in zip(ROWS, found, strict=True):
         inputs = tokenizer([row["source"]], truncation=True, max_length=40, return_tensors="pt")
         options = {"num_beams": 2, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "early_stopping": True}
-        ids = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], min_length=3, max_length=12, **options)
+        ids = model.generate(
+            inputs["input_ids"], attention_mask=inputs["attention_mask"], min_length=3, max_length=12, **options
+        )
         assert text == tokenizer.batch_decode(ids, skip_special_tokens=True)[0]
 
 

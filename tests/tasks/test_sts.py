@@ -50,7 +50,9 @@ def test_scores_equal_sentence_transformers_evaluator_on_the_same_embeddings() -
             [f"a{i}" for i in where], [f"b{i}" for i in where], [gold[i] for i in where], main_similarity="cosine",
             write_csv=False, show_progress_bar=False,
         )  # fmt: skip
-        embeddings = [evaluator.embed_inputs(Fixed(table), texts) for texts in (evaluator.sentences1, evaluator.sentences2)]
+        embeddings = [
+            evaluator.embed_inputs(Fixed(table), texts) for texts in (evaluator.sentences1, evaluator.sentences2)
+        ]
         from scipy.stats import spearmanr
         from sentence_transformers.util import pairwise_cos_sim
 
@@ -116,7 +118,10 @@ def test_views_are_padded_as_the_original_does(bert: str) -> None:
 
 
 def test_padding_counts_in_mean_all_only(bert: str) -> None:
-    rows = [{"set": "stsb", "sentence1": f"get {w}", "sentence2": f"set {w} file", "score": i} for i, w in enumerate("abcd")]
+    rows = [
+        {"set": "stsb", "sentence1": f"get {w}", "sentence2": f"set {w} file", "score": i}
+        for i, w in enumerate("abcd")
+    ]
     tokenizer = load_tokenizer(bert)
     model = TASK.model(bert, None)
 

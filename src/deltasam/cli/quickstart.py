@@ -70,8 +70,8 @@ class Quickstart:
     def _next(self, console: Console, folders: list[Path]) -> None:
         lines = (
             "",
-            f"Adversarial risk: the loss with each pair's own worst weights within {self.rho}. Sharpness: the rise of the",
-            "loss at the worst weights that a batch shares. Passes: forward/backward. To rank methods, train longer.",
+            f"Adversarial risk: the loss with each pair's own worst weights within {self.rho}. Sharpness: the rise of",
+            "the loss at the worst weights that a batch shares. Passes: forward/backward. To rank methods, train longer.",
             "",
             f"Run folders: {self.output}/{{{','.join(folder.name for folder in folders)}}}",
             "What to try next:",

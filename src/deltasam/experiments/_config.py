@@ -70,8 +70,8 @@ class RunConfig:
                 raise ValueError(f"{name}={value} must be at least 1 update")
         if self.schedule.kind == "polynomial" and self.schedule.lr_end >= self.optimizer.lr:
             raise ValueError(
-                f"optimizer.lr={self.optimizer.lr} must be greater than schedule.lr_end={self.schedule.lr_end}, where the "
-                "polynomial decay ends"
+                f"optimizer.lr={self.optimizer.lr} must be greater than schedule.lr_end={self.schedule.lr_end}, where "
+                "the polynomial decay ends"
             )
 
     @classmethod

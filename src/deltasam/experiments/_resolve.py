@@ -39,8 +39,8 @@ def resolve(
 
     Example:
         >>> config = resolve(options={"task": "rte", "model": "minilm-l6"}, method="sam", settings=["method.rho=0.02"])
-        >>> config.method
-        SAM(params='all', randomness='shared', rho=0.02)
+        >>> config.method.rho
+        0.02
     """
     found: Plain = {}
     if preset is not None:

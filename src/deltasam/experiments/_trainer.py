@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import TrainingArguments
+from transformers import TrainerControl, TrainingArguments
 
 from deltasam.experiments._callbacks import Clock
 from deltasam.experiments._config import RunConfig
@@ -41,7 +41,7 @@ class RunTrainer(MethodTrainer):
         self._clock.evaluating += time.perf_counter() - start
         self.evaluated_at = self.state.global_step
         self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
