@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deltasam.instances._factors import Dense, Factor, LowRank, Rows, dot, sum_of_squares
 from deltasam.instances._layout import Grouping
-from deltasam.instances._step import Call
+from deltasam.instances._step import Call, wide_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,13 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                     if call.padding is not None:
                         d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
                     factors.setdefault(name, []).append(Rows(call.inputs, d, call.weight.shape[0]))
+                case "norm":
+                    assert call.inputs is not None and call.normal is not None and call.arrange is not None
+                    rows = call.arrange(d)
+                    scaled = rows * call.normal(call.arrange(call.inputs)).to(rows.dtype)
+                    _accumulate(factors, name, _over_positions(scaled))
+                    if call.bias is not None:
+                        _accumulate(factors, id(call.bias), _over_positions(rows))
                 case _:
                     assert call.inputs is not None
                     folded = low_rank and bias is not None and call.bias is not None
@@ -87,7 +94,7 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                     else:
                         _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
-                        _accumulate(factors, id(call.bias), d.sum(1))
+                        _accumulate(factors, id(call.bias), _over_positions(d))
     _pack(factors)
     return InstanceGradients(grouping, factors)
 
@@ -133,6 +140,10 @@ def _pays(found: list[tuple[Call, Tensor]]) -> bool:
     positions = sum(d.shape[1] for _, d in matrices)
     x, d = matrices[0]
     return positions * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2]
+
+
+def _over_positions(rows: Tensor) -> Tensor:
+    return rows.sum(1, dtype=wide_dtype(rows.dtype))
 
 
 def _accumulate(factors: dict[int, list[Factor]], name: int, value: Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.distributed import require_whole
 from deltasam.instances._errors import InstancesMixedError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
@@ -30,6 +31,7 @@ class Places:
     """
 
     def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
+        require_whole("the per-instance engine", list(params.values()))
         self.model = model
         self.params = params
         self.memory = memory_of(model)

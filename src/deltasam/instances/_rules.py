@@ -168,14 +168,30 @@ def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
 def layer_norm(
     state: PassState, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """Normalise, then scale and shift by the instance's own vectors."""
-    return _affine(state, torch.layer_norm(state.data(x), shape, None, None, eps), weight, bias, len(shape), 0)
+    """At w the layer as it is; perturbed: normalise, then scale and shift by the instance's own vectors."""
+    x = state.data(x)
+
+    def normal(of: Tensor) -> Tensor:
+        return torch.layer_norm(of, shape, None, None, eps)
+
+    if state.at_w(x, weight, bias):
+        y = torch.layer_norm(x, shape, weight.parameter, raw(bias), eps)
+        return state.norm(weight, bias, x, y, len(shape), normal)
+    return _affine(state, normal(x), weight, bias, len(shape), 0)
 
 
 @register_rule(F.rms_norm)
 def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """As :func:`layer_norm`, without the shift."""
-    return _affine(state, torch.rms_norm(state.data(x), shape, None, eps), weight, None, len(shape), 0)
+    x = state.data(x)
+
+    def normal(of: Tensor) -> Tensor:
+        return torch.rms_norm(of, shape, None, eps)
+
+    if state.at_w(x, weight, None):
+        y = torch.rms_norm(x, shape, weight.parameter, eps)
+        return state.norm(weight, None, x, y, len(shape), normal)
+    return _affine(state, normal(x), weight, None, len(shape), 0)
 
 
 @register_rule(F.group_norm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,10 +27,12 @@ class Call(NamedTuple):
     bias: Tensor | None
     inputs: Tensor | None
     edge: GradientEdge
-    form: str  # "matrix", "rows" or "dense"
+    form: str  # "matrix", "rows", "norm" or "dense"
     kind: Kind
     transposed: bool = False
     padding: int | None = None
+    normal: Callable[[Tensor], Tensor] | None = None  # what a norm does before it scales
+    arrange: Callable[[Tensor], Tensor] | None = None  # to (G, S, *features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +177,28 @@ class PassState:
         if self.recording:
             edge = edge_of(y)
             self.calls.append(Call(weight.parameter, None, ids, edge, "rows", kind, padding=padding))
+        return y
+
+    def at_w(self, x: Tensor, weight: Any, bias: Any) -> bool:
+        """Whether a norm can be computed as it is and its gradient made from input and output afterwards: the cheaper way."""
+        plain = self.perturbation is None and type(x) is not PerInstance and isinstance(weight, Proxy)
+        if not plain or not (bias is None or isinstance(bias, Proxy)):
+            return False
+        return self.layout(x, weight, weight.ndim).kind != "shared"
+
+    def norm(
+        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, features: int, normal: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
+        if self.recording:
+            layout = self.layout(x, weight, features)
+
+            def arrange(tensor: Tensor) -> Tensor:
+                return self.grouping.rows(layout.split(tensor, features))
+
+            offset = None if bias is None else bias.parameter
+            call = Call(weight.parameter, offset, x.detach(), edge_of(y), "norm", layout.kind)
+            self.calls.append(call._replace(normal=normal, arrange=arrange))
         return y
 
     def values(self, proxy: Proxy) -> Tensor:
