@@ -14,7 +14,7 @@ from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._folder import RunFolder, notes_of, write
 from deltasam.experiments._parts import named_plain, to_method
 from deltasam.experiments._result import Result
-from deltasam.methods import Method
+from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
 
@@ -68,6 +68,11 @@ def prepare(config: RunConfig) -> Prepared:
         DataError: The data or the model is missing or wrong.
         ConfigError: The configuration does not fit the data.
     """
+    if isinstance(config.method, PerInstanceSAM) and not config.task.objective().separable:
+        raise ConfigError(
+            f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so that "
+            "none has a perturbation of its own; use SAM or DeltaSAM"
+        )
     find_model(config.model.path)
     data = config.task.load(DataSource.find(config.data))
     tokenizer = load_tokenizer(config.model.path)
