@@ -70,7 +70,7 @@ def prepare(config: RunConfig) -> Prepared:
     """
     if isinstance(config.method, PerInstanceSAM) and not config.task.objective().separable:
         raise ConfigError(
-            f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so that "
+            f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so "
             "none has a perturbation of its own; use SAM or DeltaSAM"
         )
     find_model(config.model.path)
