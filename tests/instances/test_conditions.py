@@ -240,3 +240,25 @@ def test_group_of_all_is_sam_in_single_precision() -> None:
         results.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         model.zero_grad()
     assert relative(results[1], results[0]) < 1e-4
+
+
+def test_an_instance_without_a_finite_gradient_is_left_where_it_is() -> None:
+    """Its neighbours are perturbed all the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1)).double()
+    x = torch.randn(4, 3).double()
+    factors = torch.tensor([1.0, float("inf"), 0.0, 1.0]).double()
+    seen: list[Tensor] = []
+
+    def objective(model: nn.Module, x: Tensor) -> Tensor:
+        losses = model(x).squeeze(1).square()
+        if not seen:
+            losses.register_hook(lambda grad: grad * factors)  # of the pass at w only
+        seen.append(losses.detach())
+        return losses
+
+    step = PerInstanceSAM(rho=0.1).backward(model, x, objective)
+    rise = step.perturbed_losses - step.losses
+    assert torch.isfinite(torch.cat([p.grad.flatten() for p in model.parameters()])).all()
+    assert torch.allclose(rise[[1, 2]], torch.zeros(2).double(), atol=1e-12)
+    assert (rise[[0, 3]] > 1e-3).all()

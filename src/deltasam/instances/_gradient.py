@@ -16,10 +16,14 @@ from deltasam.instances._step import Call, wide_dtype
 
 @dataclass(frozen=True, eq=False)
 class InstanceGradients:
-    """One gradient per group; per parameter (by ``id``) the factors whose sum it is."""
+    """One gradient per group; per parameter (by ``id``) the factors whose sum it is.
+
+    ``vectors`` are the parameters whose only factor is a column range of a pack that no other kind of parameter is in.
+    """
 
     grouping: Grouping
     factors: dict[int, list[Factor]]
+    vectors: dict[int, Tensor]
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
@@ -48,7 +52,8 @@ class InstanceGradients:
                 case Dense():
                     return Dense(clean(factor.value))  # on its own: this is for the rare step
 
-        return replace(self, factors={name: [cleaned(f) for f in found] for name, found in self.factors.items()})
+        factors = {name: [cleaned(f) for f in found] for name, found in self.factors.items()}
+        return InstanceGradients(self.grouping, factors, {})
 
 
 def _total(terms: list[Tensor]) -> Tensor:
@@ -79,7 +84,9 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                         d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
                     factors.setdefault(name, []).append(Rows(call.inputs, d, call.weight.shape[0]))
                 case "norm":
-                    assert call.inputs is not None and call.normal is not None and call.arrange is not None
+                    assert call.inputs is not None
+                    assert call.normal is not None
+                    assert call.arrange is not None
                     rows = call.arrange(d)
                     scaled = rows * call.normal(call.arrange(call.inputs)).to(rows.dtype)
                     _accumulate(factors, name, _over_positions(scaled))
@@ -95,18 +102,21 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                         _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
                         _accumulate(factors, id(call.bias), _over_positions(d))
-    _pack(factors)
-    return InstanceGradients(grouping, factors)
+    norms = {id(p): p for call in calls if call.form == "norm" for p in (call.weight, call.bias) if p is not None}
+    vectors = {name: p for name, p in norms.items() if len(factors.get(name, ())) == 1}
+    _pack(factors, vectors)
+    return InstanceGradients(grouping, factors, vectors)
 
 
-def _pack(factors: dict[int, list[Factor]]) -> None:
-    """Puts vectors (biases, scales of norms) side by side, so that one operation serves them all."""
+def _pack(factors: dict[int, list[Factor]], vectors: dict[int, Tensor]) -> None:
+    """Puts vectors side by side, so that one operation serves them all: those of norms, in order, and the others."""
     places: dict[Any, list[tuple[int, int, Dense]]] = {}
-    for name, found in factors.items():
-        for k, factor in enumerate(found):
+    for name in [*vectors, *(name for name in factors if name not in vectors)]:
+        for k, factor in enumerate(factors[name]):
             if isinstance(factor, Dense) and factor.value.ndim <= 2:
-                value = factor.value
-                places.setdefault((value.device, value.dtype), []).append((name, k, factor))
+                own = vectors[name].dtype if name in vectors else None
+                kind = (factor.value.device, factor.value.dtype, own)
+                places.setdefault(kind, []).append((name, k, factor))
     for members in places.values():
         columns = [factor.value.reshape(factor.value.shape[0], -1) for _, _, factor in members]
         pack, start = torch.cat(columns, 1), 0
@@ -114,6 +124,8 @@ def _pack(factors: dict[int, list[Factor]]) -> None:
             view = pack[:, start : start + column.shape[1]].view(factor.value.shape)
             factors[name][k] = Dense(view, pack, start)
             start += column.shape[1]
+    for name in [name for name in vectors if getattr(factors[name][0], "pack", None) is None]:
+        del vectors[name]  # of several dimensions
 
 
 def _biases(uses: dict[int, list[tuple[Call, Tensor]]]) -> dict[int, Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,8 +13,7 @@ from deltasam.instances._tensors import Order, PerInstance, instances_back, inst
 Kind = Literal["batch", "flat", "tiled", "shared", "hidden"]
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """How a tensor of shape ``(*lead, *features)`` is divided among the instances.
 
     ``batch``: instances in front; ``flat``: instances and positions in one dimension; ``tiled``: the batch several

@@ -53,7 +53,8 @@ class Places:
 
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
-            perturbation = Perturbation(grouping, _by_parameter(terms)) if terms else None
+            vectors = terms[0][0].vectors if len(terms) == 1 else {}
+            perturbation = Perturbation(grouping, _by_parameter(terms), vectors) if terms else None
             memory = self.memory
             state = PassState(grouping, self.names, memory.order, memory.kinds, perturbation, recording)
             states.append(state)

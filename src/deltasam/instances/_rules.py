@@ -8,7 +8,6 @@ with the parameter written out for every instance, which is exact and fine for w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -155,7 +154,7 @@ def convolution(
     recorded = patches(image.detach()) if state.recording else image
     inputs = image if state.perturbation is None else patches(image)
     rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded, layout.kind)
-    back = replace(layout, lead=(x.shape[0], places.numel())).join(state.grouping.unrows(rows))
+    back = layout._replace(lead=(x.shape[0], places.numel())).join(state.grouping.unrows(rows))
     return back.transpose(1, 2).contiguous().view(x.shape[0], y.shape[1], *places)
 
 
@@ -174,9 +173,10 @@ def layer_norm(
     def normal(of: Tensor) -> Tensor:
         return torch.layer_norm(of, shape, None, None, eps)
 
-    if state.at_w(x, weight, bias):
+    layout = state.norm_layout(x, weight, bias)
+    if layout is not None:
         y = torch.layer_norm(x, shape, weight.parameter, raw(bias), eps)
-        return state.norm(weight, bias, x, y, len(shape), normal)
+        return state.norm(weight, bias, x, y, layout, normal)
     return _affine(state, normal(x), weight, bias, len(shape), 0)
 
 
@@ -188,9 +188,10 @@ def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: f
     def normal(of: Tensor) -> Tensor:
         return torch.rms_norm(of, shape, None, eps)
 
-    if state.at_w(x, weight, None):
+    layout = state.norm_layout(x, weight, None)
+    if layout is not None:
         y = torch.rms_norm(x, shape, weight.parameter, eps)
-        return state.norm(weight, None, x, y, len(shape), normal)
+        return state.norm(weight, None, x, y, layout, normal)
     return _affine(state, normal(x), weight, None, len(shape), 0)
 
 

@@ -41,7 +41,9 @@ class Perturbation:
 
     grouping: Grouping
     terms: Mapping[int, list[tuple[Factor, Tensor]]]
+    vectors: Mapping[int, Tensor] = field(default_factory=dict)
     products: Products = field(default_factory=Products)
+    _made: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
@@ -60,11 +62,29 @@ class Perturbation:
 
     def values(self, parameter: Tensor) -> Tensor:
         """The parameter of every instance, ``(N, *shape)``, in float32 at least: bfloat16 would round it away."""
+        terms = self.terms.get(id(parameter), ())
+        if len(terms) == 1 and id(parameter) in self.vectors:
+            return self._vectors(*terms[0])[id(parameter)].view(self.grouping.size, *parameter.shape)
         dtype = wide_dtype(parameter.dtype)
-        value = (parameter if parameter.dtype == dtype else parameter.to(dtype)).unsqueeze(0)
-        for factor, c in self.terms.get(id(parameter), ()):
+        value = parameter.to(dtype).unsqueeze(0)
+        for factor, c in terms:
             value = value + self._move(factor, c, spread=True).reshape(-1, *parameter.shape).to(dtype)
         return value.expand(self.grouping.size, *parameter.shape)
+
+    def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
+        """All vectors (biases and scales of norms) that share a pack, perturbed in one go, ``(N, length)`` each."""
+        assert isinstance(factor, Dense)
+        assert factor.pack is not None
+        key = id(factor.pack)
+        if key not in self._made:
+            packs = {name: getattr(self.terms[name][0][0], "pack", None) for name in self.vectors}
+            members = {name: p for name, p in self.vectors.items() if packs[name] is factor.pack}
+            flat = torch.cat([p.reshape(-1) for p in members.values()])
+            move = factor.pack * c.unsqueeze(1).to(factor.pack.dtype)
+            moved = flat.to(wide_dtype(flat.dtype)) + self.grouping.spread(move)
+            pieces = torch.split(moved, [p.numel() for p in members.values()], 1)
+            self._made[key] = dict(zip(members, pieces, strict=True))
+        return self._made[key]
 
     def _move(self, factor: Factor, c: Tensor, *, spread: bool) -> Tensor:
         """``c`` times the factor, per group or per instance; a pack is multiplied once for all its columns."""
@@ -179,26 +199,33 @@ class PassState:
             self.calls.append(Call(weight.parameter, None, ids, edge, "rows", kind, padding=padding))
         return y
 
-    def at_w(self, x: Tensor, weight: Any, bias: Any) -> bool:
-        """Whether a norm can be computed as it is and its gradient made from input and output afterwards: the cheaper way."""
-        plain = self.perturbation is None and type(x) is not PerInstance and isinstance(weight, Proxy)
-        if not plain or not (bias is None or isinstance(bias, Proxy)):
-            return False
-        return self.layout(x, weight, weight.ndim).kind != "shared"
+    def norm_layout(self, x: Tensor, weight: Any, bias: Any) -> Layout | None:
+        """At w a norm can be computed as it is, and its gradient made of input and output afterwards, which is cheaper.
+
+        None where it cannot, or not at w.
+        """
+        if self.perturbation is not None or type(x) is PerInstance or not isinstance(weight, Proxy):
+            return None
+        if bias is not None and not isinstance(bias, Proxy):
+            return None
+        found = self.layout(x, weight, weight.parameter.ndim)
+        return None if found.kind == "shared" else found
 
     def norm(
-        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, features: int, normal: Callable[[Tensor], Tensor]
+        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
         if self.recording:
-            layout = self.layout(x, weight, features)
+            offset = None if bias is None else bias.parameter
+            features = weight.parameter.ndim
 
             def arrange(tensor: Tensor) -> Tensor:
                 return self.grouping.rows(layout.split(tensor, features))
 
-            offset = None if bias is None else bias.parameter
-            call = Call(weight.parameter, offset, x.detach(), edge_of(y), "norm", layout.kind)
-            self.calls.append(call._replace(normal=normal, arrange=arrange))
+            call = Call(
+                weight.parameter, offset, x.detach(), edge_of(y), "norm", layout.kind, False, None, normal, arrange
+            )
+            self.calls.append(call)
         return y
 
     def values(self, proxy: Proxy) -> Tensor:

@@ -38,6 +38,8 @@ class PerInstanceSAM(Method):
 
     With ``group=m``, m neighbours in the batch share a perturbation: exact m-sharpness in one batch, SAM for m = N.
 
+    With several processes nothing is communicated in the first pass, and the gradient does not depend on their number.
+
     Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's. Memory: the inputs and output
     gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus one.
 
@@ -84,9 +86,13 @@ class PerInstanceSAM(Method):
         if self.uncovered not in ("loop", "skip"):
             raise ValueError(f"uncovered={self.uncovered!r} must be 'loop' or 'skip'")
 
+    def _needs_whole(self) -> bool:
+        return True
+
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
+        passes.sharpness = "local"  # the perturbations are the instances' own: nothing to tell other processes
         if getattr(passes.objective, "separable", True) is False:
             raise InstancesMixedError(
                 f"{type(passes.objective).__name__} compares the instances of a batch with each other, so a "
@@ -147,10 +153,12 @@ class PerInstanceSAM(Method):
         losses = part.losses(at_w=True)
         alone = getattr(part.objective, "separable", False)
         perturbed, norms, steps = [], [], []
-        for members in torch.split(torch.arange(losses.shape[0], device=losses.device), self.group):
+        groups = torch.split(torch.arange(losses.shape[0], device=losses.device), self.group)
+        for k, members in enumerate(groups):
             group = part.instances(members, alone=alone)
             _, grads = group.gradient(at_w=False)
-            with group.ascend(grads, self.rho) as ascent:
+            # One exchange of gradients at the last group, however many groups other processes have.
+            with part.ranks.quiet(k < len(groups) - 1), group.ascend(grads, self.rho) as ascent:
                 perturbed.append(group.accumulate())
             norms.append(part.scaled(ascent.norm) / group.share)
             steps.append(torch.where(ascent.skipped, 0.0, self.rho / norms[-1]))
