@@ -54,12 +54,15 @@ class Evaluate:
 
     def run(self) -> None:
         """Evaluates and prints."""
+        from rich.console import Console
+
         from deltasam.cli._progress import quiet
 
         quiet()
         with bad_input():
             loaded = self._load()
-        metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
+        with Console(stderr=True).status(f"Evaluating on {len(loaded.rows)} rows of {loaded.origin}"):
+            metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
         if self.json:
             print(json.dumps({"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}, indent=2))
             return
