@@ -79,6 +79,19 @@ def repeat(batch: Any, times: int, size: int) -> Any:
     return tree_map(double, batch)
 
 
+def shares(counts: list[Any]) -> list[Any]:
+    """Each count over their sum.
+
+    Raises:
+        ValueError: One of them is unknown (None).
+    """
+    if any(count is None for count in counts):
+        raise ValueError("MicroBatches of no tensors: give the objective an items(batch) method that counts")
+    total = sum(counts)
+    # In double precision: an integer tensor divided by another is float32.
+    return [count.double() / total if isinstance(count, Tensor) else count / total for count in counts]
+
+
 def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
     """Applies a function to every leaf of nested mappings, lists and tuples; mappings come back as plain dicts."""
     if isinstance(batch, Mapping):

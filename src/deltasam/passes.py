@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from deltasam.batches import MicroBatches, batch_size, take, tensors
+from deltasam.batches import MicroBatches, batch_size, shares, take, tensors
 from deltasam.checks import check_losses
+from deltasam.distributed import Ranks, Sharpness, require_whole
+from deltasam.gradients import gradient, set_aside
 from deltasam.held import held_part
 from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size
-from deltasam.precision import say_if_rounded_away
+from deltasam.precision import no_autocast, say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
@@ -60,7 +61,9 @@ class Passes:
         params: Which parameters may be perturbed.
         scale: Factor on the loss, or a ``GradScaler``.
         randomness: Whether extra passes see the same random draws.
+        sharpness: Whether the ascent follows the gradient of this process or of all, see :class:`~deltasam.Method`.
         replay: Remember the random streams and buffers for extra passes; a method with a single pass needs none.
+        gather: Whether sharded parameters are to be whole during the step.
     """
 
     def __init__(
@@ -72,11 +75,14 @@ class Passes:
         params: Selection = "all",
         scale: float | Tensor | Scaler = 1.0,
         randomness: Randomness = "shared",
+        sharpness: Sharpness = "local",
         replay: bool = True,
+        gather: bool = False,
     ) -> None:
         self.model = model
-        # DDP synchronises in backward(); the ascent is each rank's own, so it goes through the module inside.
-        self.inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self.ranks = Ranks(model, gather=gather)
+        # DDP synchronises in backward(); the ascent goes through the module inside.
+        self.inner: nn.Module = self.ranks.inner
         self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         self.objective = objective
         every = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
@@ -84,9 +90,9 @@ class Passes:
         self.params = select(self.inner, params, self.trainable)
         self.count = Count()
         self.sizes: list[int | None] = [None] * len(self.batches)
+        self.sharpness = sharpness
         self._scale = scale
         self._moved: Moved | None = None
-        self._ascending = False
         self._shares = self._micro_batch_shares()
         devices = accelerators([*every.values(), *tensors(self.batches)])
         self._from_here: Callable[[], Replay] = lambda: Replay(self.inner, devices, randomness)
@@ -112,7 +118,9 @@ class Passes:
         """
         self.count.forwards += 1
         with torch.no_grad(), self._pass(at_w):
-            return self.evaluate().detach()
+            losses = self.evaluate().detach()
+        self.ranks.settle()
+        return losses
 
     def gradient(
         self,
@@ -130,23 +138,26 @@ class Passes:
 
         Returns:
             The losses (N,), detached, and one gradient per parameter, None where it took no part. The gradients carry
-            the loss scale.
+            the loss scale. With ``sharpness="global"`` they are the mean over all processes.
         """
+        self.ranks.check(self.sharpness)
         self.count.forwards += 1
         self.count.backwards += 1
         targets = list(self.params.values()) if params is None else list(params)
-        total: list[Tensor | None] = [None] * len(targets)
         parts = []
-        with torch.enable_grad(), self._pass(at_w), self._ascent():
+        with torch.enable_grad(), self._pass(at_w), gradient(targets, self.trainable, self.ranks.sharded) as total:
             for k in range(len(self.batches)):
-                losses = self._evaluate(k, self.inner, graph=True)
+                losses = self._evaluate(k, self.inner, graph=True, ascending=True)
                 g = weights(losses.detach()) if callable(weights) else self._part(weights, k)
-                with self._no_autocast(losses):
-                    grads = torch.autograd.grad(self._mean(losses, k, g), targets, allow_unused=True)
-                total = [_sum(a, b) for a, b in zip(total, grads, strict=True)]
+                with no_autocast(losses.device):
+                    total.add(self._mean(losses, k, g))
                 parts.append(losses.detach())
-                del losses, grads
-        return self.joined(parts), total
+                del losses
+            grads = total.sum()
+        if self.sharpness == "global" and self.ranks.replicated:
+            grads = self.ranks.mean_gradients(grads, targets)
+        self.ranks.settle()
+        return self.joined(parts), grads
 
     @contextmanager
     def ascend(
@@ -183,12 +194,14 @@ class Passes:
         self, params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
     ) -> Iterator[Moved]:
         """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`."""
+        self.ranks.settle()
         with perturbed(params, direction, step, consume=consume) as moved:
             self._moved = moved
             try:
                 yield moved
             finally:
                 self._moved = None
+                self.ranks.settle()
 
     def accumulate(self, *, at_w: bool = False) -> Tensor:
         """Adds the gradient of the mean loss to ``.grad`` as ``backward`` does. One forward, one backward.
@@ -202,13 +215,18 @@ class Passes:
         self.count.forwards += 1
         self.count.backwards += 1
         parts = []
+        last = len(self.batches) - 1
+        model = self.inner if self.ranks.apart else self.model
         with torch.enable_grad(), self._pass(at_w):
-            for k in range(len(self.batches)):
-                losses = self._evaluate(k, self.model, graph=True)
-                with self._no_autocast(losses):
-                    self._mean(losses, k, None).backward()  # type: ignore[no-untyped-call]
+            for k in range(last + 1):
+                with self.ranks.quiet(k < last):
+                    losses = self._evaluate(k, model, graph=True)
+                    with no_autocast(losses.device):
+                        self._mean(losses, k, None).backward()  # type: ignore[no-untyped-call]
                 parts.append(losses.detach())
                 del losses
+        if self.ranks.apart and self.sharpness == "global":
+            self.ranks.share_gradients(list(self.trainable.values()))
         return self.joined(parts)
 
     def evaluate(self, held: Sequence[Tensor | None] | None = None) -> Tensor:
@@ -234,22 +252,19 @@ class Passes:
 
     @contextmanager
     def fresh_grads(self) -> Iterator[dict[str, nn.Parameter]]:
-        """Sets ``.grad`` aside, so that what is accumulated inside can be worked on; adds the two afterwards."""
-        aside = {name: p.grad for name, p in self.trainable.items()}
-        for p in self.trainable.values():
-            p.grad = None
-        try:
-            yield self.trainable
-        except BaseException:
-            for name, p in self.trainable.items():
-                p.grad = aside[name]
-            raise
-        for name, p in self.trainable.items():
-            before = aside[name]
-            if before is not None and p.grad is not None and not before.is_sparse:
-                p.grad = before.add_(p.grad)  # .grad keeps its address
-            else:
-                p.grad = _sum(before, p.grad)
+        """Sets ``.grad`` aside, so that what is accumulated inside can be worked on; adds the two afterwards.
+
+        Of replicas each works on its own gradient, and the results are averaged at the end, in one go; with
+        ``sharpness="global"`` all work on the mean.
+        """
+        with set_aside(self.trainable):
+            self.ranks.apart = self.ranks.replicated
+            try:
+                yield self.trainable
+            finally:
+                self.ranks.apart = False
+        if self.ranks.replicated and self.sharpness == "local":
+            self.ranks.share_gradients(list(self.trainable.values()))
 
     def scaled(self, value: Tensor) -> Tensor:
         """The value times the loss scale."""
@@ -282,7 +297,8 @@ class Passes:
             part = copy(self)
             part.batches, part.sizes, part._shares = MicroBatches([batch]), [self.sizes[k]], [self._shares[k]]
             part._replay = self._from_here() if k else self._replay
-            yield part
+            with self.ranks.quiet(k < len(self.batches) - 1):
+                yield part
             self.sizes[k] = part.sizes[0]
 
     def instances(self, index: Tensor, *, alone: bool) -> Passes:
@@ -320,17 +336,13 @@ class Passes:
     def _pass(self, at_w: bool) -> AbstractContextManager[None]:
         return nullcontext() if at_w else self.extra()
 
-    @contextmanager
-    def _ascent(self) -> Iterator[None]:
-        self._ascending = True
-        try:
-            yield
-        finally:
-            self._ascending = False
-
-    def _evaluate(self, k: int, model: nn.Module, *, graph: bool = False, held: Tensor | None = None) -> Tensor:
+    def _evaluate(
+        self, k: int, model: nn.Module, *, graph: bool = False, ascending: bool = False, held: Tensor | None = None
+    ) -> Tensor:
         batch = self.batches[k]
-        if held is None and (self._moved is not None or self._ascending):
+        if held is None and (self._moved is not None or ascending) and getattr(self.objective, "holds", False):
+            if self._moved is not None:
+                require_whole("an objective of which a part stays at w", list(self.params.values()))
             held = held_part(self.objective, self.inner, batch, self._moved)
         if held is None:
             losses = self.objective(model, batch)
@@ -348,18 +360,14 @@ class Passes:
         return losses
 
     def _micro_batch_shares(self) -> list[Any]:
-        """Weight of each micro-batch's mean in the mean of them all: its share of the instances, or of the items."""
+        """Weight of each micro-batch's mean in the mean of them all: its share of the items, or of the instances."""
         if len(self.batches) == 1:
             return [1.0]
         items = getattr(self.objective, "items", None)
         counts: list[Any] = [items(batch) if items else None for batch in self.batches]
         if any(count is None for count in counts):
             counts = self.sizes = [batch_size(batch) for batch in self.batches]
-            if any(count is None for count in counts):
-                raise ValueError("MicroBatches of no tensors: give the objective an items(batch) method that counts")
-        total = sum(counts)
-        # In double precision: an integer tensor divided by another is float32.
-        return [count.double() / total if isinstance(count, Tensor) else count / total for count in counts]
+        return shares(counts)
 
     def _mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
         mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()
@@ -386,15 +394,3 @@ class Passes:
             return weights
         sizes = [int(size or 0) for size in self.sizes]
         return weights[sum(sizes[:k]) : sum(sizes[: k + 1])]
-
-    @staticmethod
-    def _no_autocast(losses: Tensor) -> AbstractContextManager[Any]:
-        # The user's autocast region surrounds backward() too; plain training leaves it before loss.backward().
-        kind = losses.device.type
-        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second  # not in place: autograd may hand the same tensor to two parameters

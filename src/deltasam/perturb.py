@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from deltasam.distributed import is_shard, local, shard_like, shard_number, total
 from deltasam.randomness import Seed, seeded_generator
 
 _ALIGNED = 16  # elements
@@ -75,23 +76,32 @@ def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Paramete
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of all tensors together, accumulated in float32 at least, on the first one's device."""
+    """The 2-norm of all tensors together, shards of other processes included.
+
+    It is accumulated in float32 at least, on the first one's device.
+    """
     if not tensors:
         return torch.zeros(())
-    values = [t.coalesce().values() if t.is_sparse else t for t in tensors]
+    values = [t.coalesce().values() if t.is_sparse else local(t) for t in tensors]
     dtype = torch.promote_types(values[0].dtype, torch.float32)
     norms: list[Tensor] = list(torch._foreach_norm(values, 2, dtype=dtype))
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    if any(is_shard(t) for t in tensors):
+        return total([(n.square(), t) for n, t in zip(norms, tensors, strict=True)]).sqrt()
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return norm
 
 
 def dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tensor:
-    """The inner product of two lists of tensors, accumulated in float32 at least; None is zero."""
+    """The inner product of two lists of tensors, shards of other processes included; None is zero."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     if not pairs:
         return torch.zeros(())
     dtype = torch.promote_types(pairs[0][0].dtype, torch.float32)
-    products = [(a.to_dense().to(dtype) * b.to_dense().to(dtype)).sum() for a, b in pairs]
-    return torch.stack([p.to(products[0].device) for p in products]).sum()
+    return total([((_dense(local(a)).to(dtype) * _dense(local(b)).to(dtype)).sum(), a) for a, b in pairs])
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def combine(a: Tensor, first: Tensor | None, b: Tensor, second: Tensor | None) -> Tensor | None:
@@ -102,7 +112,7 @@ def combine(a: Tensor, first: Tensor | None, b: Tensor, second: Tensor | None) -
     terms = []
     for factor, value in ((a, first), (b, second)):
         if value is not None:
-            dense, here = value.to_dense(), factor.to(value.device, value.dtype)
+            dense, here = _dense(value), factor.to(value.device, value.dtype)
             terms.append(torch.where(here == 0, torch.zeros_like(dense), here * dense))
     return sum(terms[1:], start=terms[0]) if terms else None
 
@@ -111,18 +121,20 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
     """A direction r ~ N(0, I), one tensor per parameter, the same for the same seed on the same kind of device.
 
     All parameters of a device and dtype are drawn in one call, into one stretch of memory of which the tensors are
-    views (aligned for vectorised kernels). Float64 gets float32's numbers: precisions can be compared along one r.
+    views (aligned for vectorised kernels). Processes that hold the same parameters draw the same numbers; of sharded
+    ones each draws its own part. Float64 gets float32's numbers: precisions can be compared along one r.
     """
     direction: list[Tensor | None] = [None] * len(params)
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    here = [local(p) for p in params]
+    kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, p in enumerate(params):
-        kinds.setdefault((p.device, p.dtype), []).append(i)
-    for number, ((device, dtype), members) in enumerate(kinds.items()):
-        sizes = [-(-params[i].numel() // _ALIGNED) * _ALIGNED for i in members]
+        kinds.setdefault((p.device, p.dtype, *shard_number(p)), []).append(i)
+    for number, ((device, dtype, *shard), members) in enumerate(kinds.items()):
+        sizes = [-(-here[i].numel() // _ALIGNED) * _ALIGNED for i in members]
         drawn = torch.empty(sum(sizes), device=device, dtype=torch.float32 if dtype is torch.float64 else dtype)
-        flat = drawn.normal_(generator=seeded_generator(device, seed.child(number))).to(dtype)
+        flat = drawn.normal_(generator=seeded_generator(device, seed.child(number, *shard))).to(dtype)
         for i, stretch in zip(members, torch.split(flat, sizes), strict=True):
-            direction[i] = stretch[: params[i].numel()].view(params[i].shape)
+            direction[i] = shard_like(stretch[: here[i].numel()].view(here[i].shape), params[i])
     return [r for r in direction if r is not None]
 
 
@@ -134,7 +146,7 @@ class Moved:
         self._origin = origin
 
     def pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Every moved parameter with its value at w."""
+        """Every moved parameter with its value at w; of a sharded one the part that lies here."""
         return zip(self._params, self._origin, strict=True)
 
     @torch.no_grad()
@@ -144,7 +156,7 @@ class Moved:
         ``2 w - (w + eps)`` is exact where ``w + eps`` was rounded, so the two points are symmetric about w even in
         float32, which the second difference of Eq. 5 needs.
         """
-        torch._foreach_lerp_([p.data for p in self._params], list(self._origin), 2.0)
+        torch._foreach_lerp_([local(p.data) for p in self._params], list(self._origin), 2.0)
         torch.clear_autocast_cache()
 
 
@@ -207,7 +219,8 @@ def _address(tensor: Tensor) -> int:
 
 @contextmanager
 def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
-    weights = [p.data for p in params]
+    weights = [local(p.data) for p in params]
+    direction[:] = [local(d) for d in direction]
     origin = [w.clone() for w in weights]
     try:
         with torch.no_grad():
@@ -227,6 +240,8 @@ def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) ->
     No host synchronisation. Dense tensors of one dtype and device take a single fused kernel (the plain SGD step of
     ``torch.optim.SGD(fused=True)``, whose ``found_inf`` is exactly this guard).
     """
+    if not weights:
+        return
     first = weights[0]
     kinds = {(type(t), t.dtype, t.device, t.is_sparse) for t in (*weights, *direction)}
     fused = kinds == {(Tensor, first.dtype, first.device, False)}

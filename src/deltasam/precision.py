@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
+from deltasam.distributed import local
 from deltasam.perturb import Moved, global_norm
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Leaves the user's autocast region, which surrounds ``method.backward``, before the backward pass."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
 
 _said: set[torch.dtype] = set()
 
@@ -17,7 +27,7 @@ def say_if_rounded_away(moved: Moved, rho: float) -> None:
     A SAM-sized move of bfloat16 weights is mostly lost in rounding: on a base-sized model one entry in thirty moves at
     all. With float32 weights there is nothing to measure, and nothing is.
     """
-    pairs = [(p, w) for p, w in moved.pairs() if p.dtype in (torch.bfloat16, torch.float16)]
+    pairs = [(local(p), w) for p, w in moved.pairs() if p.dtype in (torch.bfloat16, torch.float16)]
     if not pairs or pairs[0][0].dtype in _said or _is_recorded(pairs[0][0].device):
         return
     dtype = pairs[0][0].dtype

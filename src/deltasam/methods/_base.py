@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from deltasam.distributed import Sharpness
 from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
 from deltasam.perturb import Selection
 from deltasam.randomness import Randomness
@@ -79,11 +80,18 @@ class Method(ABC):
     Attributes:
         params: Which parameters are perturbed: a preset or a predicate, see :func:`deltasam.select`.
         randomness: ``"shared"``: all passes of a step see the same dropout masks; ``"independent"``: each its own.
+        sharpness: With several processes: ``"local"``: each perturbs by its own batch, nothing is communicated in the
+            first pass (m-sharpness, the original SAM's choice); ``"global"``: one perturbation for the batches of
+            all, as in one process with the large batch, at the price of one more exchange of gradients. Where
+            the parameters are sharded (FSDP2), ``"local"`` gathers all of them for the length of the step (gradients
+            and optimizer stay sharded), and ``"global"`` never holds more than FSDP does. It says nothing about
+            methods that perturb instances or embeddings, whose perturbations are each instance's own.
         state: What the method remembers between steps (nothing, for most); part of :meth:`state_dict`.
     """
 
     params: Selection = "all"
     randomness: Randomness = "shared"
+    sharpness: Sharpness = "local"
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     #: Forward and backward passes of a step, as the docs list them.
@@ -95,6 +103,11 @@ class Method(ABC):
         """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
         if self.randomness not in ("shared", "independent"):
             raise ValueError(f"randomness={self.randomness!r} must be 'shared' or 'independent'")
+        if self.sharpness not in ("local", "global"):
+            raise ValueError(
+                f"sharpness={self.sharpness!r} must be 'local' (each process perturbs by its own batch) or 'global' "
+                "(one perturbation for the batches of all)"
+            )
 
     def backward(
         self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
@@ -124,12 +137,17 @@ class Method(ABC):
             params=self.params,
             scale=scale,
             randomness=self.randomness,
+            sharpness=self.sharpness,
             replay=not self._is_plain(),
+            gather=self._needs_whole() and not self._is_plain(),
         )
 
     def take(self, passes: Passes) -> Step:
         """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
-        return self.noted(self._step(passes))
+        try:
+            return self.noted(self._step(passes))
+        finally:
+            passes.ranks.release()
 
     def noted(self, step: Step) -> Step:
         """Counts the step, and whether it left the perturbation out."""
@@ -145,6 +163,10 @@ class Method(ABC):
     def _is_plain(self) -> bool:
         """Whether this step is plain training: a perturbing method with rho = 0 costs what plain training costs."""
         return getattr(self, "rho", None) == 0
+
+    def _needs_whole(self) -> bool:
+        """Whether a process needs all of every parameter: its own perturbation is not in others' shards."""
+        return self.sharpness == "local"
 
     def phase(self) -> Hashable:
         """Which kind of step comes next, for methods whose steps are not all alike."""

@@ -25,7 +25,8 @@ class DeltaSAM(Method):
     for a perturbation per instance. Only the ascent is weighted; the gradient at :math:`w + \epsilon^*` is not.
 
     Cost: 4 forwards, 2 backwards with the paper's weights (the probes come first, so that :math:`l_i(w)` is shared
-    with the gradient pass: two extra forwards, not three); one extra copy of the parameters.
+    with the gradient pass: two extra forwards, not three; where autocast or TF32 make that pass less precise than
+    the probes, a fifth forward is theirs); one extra copy of the parameters.
 
     Attributes:
         rho: Radius of the perturbation; 0 is plain training.
@@ -84,8 +85,10 @@ class DeltaSAM(Method):
         found: list[Tensor] = []
 
         def normalised(losses: Tensor) -> Tensor:
-            found.append(usable(weigh(losses)))
-            return found[0] / found[0].mean()  # of mean 1: in half precision the gradient keeps its magnitude
+            g = weigh(losses)
+            mean = passes.ranks.mean(g.mean()) if self.sharpness == "global" else g.mean()
+            found.append(usable(g, mean))
+            return found[0] / usable(mean, mean)  # of mean 1: in half precision the gradient keeps its magnitude
 
         if len(passes.batches) == 1:
             losses, grads = passes.gradient(normalised)

@@ -22,6 +22,9 @@ class ERM(Method):
         (torch.Size([4]), 1, 1)
     """
 
+    def _needs_whole(self) -> bool:
+        return False  # no parameter is perturbed
+
     def _step(self, passes: Passes) -> Step:
         return plain_step(passes)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deltasam.distributed import require_whole
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm
@@ -22,8 +23,8 @@ class FisherSAM(Method):
     The mask is drawn up from the gradient at hand every ``refresh`` steps and kept between (one bit per entry, stored
     as bytes, in :meth:`state_dict`).
 
-    Cost: 2 forwards, 2 backwards; one extra copy of the parameters and a quarter of one for the mask; a sort of the
-    gradient's entries on the steps that renew it.
+    Cost: 2 forwards, 2 backwards; one extra copy of the parameters and a quarter of one for the mask; a selection
+    among the gradient's entries, in another copy, on the steps that renew it.
 
     Attributes:
         rho: Radius of the full perturbation, of which the mask keeps a part.
@@ -58,6 +59,7 @@ class FisherSAM(Method):
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
+        require_whole("FisherSAM", list(passes.params.values()))
         losses, grads = passes.gradient()
         named = {n: g.to_dense() for n, g in zip(passes.params, grads, strict=True) if g is not None}
         del grads
@@ -66,14 +68,15 @@ class FisherSAM(Method):
             self.state["mask"] = top_entries(named, self.keep)
         masks: dict[str, Tensor] = self.state["mask"]
         used = named.keys() & masks.keys()
-        direction = [
-            torch.where(masks[n].to(named[n].device), named[n], torch.zeros_like(named[n])) if n in used else None
-            for n in passes.params
-        ]
-        del named
+        # Taken out one by one, so that no second copy of the gradient is held.
+        direction = [_kept(named.pop(n), masks[n]) if n in used else None for n in passes.params]
         with passes.ascend(direction, self.rho, norm=norm) as ascent:
             perturbed = passes.accumulate()
         return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+
+
+def _kept(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.to(values.device), values, torch.zeros_like(values))
 
 
 def top_entries(values: dict[str, Tensor], share: float) -> dict[str, Tensor]:

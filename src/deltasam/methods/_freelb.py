@@ -8,6 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from deltasam.distributed import rank
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
@@ -95,9 +96,13 @@ class FreeLB(Method):
     def _is_plain(self) -> bool:
         return self.init_magnitude == 0 and (self.adv_lr == 0 or self.adv_steps == 1)
 
+    def _needs_whole(self) -> bool:
+        return False  # no parameter is perturbed
+
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
+        passes.sharpness = "local"  # the perturbations are the instances' own
         ascent = EmbeddingAscent(
             passes, self.adv_steps, self._start, goal=self._goal(passes), embeddings=self.embeddings, side=self.side
         )
@@ -121,7 +126,8 @@ class FreeLB(Method):
         return [noise * (self.init_magnitude / (site.lengths() * site.shape[-1]).sqrt())]
 
     def _generator(self, site: Site, *which: int) -> torch.Generator:
-        return seeded_generator(site.device, Seed(self.seed, self.steps, (site.index, *which)))
+        number = (rank(),) if rank() else ()  # instances of other processes have noise of their own
+        return seeded_generator(site.device, Seed(self.seed, self.steps, (site.index, *which, *number)))
 
     def _goal(self, passes: Passes) -> Any:
         """What to go uphill on; None for the loss."""

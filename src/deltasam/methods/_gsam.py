@@ -50,12 +50,16 @@ class GSAM(Method):
         """The radius that stands to its range as the learning rate stands to its own."""
         return rho_min + (rho_max - rho_min) * (lr - lr_min) / (lr_max - lr_min)
 
+    def _needs_whole(self) -> bool:
+        return False  # would not help: the gradient at w + eps comes in shards
+
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
         # The orthogonal part is taken over everything that is trained, also where only a part is perturbed.
         losses, plain = passes.gradient(params=list(passes.trainable.values()))
         g = dict(zip(passes.trainable, plain, strict=True))
+        del plain
         with passes.fresh_grads() as trained:
             with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
                 perturbed = passes.accumulate()
@@ -66,6 +70,6 @@ class GSAM(Method):
                 unusable = ascent.skipped | ~torch.isfinite(share)
                 alpha = torch.where(unusable, torch.zeros_like(share), self.alpha * torch.ones_like(share))
                 keep = 1 + torch.where(unusable, torch.zeros_like(share), alpha * share)
-                for name, p in trained.items():
-                    p.grad = combine(keep, gp[name], -alpha, g[name])
+                for name, p in trained.items():  # taken out one by one, so that no third copy of the gradient is held
+                    p.grad = combine(keep, gp.pop(name), -alpha, g.pop(name))
         return finish(passes, losses, perturbed=perturbed, ascent=ascent)

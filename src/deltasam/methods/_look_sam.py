@@ -53,6 +53,9 @@ class LookSAM(Method):
         check_number("k", self.k, 1)
         check_number("alpha", self.alpha, 0)
 
+    def _needs_whole(self) -> bool:
+        return False  # would not help: the gradient at w + eps comes in shards
+
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
@@ -61,8 +64,10 @@ class LookSAM(Method):
         return self._reuse(passes)
 
     def _look(self, passes: Passes) -> Step:
+        self.state.pop("gv", None)  # its memory is needed; if this step fails, the next one looks again
         losses, plain = passes.gradient(params=list(passes.trainable.values()))
         g = dict(zip(passes.trainable, plain, strict=True))
+        del plain
         with passes.fresh_grads() as trained:
             with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
                 perturbed = passes.accumulate()
@@ -70,7 +75,7 @@ class LookSAM(Method):
                 gs = {name: p.grad for name, p in trained.items()}
                 share = dot(list(gs.values()), list(g.values())) / dot(list(g.values()), list(g.values()))
                 one = torch.ones_like(share)
-                gv = {name: combine(one, gs[name], -share, g[name]) for name in trained}
+                gv = {name: combine(one, gs[name], -share, g.pop(name)) for name in trained}
                 self.state["gv"] = {name: value for name, value in gv.items() if value is not None}
                 # Without a perturbation gs is g, and what is left of it is rounding (or not finite).
                 self.state["gv_usable"] = torch.isfinite(share) & ~ascent.skipped
@@ -87,5 +92,5 @@ class LookSAM(Method):
                 good = torch.isfinite(factor) & self.state["gv_usable"].to(factor.device)
                 factor = torch.where(good, factor, torch.zeros_like(factor))
                 for name, p in trained.items():
-                    p.grad = combine(torch.ones_like(factor), g.get(name), factor, gv.get(name))
+                    p.grad = combine(torch.ones_like(factor), g.pop(name, None), factor, gv.get(name))
         return finish(passes, losses)

@@ -34,13 +34,17 @@ class Weighting(ABC):
         """
 
 
-def usable(weights: Tensor) -> Tensor:
+def usable(weights: Tensor, mean: Tensor | None = None) -> Tensor:
     """The weights if they are finite and not all zero, else uniform ones: then the step is SAM's.
+
+    Args:
+        weights: g, (N,).
+        mean: Their mean over all processes that decide together; that of these here by default.
 
     Example:
         >>> usable(torch.tensor([0.0, 0.0])), usable(torch.tensor([1.0, float("nan")]))
         (tensor([1., 1.]), tensor([1., 1.]))
     """
-    total = weights.sum()
-    good = torch.isfinite(total) & (total > 0)
+    mean = weights.mean() if mean is None else mean
+    good = torch.isfinite(mean) & (mean > 0)
     return torch.where(good, weights, torch.ones_like(weights))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
+from deltasam.distributed import require_whole
 from deltasam.held import Scene
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, step_size
@@ -50,6 +51,7 @@ class Directional(Weighting):
         """Derivatives along ``samples`` directions; the losses at w are not needed."""
         radius = rho if self.radius is None else self.radius
         params = list(passes.params.values())
+        require_whole("Directional", params)
         firsts, seconds = [], []
         for draw in range(self.samples):
             r = random_direction(params, seed.child(draw))

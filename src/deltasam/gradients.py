@@ -1,0 +1,80 @@
+"""Taking gradients: past ``.grad`` for the ascent, and with ``.grad`` set aside where it is to be worked on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Gradient:
+    """The sum of the gradients of several losses with respect to some parameters; ``.grad`` is left alone."""
+
+    def __init__(self, targets: Sequence[nn.Parameter]) -> None:
+        self._targets = targets
+        self._total: list[Tensor | None] = [None] * len(targets)
+
+    def add(self, loss: Tensor) -> None:
+        """Adds the gradient of one more loss."""
+        grads = torch.autograd.grad(loss, self._targets, allow_unused=True)
+        self._total = [added(a, b) for a, b in zip(self._total, grads, strict=True)]
+
+    def sum(self) -> list[Tensor | None]:
+        """What was added, None for a parameter that took no part."""
+        return self._total
+
+
+class ShardedGradient(Gradient):
+    """The same for sharded parameters, which are no part of the graph: hooks fill their ``.grad``."""
+
+    def add(self, loss: Tensor) -> None:
+        """Adds the gradient of one more loss, the mean of those of all processes."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._total = [p.grad for p in self._targets]
+
+
+@contextmanager
+def gradient(
+    targets: Sequence[nn.Parameter], trainable: Mapping[str, nn.Parameter], sharded: bool
+) -> Iterator[Gradient]:
+    """Collects gradients; ``.grad`` is afterwards what it was before."""
+    if not sharded:
+        yield Gradient(targets)
+        return
+    before = {name: p.grad for name, p in trainable.items()}
+    try:
+        for p in trainable.values():
+            p.grad = None
+        yield ShardedGradient(targets)
+    finally:
+        for name, p in trainable.items():
+            p.grad = before[name]
+
+
+@contextmanager
+def set_aside(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Puts ``.grad`` aside and adds it to what is there afterwards; after an exception it is what it was."""
+    before = {name: p.grad for name, p in trainable.items()}
+    for p in trainable.values():
+        p.grad = None
+    try:
+        yield
+    except BaseException:
+        for name, p in trainable.items():
+            p.grad = before[name]
+        raise
+    for name, p in trainable.items():
+        earlier = before[name]
+        if earlier is not None and p.grad is not None and not earlier.is_sparse:
+            p.grad = earlier.add_(p.grad)  # .grad keeps its address
+        else:
+            p.grad = added(earlier, p.grad)
+
+
+def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """The sum; None is nothing."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second  # not in place: autograd may hand the same tensor to two parameters

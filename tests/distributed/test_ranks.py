@@ -1,0 +1,93 @@
+"""Two and four processes (gloo, CPU) against one, in float64: see ``helpers/rank_cases.py`` for what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from helpers.data import REPOSITORY
+
+WORLDS = (2, 4)
+TOLERANCE = 1e-10  # relative
+Found = dict[int, list[dict[str, dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What every process of every world found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    paths = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])
+    script = str(REPOSITORY / "tests" / "helpers" / "rank_cases.py")
+    result = subprocess.run(
+        [sys.executable, script, str(folder), *map(str, WORLDS)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return {w: [json.loads((folder / f"{w}-{r}.json").read_text()) for r in range(w)] for w in WORLDS}
+
+
+@pytest.fixture(params=WORLDS, ids=lambda world: f"{world}-processes")
+def ranks(request: pytest.FixtureRequest, found: Found) -> list[dict[str, dict[str, Any]]]:
+    return found[request.param]
+
+
+@pytest.mark.parametrize("case", ["replicas", "accumulation", "shards", "gathered"])
+def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
+    wrong = {name: error for rank in ranks for name, error in rank[case].items() if not error < TOLERANCE}
+    assert not wrong
+
+
+def test_what_is_compared(ranks: list[dict[str, Any]]) -> None:
+    named = ("erm", "sam", "delta-sam", "asam", "gsam", "freelb", "rdrop")
+    for name in (*named, "look-sam", "per-instance", "per-instance-loop"):
+        assert {f"{name} local", f"{name} global"} <= ranks[0]["replicas"].keys()
+    assert set(named) <= ranks[0]["shards"].keys()
+
+
+def test_local_perturbations_cost_no_communication(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        sent = rank["communication"]
+        plain = sent["erm local"]
+        assert plain > 0
+        extra = {name: size for name, size in sent.items() if not name.endswith("global") and size != plain}
+        assert not extra
+        assert (
+            sent["per-instance global"] == sent["freelb global"] == plain
+        )  # each instance's own, whatever the option
+        assert sent["sam global"] == 2 * plain
+        assert sent["delta-sam global"] == 2 * plain + 8  # and the mean of the weights
+
+
+def test_decisions_agree(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["decisions"]["skipped"] == 1
+        assert rank["decisions"]["plain"] < TOLERANCE
+        assert rank["decisions"]["local: finite and equal"] == 1
+
+
+def test_random_directions(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        drawn = rank["directions"]
+        assert drawn["replicated differ"] == 0
+        assert abs(drawn["mean"]) < 0.02
+        assert abs(drawn["std"] - 1) < 0.02
+        assert drawn["distinct"] > 0.99  # the parts are not copies of each other
+        assert drawn["norm"] < 1e-5
+
+
+def test_refusals(ranks: list[dict[str, Any]]) -> None:
+    said = ranks[0]["refusals"]
+    assert "sharpness='global'" in said["local"]
+    assert "DistributedDataParallel" in said["shards"]
+    assert "tensor parallelism" in said["tensor-parallel"]
+    assert "fully_shard" in said["fsdp1"]
+    assert "DeepSpeed" in said["deepspeed"]

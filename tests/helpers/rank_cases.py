@@ -1,0 +1,394 @@
+"""What the processes of ``tests/distributed`` do: every case gives numbers, which the tests look at.
+
+Run as a script it starts the processes by fork, so that torch is imported once: ``rank_cases.py FOLDER WORLD...``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
+from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, SubsetSAM
+from deltasam.weighting import Directional
+from helpers.problems import TinyTransformer, cross_entropy, relative_error
+from helpers.regulariser_rows import Outputs
+
+PART = 3  # instances per process
+Batch = tuple[Tensor, Tensor]
+
+
+def model_for(dropout: float, *, unused: bool = False) -> nn.Module:
+    torch.manual_seed(1)
+    model = TinyTransformer(dropout).double().train()
+    model.unused_head.requires_grad_(unused)
+    for p in model.parameters():
+        p.data.mul_(2)
+    return model
+
+
+def whole_batch(world: int) -> Batch:
+    random = torch.Generator().manual_seed(5)
+    return torch.randint(1, 11, (PART * world, 7), generator=random), torch.randint(
+        3, (PART * world,), generator=random
+    )
+
+
+def part_of(batch: Batch, rank: int) -> Batch:
+    return batch[0][rank * PART : (rank + 1) * PART], batch[1][rank * PART : (rank + 1) * PART]
+
+
+def rdrop(model: nn.Module, batch: Any) -> Tensor:
+    return RDrop(Outputs(cross_entropy), alpha=0.5)(model, batch)
+
+
+def methods() -> dict[str, tuple[Callable[..., Method], Any]]:
+    """The methods with their objectives."""
+    return {
+        "erm": (ERM, cross_entropy),
+        "sam": (SAM, cross_entropy),
+        "delta-sam": (DeltaSAM, cross_entropy),
+        "asam": (ASAM, cross_entropy),
+        "gsam": (GSAM, cross_entropy),
+        "look-sam": (LookSAM, cross_entropy),
+        "esam": (lambda **o: ESAM(beta=0.7, gamma=1.0, **o), cross_entropy),
+        "subset-sam": (lambda **o: SubsetSAM(fraction=1.0, **o), cross_entropy),
+        "per-instance": (lambda **o: PerInstanceSAM(engine="low-rank", **o), cross_entropy),
+        "per-instance-loop": (lambda **o: PerInstanceSAM(engine="loop", **o), cross_entropy),
+        "freelb": (lambda **o: FreeLB(init_magnitude=0.0, embeddings="embeddings", **o), cross_entropy),
+        "rdrop": (ERM, rdrop),
+        "sam-rdrop": (SAM, rdrop),
+    }
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    found = {}
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+            found[name.removeprefix("module.")] = grad.detach().clone()
+    return found
+
+
+def plain(
+    make: Callable[..., Method], objective: Any, batch: Any, *, seed: int, dropout: float, steps: int = 1
+) -> Any:
+    """Gradients of one process without any wrapper."""
+    model, method = model_for(dropout), make()
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        model.zero_grad()
+        method.backward(model, batch, objective)
+    return gradients(model)
+
+
+def mean_of_ranks(make: Callable[..., Method], objective: Any, world: int, *, dropout: float, steps: int = 1) -> Any:
+    batch = whole_batch(world)
+    each = [plain(make, objective, part_of(batch, r), seed=r, dropout=dropout, steps=steps) for r in range(world)]
+    return {name: torch.stack([grads[name] for grads in each]).mean(0) for name in each[0]}
+
+
+# -- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def replicas(rank: int, world: int) -> dict[str, float]:
+    """Relative errors under DDP: local against the mean of the processes, global against the large batch."""
+    found = {}
+    batch = whole_batch(world)
+    for name, (make, objective) in methods().items():
+        steps = 2 if name == "look-sam" else 1  # the second one reuses
+        for sharpness, dropout in (("local", 0.1), ("global", 0.0)):
+            model = DistributedDataParallel(model_for(dropout))
+            before = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
+            method = make(sharpness=sharpness)
+            torch.manual_seed(rank)
+            for _ in range(steps):
+                model.zero_grad()
+                method.backward(model, part_of(batch, rank), objective)
+            if sharpness == "local":
+                wanted = mean_of_ranks(make, objective, world, dropout=dropout, steps=steps)
+            else:
+                wanted = plain(make, objective, batch, seed=0, dropout=dropout, steps=steps)
+            found[f"{name} {sharpness}"] = relative_error(gradients(model), wanted)
+            moved = [q is None or p.data_ptr() != q or not torch.equal(p, w)
+                     for p, (q, w) in zip(model.parameters(), before, strict=True)]  # fmt: skip
+            found[f"{name} {sharpness} weights changed"] = float(any(moved))
+    # Whatever the number of processes: exact per-instance equals the large batch also without a word of the option.
+    model = DistributedDataParallel(model_for(0.0))
+    PerInstanceSAM().backward(model, part_of(batch, rank), cross_entropy)
+    wanted = plain(PerInstanceSAM, cross_entropy, batch, seed=0, dropout=0.0)
+    found["per-instance is the large batch"] = relative_error(gradients(model), wanted)
+    return found
+
+
+def accumulation(rank: int, world: int) -> dict[str, float]:
+    """Errors of ``no_sync`` followed by a backward that synchronises, and of parameters that some ranks do not use."""
+    found = {}
+    batch = whole_batch(world)
+    for name in ("sam", "gsam", "freelb"):
+        make, objective = methods()[name]
+        model = DistributedDataParallel(model_for(0.0))
+        with model.no_sync():
+            make().backward(model, part_of(batch, rank), objective)
+        make().backward(model, part_of(batch, rank), objective)
+        wanted = mean_of_ranks(make, objective, world, dropout=0.0)
+        found[f"{name} no_sync"] = relative_error(gradients(model), {n: 2 * g for n, g in wanted.items()})
+        model = DistributedDataParallel(model_for(0.0, unused=True), find_unused_parameters=True)
+        make().backward(model, part_of(batch, rank), objective)
+        found[f"{name} unused"] = relative_error(gradients(model), wanted)
+        found[f"{name} unused has a gradient"] = float("unused_head.weight" in gradients(model))
+    return found
+
+
+@contextmanager
+def counted(model: DistributedDataParallel) -> Iterator[dict[str, int]]:
+    """Bytes that leave a process: through DDP's buckets, and through every collective called by Python."""
+    sent = {"bytes": 0}
+
+    def through_python(state, bucket):  # type: ignore[no-untyped-def] # DDP reads the annotations
+        return dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(model.process_group, bucket)
+
+    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor", "reduce")
+    originals = {name: getattr(dist, name) for name in names}
+
+    def counting(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            sent["bytes"] += args[0].nbytes
+            return original(*args, **kwargs)
+
+        return call
+
+    model.register_comm_hook(None, through_python)
+    for name, original in originals.items():
+        setattr(dist, name, counting(original))
+    try:
+        yield sent
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def communication(rank: int, world: int) -> dict[str, float]:
+    """Bytes of one step."""
+    import torch.distributed.algorithms.ddp_comm_hooks.default_hooks  # noqa: F401
+
+    found = {}
+    batch = part_of(whole_batch(world), rank)
+    for name, (make, objective) in methods().items():
+        for sharpness in ("local", "global"):
+            model = DistributedDataParallel(model_for(0.0))
+            with counted(model) as sent:
+                make(sharpness=sharpness).backward(model, batch, objective)
+            found[f"{name} {sharpness}"] = float(sent["bytes"])
+    model = DistributedDataParallel(model_for(0.0))
+    with counted(model) as sent:
+        SAM().backward(
+            model, MicroBatches([(batch[0][:1], batch[1][:1]), (batch[0][1:], batch[1][1:])]), cross_entropy
+        )
+    found["sam micro-batches"] = float(sent["bytes"])
+    return found
+
+
+class Poisoned:
+    """An objective whose first gradient is not finite on one of the processes."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.calls = rank, 0
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        losses = cross_entropy(model, batch)
+        self.calls += 1
+        if self.rank == 1 and self.calls == 1:
+            losses = losses + (losses * 0).sqrt() * 0  # the slope of the root at 0 is not finite
+        return losses
+
+
+def decisions(rank: int, world: int) -> dict[str, float]:
+    """Whether all processes skip together, and take the plain gradient then."""
+    model = DistributedDataParallel(model_for(0.0))
+    batch = whole_batch(world)
+    step = SAM(sharpness="global").backward(model, part_of(batch, rank), Poisoned(rank))
+    wanted = plain(ERM, cross_entropy, batch, seed=0, dropout=0.0)
+    found = {"skipped": float(step.skipped), "plain": relative_error(gradients(model), wanted)}
+    model = DistributedDataParallel(model_for(0.0))
+    SAM().backward(model, part_of(batch, rank), Poisoned(rank))
+    flat = torch.cat([g.flatten() for g in gradients(model).values()])
+    others = [torch.empty_like(flat) for _ in range(world)]
+    dist.all_gather(others, flat)
+    found["local: finite and equal"] = float(
+        bool(torch.isfinite(flat).all()) and all(torch.equal(flat, other) for other in others)
+    )
+    return found
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in (model.attention, model.feed, model):
+        fully_shard(module, mesh=mesh)
+    return model
+
+
+def shards(rank: int, world: int) -> dict[str, float]:
+    """Relative errors under ``fully_shard`` against the large batch, and whether the shards came back bit for bit."""
+    from torch.distributed.tensor import distribute_tensor
+
+    from deltasam.weighting import _finite_difference as probes
+
+    found: dict[str, float] = {}
+    batch = whole_batch(world)
+    draw = probes.random_direction
+    whole = [p for p in model_for(0.0).parameters() if p.requires_grad]
+
+    def given(params: Any, seed: Any) -> list[Tensor]:
+        """The direction that one process would draw, in parts."""
+        r = draw(whole, seed)
+        return [distribute_tensor(value, p.device_mesh, p.placements) for p, value in zip(params, r, strict=True)]
+
+    for name, (make, objective) in methods().items():
+        if name.startswith("per-instance"):
+            continue
+        steps = 2 if name == "look-sam" else 1
+        model = sharded(model_for(0.0))
+        method = make(sharpness="global")
+        before = [(p.to_local().data_ptr(), p.to_local().detach().clone()) for p in model.parameters()]
+        probes.random_direction = given
+        for _ in range(steps):
+            model.zero_grad()
+            method.backward(model, part_of(batch, rank), objective)
+        probes.random_direction = draw
+        wanted = plain(make, objective, batch, seed=0, dropout=0.0, steps=steps)
+        found[name] = relative_error(gradients(model), wanted)
+        moved = [p.to_local().data_ptr() != q or not torch.equal(p.to_local(), w)
+                 for p, (q, w) in zip(model.parameters(), before, strict=True)]  # fmt: skip
+        found[f"{name} weights changed"] = float(any(moved))
+        method.backward(model, part_of(batch, rank), objective)  # a second backward adds to .grad
+        if name in ("sam", "gsam", "erm"):
+            double = {n: 2 * g for n, g in wanted.items()}
+            found[f"{name} twice"] = relative_error(gradients(model), double)
+    DeltaSAM(sharpness="global").backward(model, part_of(batch, rank), cross_entropy)  # with its own draws
+    return found
+
+
+def gathered(rank: int, world: int) -> dict[str, float]:
+    """The same where every process perturbs by itself: whole parameters for the length of a step."""
+    found: dict[str, float] = {}
+    batch = whole_batch(world)
+    for name, (make, objective) in methods().items():
+        if name in ("gsam", "look-sam"):
+            continue
+        model = sharded(model_for(0.0))
+        before = [(p.to_local().data_ptr(), p.to_local().detach().clone()) for p in model.parameters()]
+        with torch.no_grad():
+            model(batch[0])  # leaves the outermost parameters gathered
+        make().backward(model, part_of(batch, rank), objective)
+        wanted = mean_of_ranks(make, objective, world, dropout=0.0)
+        found[name] = relative_error(gradients(model), wanted)
+        moved = [p.to_local().data_ptr() != q or not torch.equal(p.to_local(), w)
+                 for p, (q, w) in zip(model.parameters(), before, strict=True)]  # fmt: skip
+        found[f"{name} weights changed"] = float(any(moved))
+        make().backward(model, part_of(batch, rank), objective)  # a second backward adds to .grad
+        found[f"{name} twice"] = relative_error(gradients(model), {n: 2 * g for n, g in wanted.items()})
+    wanted = plain(PerInstanceSAM, cross_entropy, batch, seed=0, dropout=0.0)
+    model.zero_grad()
+    PerInstanceSAM().backward(model, part_of(batch, rank), cross_entropy)
+    found["per-instance is the large batch"] = relative_error(gradients(model), wanted)
+    return found
+
+
+def directions(rank: int, world: int) -> dict[str, float]:
+    """Random directions: equal where replicated, standard normal and different where sharded."""
+    from deltasam.perturb import global_norm, random_direction
+    from deltasam.randomness import Seed
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(100, 200), nn.Linear(200, 30))
+    own = torch.cat([r.flatten() for r in random_direction(list(model.parameters()), Seed(3, 1))])
+    others = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(others, own)
+    found = {"replicated differ": float(any(not torch.equal(own, other) for other in others))}
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (world,)))
+    r = random_direction(list(model.parameters()), Seed(3, 1))
+    full = torch.cat([part.full_tensor().flatten() for part in r])
+    found |= {"mean": float(full.mean()), "std": float(full.std()), "distinct": len(full.unique()) / len(full)}
+    found["norm"] = abs(float(global_norm(r)) / float(full.norm()) - 1)
+    return found
+
+
+def refusals(rank: int, world: int) -> dict[str, str]:
+    """The sentences for what does not work."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    batch = part_of(whole_batch(world), rank)
+
+    def message(method: Method, model: nn.Module) -> str:
+        try:
+            method.backward(model, batch, cross_entropy)
+        except ValueError as error:
+            return str(error)
+        return "nothing was refused"
+
+    found = {"local": message(GSAM(), sharded(model_for(0.0)))}
+    found["shards"] = message(DeltaSAM(weighting=Directional(), sharpness="global"), sharded(model_for(0.0)))
+    split = model_for(0.0)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+    split.feed.weight = nn.Parameter(distribute_tensor(split.feed.weight.data, mesh, [Shard(0)]))
+    found["tensor-parallel"] = message(SAM(), split)
+    found["fsdp1"] = message(
+        SAM(), FullyShardedDataParallel(model_for(0.0), device_id=torch.device("cpu"), use_orig_params=True)
+    )
+    engine = type("DeepSpeedEngine", (TinyTransformer,), {"__module__": "deepspeed.runtime.engine"})
+    found["deepspeed"] = message(SAM(), engine().double())
+    return found
+
+
+CASES = {case.__name__: case for case in (
+    replicas, accumulation, communication, decisions, shards, gathered, directions, refusals
+)}  # fmt: skip
+
+
+def process(rank: int, world: int, port: int, folder: Path) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    found = {name: case(rank, world) for name, case in CASES.items()}
+    (folder / f"{world}-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def launch(folder: Path, world: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("fork")
+    started = [context.Process(target=process, args=(r, world, port, folder)) for r in range(world)]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join()
+    if any(one.exitcode for one in started):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    for number in sys.argv[2:]:
+        launch(Path(sys.argv[1]), int(number))
