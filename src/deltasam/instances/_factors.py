@@ -122,7 +122,7 @@ def _stacked_grams(shared: list[list[LowRank]]) -> Tensor:
     biased = sum(members[0].bias for members in shared)
     if biased:
         inputs[:biased] += 1
-    return inputs.mul_(outputs).sum((0, 2, 3), dtype=torch.promote_types(dtype, torch.float32))
+    return inputs.mul_(outputs).sum((0, 2, 3), dtype=wide_dtype(dtype))
 
 
 def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:
@@ -184,6 +184,11 @@ class Products:
         return self._scales[key]
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32 at least."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
 def _gram(a: Tensor, b: Tensor) -> Tensor:
     """``a b^T`` of every group. Float16 goes to float32: products of small gradients leave its range."""
     dtype = torch.promote_types(a.dtype, b.dtype)
@@ -197,4 +202,4 @@ def _columns(d: Tensor, ids: Tensor) -> Tensor:
 
 
 def _sum(products: Tensor) -> Tensor:
-    return products.reshape(products.shape[0], -1).sum(1, dtype=torch.promote_types(products.dtype, torch.float32))
+    return products.reshape(products.shape[0], -1).sum(1, dtype=wide_dtype(products.dtype))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.instances._factors import Dense, Factor, LowRank, Rows, dot, sum_of_squares
+from deltasam.instances._factors import Dense, Factor, LowRank, Rows, dot, sum_of_squares, wide_dtype
 from deltasam.instances._layout import Grouping
-from deltasam.instances._step import Call, wide_dtype
+from deltasam.instances._step import Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class InstanceGradients:
 def _total(terms: list[Tensor]) -> Tensor:
     if not terms:
         raise ValueError("no perturbed parameter took part in the losses")
-    wide = torch.promote_types(terms[0].dtype, torch.float32)
+    wide = wide_dtype(terms[0].dtype)
     return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
 
 

@@ -15,7 +15,8 @@ from deltasam.instances._errors import InstancesMixedError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import memory_of
-from deltasam.instances._step import PassState, Perturbation
+from deltasam.instances._perturbation import Perturbation
+from deltasam.instances._step import PassState
 from deltasam.instances._tensors import Proxy
 
 
