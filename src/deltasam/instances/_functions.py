@@ -33,6 +33,7 @@ def instance_gradient_norms(
         engine: ``"auto"``, ``"low-rank"`` or ``"loop"``.
 
     Example:
+        >>> import torch
         >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
         >>> instance_gradient_norms(model, x, lambda model, x: model(x).squeeze(-1)).tolist()
         [5.0, 1.0]
@@ -74,6 +75,7 @@ def instance_adversarial_losses(
         engine: ``"auto"``, ``"low-rank"`` or ``"loop"``.
 
     Example:
+        >>> import torch
         >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
         >>> _ = nn.init.zeros_(model.weight)
         >>> instance_adversarial_losses(model, x, lambda model, x: model(x).squeeze(-1), rho=0.1).tolist()
@@ -105,6 +107,7 @@ def perturbed_instances(
         The gradient norms at w, (G,).
 
     Example:
+        >>> import torch
         >>> model, x = nn.Linear(2, 1), torch.rand(4, 2)
         >>> objective = lambda model, x: model(x).squeeze(-1) ** 2
         >>> before = objective(model, x)
