@@ -98,7 +98,7 @@ def weights_quality(
             where = wide if exact else model
             kind = next(where.parameters()).device.type
             scene = torch.autocast(kind, dtype=torch.bfloat16) if bf16 else nullcontext()
-            # On a CPU without bfloat16 torch gives up mkldnn for good, and with it the sums of everything that follows.
+            # On a CPU without bfloat16 torch gives up mkldnn for good: what follows would sum in another order.
             kernels = torch.backends.mkldnn.flags(enabled=torch.backends.mkldnn.enabled)
             with in_mode(where, masks is not None), scene, kernels:
                 passes = Passes(where, large if exact else batch, objective, randomness=masks or "shared")
