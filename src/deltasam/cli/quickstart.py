@@ -26,6 +26,9 @@ class Quickstart:
     output: Path = Path("runs/quickstart")
     """Folder of the four run folders."""
 
+    model: str = "minilm-l6"
+    """Another sentence encoder: a folder, or a name on the hub."""
+
     rho: float = 0.05
     """Radius of the adversarial risk and the sharpness, the same for all methods."""
 
@@ -40,11 +43,11 @@ class Quickstart:
         console = wide_console()
         quiet()
         console.print("Does this description belong to this function? 320 pairs from Python's standard library;")
-        console.print("a 22M sentence encoder, 20 updates with each method.\n")
+        console.print(f"the sentence encoder {self.model}, 20 updates with each method.\n", highlight=False)
         folders, results = [], []
         with bad_input():
             for variant in VARIANTS:
-                config = resolve(preset=f"quickstart{variant}")
+                config = resolve(preset=f"quickstart{variant}", options={"model": self.model})
                 folders.append(self.output / type(config.method).__name__)
                 with bar(f"{type(config.method).__name__:<14}") as watch:
                     results.append(run(config, folders[-1], watch=watch))
@@ -71,7 +74,7 @@ class Quickstart:
         lines = (
             "",
             f"Adversarial risk: the loss with each pair's own worst weights within {self.rho}. Sharpness: the rise of",
-            "the loss at the worst weights that a batch shares. Passes: forward/backward. To rank methods, train longer.",
+            "the loss at the worst weights that a batch shares. Passes: forward/backward. To rank them, train longer.",
             "",
             f"Run folders: {self.output}/{{{','.join(folder.name for folder in folders)}}}",
             "What to try next:",
