@@ -1,17 +1,64 @@
 """From a folder of runs to statistics, the paper's tables and one page of HTML. Imports numpy, never torch."""
 
+from collections.abc import Callable
+
+from deltasam.report._compare import compare, comparison_notes
+from deltasam.report._formats import from_csv, table_notes, to_csv, to_latex, to_markdown, to_terminal
+from deltasam.report._names import method_name, method_order, paper_model
+from deltasam.report._other_tables import hyperparameter_table, risk_table, time_table
+from deltasam.report._page import html_report
+from deltasam.report._runs import Run, Runs, read_runs
+from deltasam.report._scores import glue_table, sts_table, summarization_table
 from deltasam.report._summary import Summary, bootstrap_interval, summarize
+from deltasam.report._table import AGGREGATES, Cell, Column, Row, Table
 from deltasam.report._tests import Comparison, holm, paired_test, pooled_test
 from deltasam.report._wins import Wins, count_wins
 
+TABLES: dict[str, Callable[..., Table]] = {
+    "glue": glue_table,
+    "sts": sts_table,
+    "summarization": summarization_table,
+    "adversarial-risk": risk_table,
+    "hyperparameters": hyperparameter_table,
+    "running-time": time_table,
+}
+"""The tables of the paper by name."""
+
 __all__ = [
+    "AGGREGATES",
+    "TABLES",
+    "Cell",
+    "Column",
     "Comparison",
+    "Row",
+    "Run",
+    "Runs",
     "Summary",
+    "Table",
     "Wins",
     "bootstrap_interval",
+    "compare",
+    "comparison_notes",
     "count_wins",
+    "from_csv",
+    "glue_table",
     "holm",
+    "html_report",
+    "hyperparameter_table",
+    "method_name",
+    "method_order",
     "paired_test",
+    "paper_model",
     "pooled_test",
+    "read_runs",
+    "risk_table",
+    "sts_table",
+    "summarization_table",
     "summarize",
+    "table_notes",
+    "time_table",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+    "to_terminal",
 ]

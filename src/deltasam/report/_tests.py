@@ -71,8 +71,9 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> Comparison:
 def pooled_test(tasks: Pairs) -> Comparison:
     """Paired permutation test over seeds, stratified by task: signs are flipped pair by pair, within each task.
 
-    The statistic is the mean over tasks of the mean difference, so that a task with more seeds weighs no more. Up to 40
-    pairs are counted exactly (8 tasks with 5 seeds), by splitting the pairs in two halves and sorting the sums of one.
+    The statistic is the mean over tasks of the mean difference, so that a task with more seeds weighs no more. Up to
+    40 pairs are counted exactly (8 tasks with 5 seeds), by splitting the pairs in two halves and sorting the sums of
+    one.
 
     Args:
         tasks: For every task the results of the first and the second method, paired by seed.
@@ -87,7 +88,8 @@ def pooled_test(tasks: Pairs) -> Comparison:
     for name, (first, second) in tasks.items():
         if len(first) != len(second) or len(first) == 0:
             raise ValueError(
-                f"task {name!r} has {len(first)} and {len(second)} results; a paired test needs the same seeds on both sides"
+                f"task {name!r} has {len(first)} and {len(second)} results; "
+                "a paired test needs the same seeds on both sides"
             )
         shares.append((np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)) / len(first))
     if not shares:

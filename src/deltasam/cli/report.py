@@ -1,0 +1,47 @@
+"""``deltasam report``: a folder of runs as one page of HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from deltasam.cli._errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand:
+    """One self-contained page: summary in words, tables that sort, learning curves, adversarial risk, sharpness, cost.
+
+    It needs no network, reads well on a phone and in print, and can be sent as it is.
+
+    Examples:
+      deltasam report runs -o report.html
+    """
+
+    folders: Positional[tuple[Path, ...]] = (Path("runs"),)
+    """Folders with run folders in them, at any depth."""
+
+    output: Annotated[Path, arg(aliases=["-o"])] = Path("report.html")
+    """The page."""
+
+    title: str | None = None
+    """Its heading; by default the names of the folders."""
+
+    def run(self) -> None:
+        """Reads the runs and writes the page."""
+        from deltasam.report import TABLES, html_report, read_runs
+
+        for folder in self.folders:
+            if not folder.is_dir():
+                raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` make run folders")
+        runs = read_runs(*self.folders)
+        if not runs.finished:
+            raise InputError(f"{', '.join(map(str, self.folders))}: there is no finished run in it")
+        title = self.title or f"Runs in {', '.join(folder.resolve().name for folder in self.folders)}"
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
+        self.output.write_text(page, encoding="utf-8", errors="replace")
+        print(f"{len(runs.finished)} runs, {len(page) / 1e6:.1f} MB: {self.output}")

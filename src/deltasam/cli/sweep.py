@@ -1,0 +1,116 @@
+"""``deltasam sweep``: all runs of a sweep file that are missing."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from deltasam.cli._errors import CommandError
+from deltasam.cli._runs import bad_input, wide_console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from deltasam.cli._sweep_view import SweepView
+    from deltasam.experiments.sweeps import Outcome, Planned, Sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand:
+    """Runs what is missing of a sweep file: setups x methods x grid x seeds. Stop it at any time and call it again.
+
+    Finished runs are not repeated, interrupted ones go on from their last checkpoint. A failed run is tried once more
+    and then recorded under failures/; the others go on. Two calls on the same folder share the work.
+
+    Examples:
+      deltasam sweep configs/sweeps/quick.yaml
+      deltasam sweep configs/sweeps/glue-bert-base.yaml --jobs 4 --data ../data
+    """
+
+    file: Positional[Path]
+    """The sweep file; a bare name such as glue-bert-base is looked for among the ones that come along."""
+
+    output: Path | None = None
+    """Folder of the run folders; by default runs/<name of the file>."""
+
+    jobs: int | None = None
+    """Runs at a time; by default one per GPU, or one per four cores. More than GPUs share them."""
+
+    data: Path | None = None
+    """Folder with the datasets."""
+
+    show: bool = False
+    """List the runs and stop."""
+
+    def run(self) -> int:
+        """Runs the sweep."""
+        from deltasam.cli._sweep_view import SweepView, summary
+        from deltasam.experiments.sweeps import final_runs, read_sweep, tuning_runs
+
+        console = wide_console()
+        with bad_input():
+            sweep = read_sweep(self._find())
+            if self.show:
+                return _list([*tuning_runs(sweep), *final_runs(sweep, {})], self.folder, console)
+            _stop_on_sigterm()
+            with SweepView(console) as view:
+                outcome = self._run(sweep, view)
+        summary(outcome, console)
+        console.print(f"Run folders: {self.folder}", highlight=False)
+        return 1 if outcome.failed else 0
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run folders."""
+        return self.output or Path("runs") / self.file.stem
+
+    def _run(self, sweep: Sweep, view: SweepView) -> Outcome:
+        from deltasam.experiments.sweeps import LocalPool, run_sweep
+
+        if self.jobs is not None and self.jobs < 1:
+            raise CommandError(f"--jobs {self.jobs}: must be at least 1")
+        return run_sweep(
+            sweep,
+            self.folder,
+            LocalPool.find(self.jobs),
+            data=None if self.data is None else str(self.data.resolve()),
+            watch=view.watch,
+            announce=lambda runs: view.announce(runs, _known(runs, self.folder)),
+        )
+
+    def _find(self) -> Path:
+        from deltasam.experiments._presets import preset_folder
+
+        packaged = preset_folder() / "sweeps" / f"{self.file}.yaml"
+        return packaged if not self.file.exists() and packaged.is_file() else self.file
+
+
+def _known(runs: Sequence[Planned], folder: Path) -> dict[str, float]:
+    from deltasam.experiments import Result
+
+    paths = {planned.config.run_name: folder / planned.config.run_name / "result.json" for planned in runs}
+    return {name: Result.read(path).primary_value for name, path in paths.items() if path.is_file()}
+
+
+def _list(runs: list[Planned], folder: Path, console: Console) -> int:
+    for planned in runs:
+        name = planned.config.run_name
+        mark = "finished" if (folder / name / "result.json").is_file() else "missing "
+        console.print(f"{mark}  {name}  {' '.join(f'{k}={v}' for k, v in planned.point)}", highlight=False)
+    console.print(f"{len(runs)} runs", highlight=False)
+    return 0
+
+
+def _stop_on_sigterm() -> None:
+    """A batch system ends a job by SIGTERM: the same as Ctrl-C, so that the processes are ended in order."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)

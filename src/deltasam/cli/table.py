@@ -1,0 +1,107 @@
+"""``deltasam table``: the paper's tables from a folder of runs, beside the paper's own figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tyro.conf import Positional
+
+from deltasam.cli._errors import InputError
+from deltasam.cli._runs import wide_console
+
+if TYPE_CHECKING:
+    from deltasam.report import Runs
+
+Which = Literal["glue", "sts", "summarization", "adversarial-risk", "hyperparameters", "running-time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCommand:
+    """One of the paper's tables: our runs, the paper's figures, and the difference of the two.
+
+    The difference is taken with the paper's aggregate (best of 5 on GLUE, mean on STS), whatever ours is shown as.
+
+    Examples:
+      deltasam table glue runs
+      deltasam table glue runs --aggregate max --format latex --output table1.tex
+      deltasam table adversarial-risk runs --measure
+    """
+
+    table: Positional[Which]
+    """Which table."""
+
+    folders: Positional[tuple[Path, ...]] = (Path("runs"),)
+    """Folders with run folders in them, at any depth."""
+
+    aggregate: Literal["mean", "median", "max"] = "mean"
+    """How several seeds become one number."""
+
+    spread: Literal["std", "ci", "none"] = "std"
+    """What stands beside a mean: standard deviation, 95% bootstrap interval, or nothing."""
+
+    format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
+    """What is written; CSV has all statistics of every cell."""
+
+    output: Path | None = None
+    """A file to write to instead of the terminal."""
+
+    no_paper: bool = False
+    """Leave out the paper's figures and the differences."""
+
+    measure: bool = False
+    """For adversarial-risk: measure the runs that lack it, if their weights are there."""
+
+    rho: float = 0.05
+    """For --measure: the radius."""
+
+    rows: int = 256
+    """For --measure: a fixed random sample of so many rows."""
+
+    data: Path | None = None
+    """For --measure: folder with the datasets, if it is not where the runs had it."""
+
+    def run(self) -> None:
+        """Reads the runs and writes the table."""
+        from deltasam.report import TABLES, read_runs, table_notes, to_csv, to_latex, to_markdown, to_terminal
+
+        for folder in self.folders:
+            if not folder.is_dir():
+                raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` make run folders")
+        runs = read_runs(*self.folders)
+        if self.measure:
+            self._measure(runs)
+        table = TABLES[self.table](runs, aggregate=self.aggregate)
+        paper = not self.no_paper
+        if self.format == "terminal" and self.output is None:
+            console = wide_console()
+            console.print(to_terminal(table, spread=self.spread, paper=paper))
+            for note in table_notes(table):
+                console.print(f"- {note}", markup=False, highlight=False)
+            return
+        if self.format == "csv":
+            text = to_csv(table)
+        elif self.format == "latex":
+            text = to_latex(table, spread=self.spread, paper=paper)
+        else:
+            text = to_markdown(table, spread=self.spread, paper=paper)
+        if self.output is None:
+            print(text, end="")
+        else:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            self.output.write_text(text, encoding="utf-8")
+
+    def _measure(self, runs: Runs) -> None:
+        from deltasam.cli._progress import quiet
+        from deltasam.cli._runs import bad_input
+        from deltasam.experiments.sweeps import record_risk
+
+        if self.table != "adversarial-risk":
+            raise InputError(f"--measure is for adversarial-risk; {self.table} needs no measurement")
+        quiet()
+        data = None if self.data is None else str(self.data.resolve())
+        for run in runs.finished:
+            if run.risk() is None and (run.path / "model").is_dir():
+                with bad_input():
+                    record_risk(run.path, rho=self.rho, rows=self.rows, data=data)

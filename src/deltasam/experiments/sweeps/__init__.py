@@ -1,0 +1,30 @@
+"""Sweeps: one file describes many runs; what is missing is run, what is there is left alone.
+
+A sweep file names setups (presets, or tasks and models), methods, a grid per method and seeds. Its runs have the ids
+of :class:`~deltasam.experiments.RunConfig`, so a sweep can be interrupted, extended, and shared by several processes.
+"""
+
+from deltasam.experiments.sweeps._file import KEEP, Sweep, Tune, read_sweep
+from deltasam.experiments.sweeps._measure import RISK, measured, record_risk
+from deltasam.experiments.sweeps._plan import Planned, final_runs, select, tuning_runs
+from deltasam.experiments.sweeps._pool import Event, Job, LocalPool
+from deltasam.experiments.sweeps._sweep import Outcome, run_sweep
+
+__all__ = [
+    "KEEP",
+    "RISK",
+    "Event",
+    "Job",
+    "LocalPool",
+    "Outcome",
+    "Planned",
+    "Sweep",
+    "Tune",
+    "final_runs",
+    "measured",
+    "read_sweep",
+    "record_risk",
+    "run_sweep",
+    "select",
+    "tuning_runs",
+]

@@ -1,0 +1,115 @@
+"""The sweep file: setups x methods x grid x seeds, in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from deltasam.experiments._components import Plain, build, options, suggest
+from deltasam.experiments._config import read_yaml
+from deltasam.experiments._errors import ConfigError
+
+Keep = Literal["all", "weights", "results"]
+KEEP: tuple[str, ...] = get_args(Keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune:
+    """How the point of a grid is chosen: the best mean over these seeds, then all seeds of the sweep at that point.
+
+    Attributes:
+        seeds: Seeds that every point is run with.
+        common: Sections laid over the runs of the choice only, such as another evaluation split.
+    """
+
+    seeds: tuple[int, ...]
+    common: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        if not self.seeds:
+            raise ValueError("seeds=[] must name at least one seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Many runs, described together.
+
+    Attributes:
+        name: Name of the sweep: of its file, without the ending.
+        presets: Setups by the name of their preset.
+        tasks: Setups are also every task with every model.
+        models: The models for ``tasks``.
+        methods: The sections of each method, by the label it has in the sweep; empty for the preset's variant.
+        common: Sections laid over every run.
+        grid: For each method the settings to vary, such as ``method.rho``, with their values.
+        seeds: Seeds of the runs that are reported.
+        tune: How the point of the grid is chosen; None runs every point with every seed.
+        risk: Options of the adversarial risk to measure after each run (``rho``, ``rows``, ``steps``, ...), or None.
+        keep: What stays of a finished run: ``all``, the ``weights`` without checkpoints, or the ``results`` alone.
+    """
+
+    name: str
+    presets: tuple[str, ...] = ()
+    tasks: tuple[Any, ...] = ()
+    models: tuple[Any, ...] = ()
+    methods: dict[str, dict[str, Any]]
+    common: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (42,)
+    tune: Tune | None = None
+    risk: dict[str, Any] | None = None
+    keep: Keep = "weights"
+
+    def __post_init__(self) -> None:
+        """Checks what the types do not say."""
+        if bool(self.tasks) != bool(self.models):
+            raise ValueError("tasks and models go together: every task is run with every model")
+        if not (self.presets or self.tasks):
+            raise ValueError("there is no setup; name presets, or tasks and models")
+        if not self.methods or not self.seeds:
+            raise ValueError("methods and seeds must each name at least one")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds={list(self.seeds)} must be different from each other")
+        for label, settings in self.grid.items():
+            if label not in self.methods:
+                raise ValueError(f"grid.{label}: no method of the sweep; {suggest(label, self.methods)}")
+            for setting, values in settings.items():
+                if not values:
+                    raise ValueError(f"grid.{label}.{setting}=[] must name at least one value")
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any], name: str) -> Sweep:
+        """The sweep from plain data, as YAML holds it.
+
+        Raises:
+            ConfigError: A key is unknown or a value is wrong.
+        """
+        found: Plain = dict(given)
+        methods = found.get("methods") or {}
+        found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
+        if isinstance(found.get("tune"), Mapping):
+            found["tune"] = build(Tune, options(Tune, found["tune"], "tune"), "tune")
+        made: Sweep = build(cls, {"name": name, **options(cls, found, "sweep", leave_out=("name",))}, "sweep")
+        return made
+
+
+def read_sweep(path: Path) -> Sweep:
+    """The sweep in a YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read or is no sweep.
+    """
+    try:
+        return Sweep.from_plain(read_yaml(path), path.stem)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(str(path)) else f"{path}: {text}") from error
+
+
+def _sections(methods: Any) -> dict[str, Any]:
+    if not isinstance(methods, Mapping):
+        raise ConfigError(f"methods={methods!r}: must be a list of names, or a mapping of labels to sections")
+    return {str(label): {"method": it} if isinstance(it, str) else dict(it or {}) for label, it in methods.items()}

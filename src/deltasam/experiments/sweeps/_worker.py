@@ -1,0 +1,145 @@
+"""One run in a process of its own: locked against a second one, and gone when the sweep is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_TELL_EVERY = 0.25  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a process needs to know to make one run.
+
+    Attributes:
+        name: Name of the run and of its folder.
+        config: The run as plain data.
+        folder: Folder of the sweep.
+        keep: What stays of the finished run.
+        risk: Options of the adversarial risk to measure, or None.
+    """
+
+    name: str
+    config: dict[str, Any] = field(repr=False)
+    folder: Path
+    keep: str = "weights"
+    risk: dict[str, Any] | None = None
+
+    @property
+    def place(self) -> Path:
+        """The run folder."""
+        return self.folder / self.name
+
+    @property
+    def failure(self) -> Path:
+        """Where the traceback of a failed run is kept."""
+        return self.folder / "failures" / f"{self.name}.txt"
+
+
+def work(job: Job, connection: Connection, gpu: str | None, threads: int) -> None:
+    """The process: makes the run and tells ``connection`` how it goes.
+
+    Messages: ``("step", step, total, latest)``, then one of ``("finished", trained, metric, value)`` and
+    ``("failed", error)``.
+    """
+    os.setsid()  # Ctrl-C is for the sweep, which ends its processes itself
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    threading.Thread(target=_end_with_the_sweep, args=(connection,), daemon=True).start()
+    from deltasam.experiments._errors import RunStoppedError
+
+    with _log(job.folder / "logs" / f"{job.name}.log"):
+        try:
+            connection.send(("finished", *_make(job, connection, threads)))
+        except RunStoppedError:  # the sweep is ending; the run goes on from its checkpoint next time
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever went wrong is recorded, and the sweep goes on
+            job.failure.parent.mkdir(exist_ok=True)
+            job.failure.write_text(traceback.format_exc(), encoding="utf-8")
+            connection.send(("failed", f"{type(error).__name__}: {error}"))
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _make(job: Job, connection: Connection, threads: int) -> tuple[bool, str, float]:
+    import torch
+    import transformers
+
+    from deltasam.experiments._config import RunConfig
+    from deltasam.experiments._run import run
+    from deltasam.experiments.sweeps._measure import record_risk
+
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    told = 0.0
+
+    def watch(step: int, total: int, latest: dict[str, float]) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told > _TELL_EVERY or step == total:
+            told = now
+            connection.send(("step", step, total, {"loss": latest["loss"]} if "loss" in latest else {}))
+
+    with _alone(job.folder / "locks" / f"{job.name}.lock"):
+        _forget_half_a_claim(job.place)
+        there = (job.place / "result.json").is_file()
+        result = run(RunConfig.from_plain(job.config), job.place, watch=watch)
+        if job.risk is not None and (job.place / "model").is_dir():
+            record_risk(job.place, **{"data": job.config.get("data"), **job.risk})
+        _tidy(job)
+    return not there, result.primary_metric, result.primary_value
+
+
+def _tidy(job: Job) -> None:
+    if job.keep != "all":
+        shutil.rmtree(job.place / "checkpoints", ignore_errors=True)
+    if job.keep == "results":
+        shutil.rmtree(job.place / "model", ignore_errors=True)
+    job.failure.unlink(missing_ok=True)
+
+
+def _forget_half_a_claim(place: Path) -> None:
+    """A process killed while it wrote the very first file leaves a folder that nobody owns."""
+    if place.is_dir() and all(path.name.endswith(".partial") for path in place.iterdir()):
+        shutil.rmtree(place)
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Waits until no other process makes this run; the system lets go of the lock however a process ends."""
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _log(path: Path) -> Iterator[None]:
+    """Sends what is printed, also by libraries outside Python, to a file: the terminal belongs to the sweep."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        yield
+
+
+def _end_with_the_sweep(connection: Connection) -> None:
+    """The sweep sends nothing: the connection becomes readable when the sweep has ended, even by a kill."""
+    with contextlib.suppress(OSError):
+        connection.poll(None)
+    os._exit(1)

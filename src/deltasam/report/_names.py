@@ -1,0 +1,56 @@
+"""Names for people: methods and models as the paper writes them, and the order they are listed in."""
+
+from __future__ import annotations
+
+_METHODS = {
+    "ERM": "ERM",
+    "ERM+RDrop": "R-Drop",
+    "ERM+R3F": "R3F",
+    "ERM+SMART": "SMART",
+    "ERM+VAT": "VAT",
+    "ERM+EmbeddingNoise": "random noise",
+    "FreeLB": "FreeLB",
+    "SAM": "SAM",
+    "DeltaSAM": "δ-SAM",
+    "PerInstanceSAM": "per-instance SAM",
+    "SAM+EmbeddingNoise": "SAM + random noise",
+    "DeltaSAM+EmbeddingNoise": "δ-SAM + random noise",
+}
+_ORDER = [
+    "ERM", "ERM+RDrop", "FreeLB", "ERM+SMART", "ERM+R3F", "ERM+EmbeddingNoise", "ERM+VAT", "SAM", "DeltaSAM",
+    "SAM+EmbeddingNoise", "DeltaSAM+EmbeddingNoise", "PerInstanceSAM",
+]  # fmt: skip
+_MODELS = (("bert-base", "BERT-base"), ("roberta-large", "RoBERTa-large"))
+_MIRRORED = (("bert-base", "Mirror-BERT-base"), ("roberta-base", "Mirror-RoBERTa-base"))
+_SUMMARISERS = (("bart-large", "BART-large"), ("pegasus", "PEGASUS"))
+
+
+def method_name(method: str) -> str:
+    """A method as people write it.
+
+    Example:
+        >>> method_name("DeltaSAM+RDrop"), method_name("ERM+RDrop"), method_name("LookSAM")
+        ('δ-SAM + RDrop', 'R-Drop', 'LookSAM')
+    """
+    if method in _METHODS:
+        return _METHODS[method]
+    first, *others = method.split("+")
+    return " + ".join([_METHODS.get(first, first), *others])
+
+
+def method_order(method: str) -> tuple[int, str]:
+    """Sorts methods as the paper lists them, others after them by name."""
+    return (_ORDER.index(method) if method in _ORDER else len(_ORDER), method)
+
+
+def paper_model(table: str, model: str) -> str:
+    """The paper's name of a model, by the beginning of its name on the hub; otherwise the model's own name.
+
+    Example:
+        >>> paper_model("glue", "bert-base-cased"), paper_model("sts", "bert-base-uncased")
+        ('BERT-base', 'Mirror-BERT-base')
+        >>> paper_model("glue", "minilm-l6")
+        'minilm-l6'
+    """
+    known = {"sts": _MIRRORED, "summarization": _SUMMARISERS}.get(table, _MODELS)
+    return next((name for start, name in known if model.lower().startswith(start)), model)

@@ -1,0 +1,112 @@
+"""The plots of the report: what is drawn of which runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from deltasam.report._colors import look
+from deltasam.report._names import method_name, method_order
+from deltasam.report._runs import Run
+from deltasam.report._select import Key
+from deltasam.report._svg import Series, bar_chart, line_chart, map_chart, scatter_chart
+
+Cells = dict[Key, list[Run]]
+Logs = dict[str, list[dict[str, float]]]
+"""The log of each run, by its id."""
+Plot = tuple[str, str]
+"""Title and SVG."""
+
+
+def curves(cells: Cells, logs: Logs, name: str | None, *, what: str, unit: str) -> Iterator[Plot]:
+    """One plot per task and model of a logged number over the updates: mean of the seeds, band from least to most.
+
+    Args:
+        cells: The runs.
+        logs: Their logs.
+        name: The number in the log; None for the primary metric of the evaluations.
+        what: What it is, for the title.
+        unit: What it is, for the axis.
+
+    Yields:
+        Title and SVG of every plot that has something to show.
+    """
+    for task, model in _setups(cells):
+        series = []
+        for method, runs in _methods(cells, task, model):
+            key = name or f"eval_{runs[0].primary}"
+            points: dict[float, list[float]] = {}
+            for run in runs:
+                for entry in logs[run.run_id]:
+                    if key in entry:
+                        points.setdefault(entry["step"], []).append(float(entry[key]))
+            if points:
+                steps = sorted(points)
+                found = [points[step] for step in steps]
+                lows, highs = [min(p) for p in found], [max(p) for p in found]
+                series.append(Series(method_name(method), look(method), steps, list(map(fmean, found)), lows, highs))
+        if series:
+            title = f"{what}: {task}, {model}"
+            yield title, line_chart(series, title=title, x="update", y=unit if name else _primary(cells, task, model))
+
+
+def risk_scatter(cells: Cells) -> Iterator[Plot]:
+    """Primary metric over adversarial risk, one point per run."""
+    for task, model in _setups(cells):
+        series = []
+        for method, runs in _methods(cells, task, model):
+            points = [(risk["value"], run.metrics[run.primary]) for run in runs if (risk := run.risk()) is not None]
+            if points:
+                series.append(
+                    Series(method_name(method), look(method), [a for a, _ in points], [b for _, b in points])
+                )
+        if series:
+            title = f"{_primary(cells, task, model)} against adversarial risk: {task}, {model}"
+            yield title, scatter_chart(series, title=title, x="adversarial risk", y=_primary(cells, task, model))
+
+
+def cost_bars(cells: Cells) -> Iterator[Plot]:
+    """Time and passes of an update, and peak memory, per method."""
+    for task, model in _setups(cells):
+        methods = _methods(cells, task, model)
+        devices = {run.device for _, runs in methods for run in runs}
+        bars = {
+            "milliseconds per update": lambda run: 1000 * run.train_seconds / run.steps,
+            "passes per update (forward + backward)": lambda run: (run.forwards + run.backwards) / run.steps,
+            "peak memory, MiB": lambda run: run.memory / 2**20,
+        }
+        for unit, value in bars.items():
+            rows = [(method_name(m), look(m), fmean(value(run) for run in runs)) for m, runs in methods]
+            title = f"{unit[0].upper()}{unit[1:]}: {task}, {model} ({', '.join(sorted(devices))})"
+            yield title, bar_chart(rows, title=title, x=unit)
+
+
+def landscapes(cells: Cells) -> Iterator[Plot]:
+    """Slices of the loss that ``deltasam analyze landscape`` left in the run folders."""
+    for task, model in _setups(cells):
+        lines: dict[str, list[Series]] = {}
+        for method, runs in _methods(cells, task, model):
+            for run in runs:
+                found = run.analysis("landscape.json") or {}
+                for direction, slice_ in found.get("lines", {}).items():
+                    label = f"{method_name(method)}, seed {run.seed}"
+                    lines.setdefault(direction, []).append(Series(label, look(method), slice_["x"], slice_["loss"]))
+                for direction, plane in found.get("planes", {}).items():
+                    title = f"Loss along {direction}: {task}, {model}, {method_name(method)}, seed {run.seed}"
+                    yield title, map_chart(plane["x"], plane["y"], plane["loss"], title=title, unit="loss")
+        for direction, series in lines.items():
+            title = f"Loss along {direction}: {task}, {model}"
+            yield title, line_chart(series, title=title, x="distance from the weights", y="loss")
+
+
+def _setups(cells: Cells) -> list[tuple[str, str]]:
+    return sorted({(task, model) for task, model, _ in cells})
+
+
+def _methods(cells: Cells, task: str, model: str) -> list[tuple[str, Sequence[Run]]]:
+    found = [(method, runs) for (t, m, method), runs in cells.items() if (t, m) == (task, model)]
+    return sorted(found, key=lambda pair: method_order(pair[0]))
+
+
+def _primary(cells: Cells, task: str, model: str) -> str:
+    return next(runs[0].primary for (t, m, _), runs in cells.items() if (t, m) == (task, model))

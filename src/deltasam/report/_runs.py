@@ -1,0 +1,181 @@
+"""Reads a tree of run folders, ten thousand in a few seconds, into small records; without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+_NOT_RUNS = {"model", "checkpoints", "logs", "locks", "failures", "tensorboard", "analysis"}
+# What does not make two runs different but for their seed.
+_NOT_VARIANT = ("seed", "data", "checkpoint_every")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What tables and plots need of one finished run.
+
+    Attributes:
+        path: The run folder.
+        run_id: Hash of its configuration.
+        task: Name of the task.
+        model: Last part of the model's path.
+        method: Class of the method, and of the regularisers, joined by ``+``.
+        seed: The seed.
+        variant: The configuration but for the seed, as a number: runs of one variant are repetitions of each other.
+        settings: Hyperparameters by which variants of one method differ: ``rho``, ``eta``, ``scale``, ``lr``, ...
+        primary: Name of the primary metric.
+        higher_is_better: Whether more of it is better.
+        best: Its best value among the evaluations.
+        metrics: Metrics of the final weights.
+        steps: Updates.
+        train_seconds: Time of the training.
+        forwards: Forward passes.
+        backwards: Backward passes.
+        memory: Peak memory in bytes.
+        device: What was computed on.
+    """
+
+    path: Path
+    run_id: str
+    task: str
+    model: str
+    method: str
+    seed: int
+    variant: int
+    settings: tuple[tuple[str, float], ...]
+    primary: str
+    higher_is_better: bool
+    best: float
+    metrics: Mapping[str, float]
+    steps: int
+    train_seconds: float
+    forwards: int
+    backwards: int
+    memory: int
+    device: str
+
+    def risk(self) -> dict[str, Any] | None:
+        """The adversarial risk, where it was measured."""
+        return self.analysis("adversarial-risk.json")
+
+    def analysis(self, name: str) -> dict[str, Any] | None:
+        """A measurement in the folder, or None."""
+        try:
+            found = json.loads((self.path / "analysis" / name).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def log(self) -> list[dict[str, Any]]:
+        """The entries of ``metrics.jsonl``; none where there is no such file."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return []
+        return [entry for line in lines if line.startswith("{") and isinstance(entry := _parsed(line), dict)]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs under a folder.
+
+    Attributes:
+        finished: The finished runs, in the order of their paths.
+        unfinished: Run folders without a result.
+        failed: Traceback files of failed runs of sweeps.
+        unreadable: Results that could not be read, with the reason.
+    """
+
+    finished: list[Run]
+    unfinished: list[Path] = field(default_factory=list)
+    failed: list[Path] = field(default_factory=list)
+    unreadable: dict[Path, str] = field(default_factory=dict)
+
+    def problems(self) -> list[str]:
+        """What is missing, in words; tables say it."""
+        counts = (
+            (len(self.unfinished), "not finished"),
+            (len(self.failed), "failed, see failures/ of the sweep"),
+            (len(self.unreadable), f"unreadable, such as {next(iter(self.unreadable), '')}"),
+        )
+        return [f"{count} run{'s' if count > 1 else ''} {what}" for count, what in counts if count]
+
+
+def read_runs(*folders: Path) -> Runs:
+    """All runs under the folders; the same run twice counts once."""
+    found: dict[str, Run] = {}
+    unfinished: list[Path] = []
+    failed: list[Path] = []
+    unreadable: dict[Path, str] = {}
+    for folder in folders:
+        for place, files in _folders(folder):
+            if "result.json" in files:
+                try:
+                    run = _run(Path(place))
+                except (ValueError, KeyError, TypeError, OSError) as error:
+                    unreadable[Path(place)] = f"{type(error).__name__}: {error}"
+                else:
+                    found.setdefault(run.run_id, run)
+            elif "config.yaml" in files:
+                unfinished.append(Path(place))
+        failed += sorted(folder.rglob("failures/*.txt")) if len(found) < 5000 else []
+    done = {run.path.name for run in found.values()}
+    failed = [path for path in failed if path.stem not in done]
+    return Runs(sorted(found.values(), key=lambda run: str(run.path)), unfinished, failed, unreadable)
+
+
+def _folders(folder: Path) -> Iterator[tuple[str, set[str]]]:
+    for place, inside, files in os.walk(folder):
+        names = set(files)
+        if "config.yaml" in names or "result.json" in names:
+            inside.clear()  # no runs inside a run
+            yield place, names
+        else:
+            inside[:] = [name for name in inside if name not in _NOT_RUNS]
+
+
+def _run(place: Path) -> Run:
+    given = json.loads((place / "result.json").read_bytes())
+    config = given["config"]
+    identity = {key: value for key, value in config.items() if key not in _NOT_VARIANT}
+    return Run(
+        path=place,
+        run_id=str(given["run_id"]),
+        task=intern(str(given["task"])),
+        model=intern(str(given["model"]).rstrip("/").rpartition("/")[2]),
+        method=intern(str(given["method"])),
+        seed=int(given["seed"]),
+        variant=hash(json.dumps(identity, sort_keys=True)),
+        settings=_settings(config),
+        primary=intern(str(given["primary_metric"])),
+        higher_is_better=bool(given["higher_is_better"]),
+        best=float(given["best_value"]),
+        metrics={intern(str(name)): float(value) for name, value in given["metrics"].items()},
+        steps=int(given["steps"]),
+        train_seconds=float(given["train_seconds"]),
+        forwards=int(given["forward_passes"]),
+        backwards=int(given["backward_passes"]),
+        memory=int(given["peak_memory_bytes"]),
+        device=intern(str(given["device"])),
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    found: dict[str, float] = {"lr": config["optimizer"]["lr"]}
+    for part in (config["method"], *config["regularisers"]):
+        for name, value in part.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                found[intern(name)] = float(value)
+    return tuple(found.items())
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # the last line of a run that was killed
+        return None

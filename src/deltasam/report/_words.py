@@ -1,0 +1,66 @@
+"""What the runs say, in a few sentences."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from deltasam.report._compare import comparison_notes
+from deltasam.report._names import method_name, method_order
+from deltasam.report._runs import Run, Runs
+from deltasam.report._select import Key
+
+
+def summary_sentences(runs: Runs, cells: dict[Key, list[Run]]) -> list[str]:
+    """How much there is, which method leads where, how sure that is, and what it costs."""
+    if not cells:
+        return ["There is no finished run here yet.", *runs.problems()]
+    tasks, models = ({key[part] for key in cells} for part in (0, 1))
+    methods = sorted({method for _, _, method in cells}, key=method_order)
+    first = f"{_count(len(runs.finished), 'finished run')} of {_count(len(methods), 'method')} "
+    first += f"({', '.join(map(method_name, methods))}) on {_count(len(tasks), 'task')} "
+    sentences = [f"{first}with {_count(len(models), 'model')}."]
+    sentences += [leader for setup in sorted({key[:2] for key in cells}) if (leader := _leader(cells, *setup))]
+    sentences += comparison_notes(_scores(cells))
+    sentences += _costs(cells)
+    return [*sentences, *runs.problems()]
+
+
+def _leader(cells: dict[Key, list[Run]], task: str, model: str) -> str:
+    found = {method: runs for (t, m, method), runs in cells.items() if (t, m) == (task, model)}
+    if len(found) < 2:
+        return ""
+    means = {method: fmean(run.metrics[run.primary] for run in runs) for method, runs in found.items()}
+    one = next(iter(found.values()))[0]
+    top = (max if one.higher_is_better else min)(means.values())
+    best = [method for method, value in means.items() if value == top]
+    seeds = sorted({len(runs) for runs in found.values()})
+    over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    names = " and ".join(map(method_name, best))
+    verb = "has" if len(best) == 1 else "share"
+    return f"On {task} with {model}, {names} {verb} the best mean {one.primary}, {top:.4g} (mean over {over} seeds)."
+
+
+def _scores(cells: dict[Key, list[Run]]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for (task, model, method), runs in cells.items():
+        sign = 1 if runs[0].higher_is_better else -1
+        scores.setdefault((model, method), {})[task] = [sign * 100 * run.metrics[run.primary] for run in runs]
+    return scores
+
+
+def _costs(cells: dict[Key, list[Run]]) -> list[str]:
+    """Time of an update relative to ERM, averaged over the setups that have both on the same device."""
+    ratios: dict[str, list[float]] = {}
+    for (task, model, method), runs in cells.items():
+        plain = cells.get((task, model, "ERM"), [])
+        if method != "ERM" and plain and {run.device for run in runs} == {run.device for run in plain}:
+            slow, fast = (fmean(run.train_seconds / run.steps for run in both) for both in (runs, plain))
+            ratios.setdefault(method, []).append(slow / fast)
+    if not ratios:
+        return []
+    told = [f"{method_name(m)} {fmean(ratios[m]):.2f}" for m in sorted(ratios, key=method_order)]
+    return [f"Time of an update relative to ERM: {', '.join(told)}."]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

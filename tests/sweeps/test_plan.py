@@ -1,0 +1,126 @@
+"""From a sweep file to its runs, and the choice of a point of the grid."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltasam.experiments import ConfigError, Result
+from deltasam.experiments.sweeps import Planned, Sweep, final_runs, read_sweep, select, tuning_runs
+from helpers.data import REPOSITORY
+
+FILES = sorted((REPOSITORY / "configs/sweeps").glob("*.yaml"))
+PLAIN = {
+    "tasks": ["docstrings"],
+    "models": ["minilm-l6"],
+    "methods": ["erm", "delta-sam"],
+    "grid": {"delta-sam": {"method.rho": [0.01, 0.05], "method.eta": [1e-4, 1e-3]}},
+    "seeds": [1, 2, 3],
+}
+
+
+def sweep(**changes: Any) -> Sweep:
+    return Sweep.from_plain({**PLAIN, **changes}, "test")
+
+
+def result(planned: Planned, value: float, **changes: Any) -> Result:
+    values = {f.name: "" for f in dataclasses.fields(Result)}
+    values |= {"primary_value": value, "higher_is_better": True, "seed": planned.config.seed}
+    return Result(**{**values, **changes})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_sweep_file_describes_runs_without_doubles(path: Path) -> None:
+    found = read_sweep(path)
+    if found.name == "sts-mirror-roberta":
+        assert len(tuning_runs(found)) == 6 + 4 + 16 + 24 + 96
+    runs = final_runs(dataclasses.replace(found, grid={}, tune=None), {})
+    assert len({planned.config.run_id for planned in runs}) == len(runs) > 0
+
+
+def test_the_papers_grid_for_glue() -> None:
+    (path,) = [path for path in FILES if path.stem == "glue-bert-base"]
+    found = dataclasses.replace(read_sweep(path), presets=("glue/bert-base/rte",))
+    rhos = {(p.config.method.rho, p.config.method.eta) for p in tuning_runs(found) if p.method == "delta-sam"}
+    assert rhos == {(rho, eta) for rho in (0.01, 0.02, 0.05) for eta in (1e-4, 2e-4, 5e-4, 1e-3)}
+
+
+def test_without_a_choice_every_point_has_every_seed() -> None:
+    runs = final_runs(sweep(), {})
+    assert len(runs) == 3 + 4 * 3
+    assert tuning_runs(sweep()) == []
+
+
+def test_tuning_chooses_the_best_mean_and_keeps_the_ids_of_its_runs() -> None:
+    it = sweep(tune={"seeds": [1, 2]})
+    tuning = tuning_runs(it)
+    assert len(tuning) == 4 * 2
+    assert {p.method for p in final_runs(it, {})} == {"erm"}  # nothing is chosen for delta-sam yet
+    scores = {0.01: 0.7, 0.05: 0.9}
+    pairs = [(p, result(p, scores[p.config.method.rho] + p.config.method.eta)) for p in tuning]
+    chosen = select(pairs)
+    assert dict(chosen["docstrings/minilm-l6", "delta-sam"]) == {"method.rho": 0.05, "method.eta": 1e-3}
+    final = [p for p in final_runs(it, chosen) if p.method == "delta-sam"]
+    assert [p.config.seed for p in final] == [1, 2, 3]
+    assert {p.config.run_id for p in final[:2]} <= {p.config.run_id for p in tuning}  # not run again
+
+    lower = [(p, result(p, r.primary_value, higher_is_better=False)) for p, r in pairs]
+    assert dict(select(lower)["docstrings/minilm-l6", "delta-sam"]) == {"method.rho": 0.01, "method.eta": 1e-4}
+
+
+def test_a_point_that_lost_a_run_is_out() -> None:
+    tuning = tuning_runs(sweep(tune={"seeds": [1, 2]}))
+    pairs = [(p, result(p, 1.0 if p.config.method.rho == 0.05 else 0.5)) for p in tuning]
+    pairs = [(p, r) for p, r in pairs if not (p.config.method.rho == 0.05 and p.config.seed == 2)]
+    assert dict(select(pairs)["docstrings/minilm-l6", "delta-sam"])["method.rho"] == 0.01
+
+
+def test_tuning_on_another_split_makes_other_runs() -> None:
+    it = sweep(tune={"seeds": [1], "common": {"task": {"eval_split": "test"}}})
+    assert {p.config.task.eval_split for p in tuning_runs(it)} == {"test"}
+    assert {p.config.task.eval_split for p in final_runs(it, {})} == {"validation"}
+
+
+def test_methods_with_sections_and_grids_that_reach_into_lists() -> None:
+    methods = {"noisy": {"method": "sam", "regularisers": [{"name": "EmbeddingNoise", "scale": 0.1}]}}
+    it = sweep(methods=methods, grid={"noisy": {"regularisers.0.scale": [0.1, 0.2]}}, seeds=[1])
+    assert [dict(p.config.regularisers[0].options)["scale"] for p in final_runs(it, {})] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": [1]}, "sweep.seed: unknown option of Sweep; did you mean seeds"),
+        ({"models": []}, "tasks and models go together"),
+        ({"tasks": [], "models": []}, "no setup"),
+        ({"seeds": [1, 1]}, "must be different"),
+        ({"seeds": []}, "at least one"),
+        ({"grid": {"deltasam": {"method.rho": [1]}}}, "grid.deltasam: no method of the sweep; did you mean delta-sam"),
+        ({"grid": {"erm": {"method.rho": []}}}, "at least one value"),
+        ({"tune": {"seeds": []}}, "at least one seed"),
+        ({"methods": "erm"}, "must be a list"),
+        ({"keep": "everything"}, "keep='everything'"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sweep(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"methods": ["samm"], "grid": {}},
+            "minilm-l6, samm: method: there is no 'samm'; did you mean SAM",
+        ),
+        ({"grid": {"erm": {"method.rho": [0.1]}}}, "docstrings/minilm-l6, erm: method.rho: unknown option of ERM"),
+        ({"grid": {"erm": {"regularisers.0.scale": [0.1]}}}, "regularisers.0.scale"),
+    ],
+)
+def test_mistakes_in_the_runs_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        final_runs(sweep(**changes), {})

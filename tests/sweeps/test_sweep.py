@@ -1,0 +1,148 @@
+"""Sweeps through the real command: interrupted at random, with failing runs, twice at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.pretrained import bert_folder
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+COMMON = {
+    "schedule": {"steps": 3},
+    "batch": {"size": 8},
+    "evaluate_every": "end",
+    "checkpoint_every": 1,
+    "optimizer": {"lr": 1e-3},
+}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(bert_folder(tmp_path_factory.mktemp("models") / "tiny-bert"))
+
+
+def write(path: Path, bert: str, **changes: Any) -> Path:
+    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(24))]
+    (path.parent / "rows.csv").write_text("\n".join(rows))
+    files = dict.fromkeys(("train", "validation"), str(path.parent / "rows.csv"))
+    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
+    sweep = {"tasks": [task], "models": [bert], "methods": ["erm", "sam"], "common": COMMON, "seeds": [1, 2]}
+    path.write_text(yaml.safe_dump(sweep | changes))
+    return path
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "deltasam.cli", "sweep", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=500)
+    return process.returncode, out, err
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "sweep.jsonl").read_text().splitlines()]
+
+
+def results(folder: Path) -> dict[str, int]:
+    """When each result was written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+
+
+def test_runs_are_made_once_measured_tidied_and_not_repeated(bert: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "small.yaml", bert, risk={"rho": 0.05, "rows": 8, "batch_size": 4})
+    out = tmp_path / "out"
+    code, text, err = finish(start(file, "--output", out))
+    assert code == 0, text + err
+    assert "4 results, 4 runs made now, 0 failed" in text
+    made = results(out)
+    assert len(made) == 4
+    for name in made:
+        risk = json.loads((out / name / "analysis/adversarial-risk.json").read_text())
+        assert risk["value"] > risk["loss"] > 0
+        assert (out / name / "model").is_dir()
+        assert not (out / name / "checkpoints").exists()
+    more = write(file, bert, seeds=[1, 2, 3])
+    code, text, err = finish(start(more, "--output", out))
+    assert "6 results, 2 runs made now, 0 failed" in text, text + err
+    assert {name: at for name, at in results(out).items() if name in made} == made
+
+
+def test_a_failing_run_is_tried_twice_recorded_and_the_others_go_on(bert: str, tmp_path: Path) -> None:
+    # More rows per batch than there are, with drop_last: a mistake that shows only when the data is there.
+    methods = {"erm": {"method": "erm"}, "broken": {"method": "sam", "batch": {"size": 25, "drop_last": True}}}
+    out = tmp_path / "out"
+    code, text, _ = finish(start(write(tmp_path / "s.yaml", bert, methods=methods, seeds=[1]), "--output", out))
+    assert code == 1
+    assert "1 results, 1 runs made now, 1 failed" in text
+    assert "leaves no batch" in text
+    (failure,) = (out / "failures").iterdir()
+    assert "ConfigError" in failure.read_text()
+    kinds = [event["kind"] for event in journal(out) if event["run"] == failure.stem]
+    assert kinds == ["started", "retried", "started", "failed"]
+
+
+@pytest.mark.slow
+def test_24_runs_interrupted_three_times_end_with_24_results_and_none_run_twice(bert: str, tmp_path: Path) -> None:
+    methods = ["erm", "sam", "delta-sam", "per-instance-sam"]
+    file = write(tmp_path / "s.yaml", bert, methods=methods, seeds=[1, 2, 3, 4, 5, 6])
+    out = tmp_path / "out"
+    chance = random.Random(time.time_ns())
+    seen: dict[str, int] = {}
+    for blow in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+        before = len(results(out))
+        process = start(file, "--output", out, "--jobs", 2)
+        stop_at = before + chance.randint(1, 6)
+        while len(results(out)) < stop_at:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        time.sleep(chance.random() * 2)
+        process.send_signal(blow)
+        process.communicate(timeout=60)
+        time.sleep(1.0)  # the runs notice that the sweep is gone
+        now = results(out)
+        assert {name: now[name] for name in seen} == seen
+        seen = now
+        time.sleep(1.0)
+        assert results(out) == now, "a run went on after its sweep had ended"
+    assert len(seen) < 24
+    code, text, err = finish(start(file, "--output", out, "--jobs", 2))
+    assert code == 0, text + err
+    final = results(out)
+    assert len(final) == 24
+    assert {name: final[name] for name in seen} == seen
+    finished = [event["run"] for event in journal(out) if event["kind"] == "finished"]
+    assert len(finished) == len(set(finished))
+
+
+@pytest.mark.slow
+def test_two_sweeps_on_one_folder_share_the_work(bert: str, tmp_path: Path) -> None:
+    file, out = write(tmp_path / "s.yaml", bert, seeds=[1, 2, 3]), tmp_path / "out"
+    both = [start(file, "--output", out) for _ in range(2)]
+    for code, text, err in map(finish, both):
+        assert code == 0, text + err
+        assert "6 results" in text
+    finished = [event["run"] for event in journal(out) if event["kind"] == "finished"]
+    assert len(finished) == len(set(finished)) == 6
+
+
+def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_path: Path) -> None:
+    code, text, _ = finish(start(write(tmp_path / "s.yaml", bert), "--show"))
+    assert code == 0
+    assert "4 runs" in text
+    code, _, err = finish(start(write(tmp_path / "t.yaml", bert, methods=["samm"]), "--output", tmp_path / "no"))
+    assert code == 2
+    assert "did you mean SAM" in err
+    assert not (tmp_path / "no").exists()
