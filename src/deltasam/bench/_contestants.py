@@ -11,7 +11,7 @@ import torch
 
 from deltasam.bench._workbench import Workbench
 from deltasam.bench.options import Way
-from deltasam.methods import ERM, DeltaSAM, Method
+from deltasam.methods import ERM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.methods.catalogue import METHODS, find_method
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
 from deltasam.weighting import Directional, FiniteDifference
@@ -27,6 +27,7 @@ VARIANTS: dict[str, Callable[[], Method]] = {
     # probes in the precision of the other passes: two extra forwards also under autocast and TF32
     "DeltaSAM-ambient": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient")),
     "DeltaSAM-every-4": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient"), probe_every=4),
+    "PerInstanceSAM-loop": lambda: PerInstanceSAM(engine="loop"),  # one instance after the other, as the paper has it
     "DeltaSAM-directional": lambda: DeltaSAM(weighting=Directional()),
 }
 PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how often it takes its expensive step
