@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from deltasam import MicroBatches
 from deltasam.instances import InstancesMixedError, UncoveredError
 from deltasam.methods import ERM, SAM, PerInstanceSAM
-from deltasam.objectives import Classification, Contrastive
+from deltasam.objectives import R3F, SMART, VAT, Classification, Contrastive, EmbeddingNoise, RDrop
 from helpers.architectures import BY_NAME, make
 from helpers.instance_reference import gradient_errors, loop, relative
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT, grads, relative_error
@@ -150,3 +151,23 @@ def test_the_first_order() -> None:
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PerInstanceSAM(**options)
+
+
+@pytest.mark.parametrize("kind", [RDrop, R3F, VAT, EmbeddingNoise, SMART], ids=lambda kind: kind.__name__)
+def test_over_objectives_that_call_the_model_in_their_own_ways(kind: Any) -> None:
+    """Twice in one batch, twice in a row, from embeddings, with inner gradients, with a teacher beside it."""
+    model, _, batch = make(BY_NAME["BERT"], 3)
+    objective = kind(Classification(), total_steps=10) if kind is SMART else kind(Classification())
+    if kind is SMART:
+        objective.prepare(model)
+
+    def run() -> Tensor:
+        torch.manual_seed(3)
+        return objective(model, batch)
+
+    exact = loop(model, run, 0.1)
+    model.zero_grad()
+    torch.manual_seed(3)
+    step = PerInstanceSAM(rho=0.1, engine="low-rank").backward(model, batch, objective)
+    assert gradient_errors({n: p.grad for n, p in model.named_parameters()}, exact.gradient) < 1e-9
+    assert relative(step.perturbed_losses, exact.perturbed) < 1e-9
