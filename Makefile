@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help quickstart test test-slow test-gpu lint format docs bench lock clean
+.PHONY: help quickstart test test-slow test-gpu test-browser lint format docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -26,8 +26,16 @@ test: $(VENV)/.dev  ## all tests that are quick and need no GPU
 test-slow: $(VENV)/.dev  ## the slow tests
 	$(PYTEST) -q -m "slow and not gpu"
 
+fuzz: $(VENV)/.dev  ## 12,500 generated configurations, batches and damaged files
+	DELTASAM_FUZZ=2500 $(PYTEST) -q tests/fuzz
+
 test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(PYTEST) -q -m gpu
+
+test-browser: $(VENV)/.dev  ## the report in a real browser; installs selenium, and chromium where apt-get may
+	$(PIP) --editable '.[browser]'
+	@command -v chromium chromedriver >/dev/null || apt-get install -y --no-install-recommends chromium chromium-driver
+	$(PYTEST) -q -m browser
 
 lint: $(VENV)/.dev  ## style, types and layers
 	$(BIN)/ruff check .

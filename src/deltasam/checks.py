@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -33,3 +34,8 @@ def check_losses(losses: Any, *, graph: bool) -> None:
             "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad, or "
             "used only frozen parts of the model"
         )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an accelerator, or the host, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

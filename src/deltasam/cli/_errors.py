@@ -11,6 +11,12 @@ class CommandError(Exception):
     exit_code: ClassVar[int] = 1
 
 
+class StoppedError(CommandError):
+    """The run was told to stop and wrote a checkpoint: the exit code is 75, "try again" (EX_TEMPFAIL)."""
+
+    exit_code: ClassVar[int] = 75
+
+
 class InputError(CommandError):
     """Bad input, found before anything was done: the exit code is 2, as for an unknown option."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from deltasam.cli._errors import InputError
+from deltasam.cli._errors import CommandError, InputError, StoppedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Tells errors in the configuration and the data in one line, with exit code 2."""
-    from deltasam.experiments import ConfigError
+    """Tells errors in the configuration and the data in one line, exit code 2; 75 if stopped, 1 for the others."""
+    from deltasam.experiments import ConfigError, DivergedError, RunStoppedError
+    from deltasam.storage import StorageError
     from deltasam.tasks import DataError
 
     try:
         yield
     except (ConfigError, DataError) as error:
         raise InputError(str(error)) from error
+    except RunStoppedError as error:
+        raise StoppedError(str(error)) from error
+    except (StorageError, DivergedError) as error:
+        raise CommandError(str(error)) from error
 
 
 def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = ()) -> Table:

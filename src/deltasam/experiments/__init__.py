@@ -9,7 +9,7 @@
 """
 
 from deltasam.experiments._config import RunConfig
-from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._errors import ConfigError, DivergedError, RunStoppedError
 from deltasam.experiments._folder import RunFolder
 from deltasam.experiments._load import Loaded, load, load_run
 from deltasam.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser
@@ -24,6 +24,7 @@ __all__ = [
     "WEIGHTINGS",
     "Batch",
     "ConfigError",
+    "DivergedError",
     "Loaded",
     "ModelConfig",
     "Optimizer",
@@ -32,6 +33,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "RunFolder",
+    "RunStoppedError",
     "Schedule",
     "load",
     "load_preset",

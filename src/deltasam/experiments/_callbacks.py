@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from deltasam.experiments._folder import RunFolder, mark_complete, write
@@ -45,13 +46,15 @@ class Recorder(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Starts the log with what the checkpoint remembers; later entries of an interrupted run are made again."""
+        if not state.is_world_process_zero:
+            return
         kept = [_line(entry) for entry in state.log_history if "train_runtime" not in entry]
         write(self._folder.metrics, "".join(kept))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Appends the entry."""
         entry = state.log_history[-1]
-        if "train_runtime" not in entry:
+        if "train_runtime" not in entry and state.is_world_process_zero:
             with self._folder.metrics.open("a", encoding="utf-8") as file:
                 file.write(_line(entry))
 
@@ -64,7 +67,11 @@ class Recorder(TrainerCallback):
         control.should_log = control.should_log or control.should_save
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Marks the checkpoint."""
+        """Marks the checkpoint, once every process has written its part."""
+        if args.world_size > 1:
+            torch.distributed.barrier()
+        if not state.is_world_process_zero:
+            return
         checkpoint = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         mark_complete(checkpoint, {"train_seconds": self._clock.training, "eval_seconds": self._clock.evaluating})
 

@@ -147,7 +147,7 @@ def read_yaml(path: Path) -> Plain:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not text, or no date
         raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {found!r}")

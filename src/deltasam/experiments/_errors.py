@@ -1,7 +1,15 @@
-"""The error for a run that cannot be started as it was described."""
+"""The errors of runs."""
 
 from __future__ import annotations
 
 
 class ConfigError(ValueError):
     """A configuration, preset or output folder is wrong; raised before any training."""
+
+
+class RunStoppedError(Exception):
+    """A run was told to stop, wrote a checkpoint, and goes on from there when it is started again."""
+
+
+class DivergedError(Exception):
+    """A run was ended because its gradients were no longer finite; its last good checkpoint is named."""

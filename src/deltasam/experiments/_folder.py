@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._result import Result
+from deltasam.storage import StorageError, seal, sealed, write_text
 
 _COMPLETE = "complete.json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,30 +85,45 @@ class RunFolder:
         write(self.config, config.to_yaml())
 
     def last_checkpoint(self, before: int) -> Path | None:
-        """The last complete checkpoint of fewer than ``before`` updates; incomplete ones are removed."""
+        """The last checkpoint of fewer than ``before`` updates that is complete and as it was written.
+
+        One that a kill cut short is removed; one that was altered since is left alone, told of, and passed over.
+        """
         found: dict[int, Path] = {}
         for path in self.checkpoints.glob("checkpoint-*") if self.checkpoints.is_dir() else ():
-            step = int(path.name.rpartition("-")[2])
+            number = path.name.rpartition("-")[2]
+            if not number.isdigit() or not path.is_dir():
+                continue
+            step = int(number)
             if not (path / _COMPLETE).is_file():
                 shutil.rmtree(path)  # the run was killed while writing it
             elif step < before:
                 found[step] = path
-        return found[max(found)] if found else None
+        for step in sorted(found, reverse=True):
+            if _is_intact(found[step]):
+                return found[step]
+        return None
+
+
+def _is_intact(checkpoint: Path) -> bool:
+    try:
+        sealed(checkpoint, _COMPLETE)
+    except StorageError as error:
+        _log.warning("%s; the checkpoint before it is used", error)
+        return False
+    return True
 
 
 def mark_complete(checkpoint: Path, notes: dict[str, Any]) -> None:
-    """Says that all of a checkpoint has been written, with what the run needs to go on."""
-    write(checkpoint / _COMPLETE, json.dumps(notes))
+    """Says that all of a checkpoint has been written, with its checksums and what the run needs to go on."""
+    seal(checkpoint, _COMPLETE, notes)
 
 
 def notes_of(checkpoint: Path) -> dict[str, Any]:
     """What :func:`mark_complete` noted."""
-    notes: dict[str, Any] = json.loads((checkpoint / _COMPLETE).read_text())
-    return notes
+    return sealed(checkpoint, _COMPLETE)
 
 
 def write(path: Path, text: str) -> None:
     """Writes a file so that it is there in full or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)  # noqa: PTH105 - Path.replace returns a path nobody needs
+    write_text(path, text)

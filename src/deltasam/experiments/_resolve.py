@@ -95,7 +95,7 @@ def parse_setting(setting: str) -> Plain:
         raise ConfigError(f"{setting!r}: a setting has the form section.option=value, such as method.rho=0.02")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{setting!r}: the value is not YAML ({str(error).splitlines()[0]})") from error
     for part in reversed(path.lstrip("-").split(".")):
         value = {part: value}

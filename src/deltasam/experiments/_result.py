@@ -86,5 +86,5 @@ class Result:
         """
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, TypeError, json.JSONDecodeError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}: not a result of this version ({error})") from error

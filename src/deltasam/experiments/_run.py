@@ -10,12 +10,13 @@ from typing import Any
 
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._environment import device_name, environment, peak_memory
-from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._errors import ConfigError, RunStoppedError
 from deltasam.experiments._folder import RunFolder, notes_of, write
 from deltasam.experiments._parts import named_plain, to_method
 from deltasam.experiments._result import Result
 from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
+from deltasam.storage import told_clearly
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
 
 
@@ -104,20 +105,25 @@ def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool
     Raises:
         ConfigError: The folder holds another run, or the configuration does not fit the data or device.
         DataError: The data or the model is missing or wrong.
+        RunStoppedError: A signal (SIGTERM, SIGINT) stopped the run; it wrote a checkpoint.
+        DivergedError: The gradients were not finite for many updates in a row.
+        StorageError: The disk is full, or the folder cannot be written to.
     """
     place = RunFolder(folder)
     finished = place.finished(config)
     if finished is not None:
         return finished
     prepared = prepare(config)
-    place.claim(config)
-    return _train(prepared, place, watch, tensorboard=tensorboard)
+    with told_clearly(folder):
+        place.claim(config)
+        return _train(prepared, place, watch, tensorboard=tensorboard)
 
 
 def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: bool) -> Result:
     from transformers import PrinterCallback
 
     from deltasam.experiments._callbacks import Clock, Recorder, Watcher
+    from deltasam.experiments._faults import Guard, Stopper
     from deltasam.experiments._trainer import RunTrainer, arguments
 
     config, task, total = prepared.config, prepared.config.task, prepared.total
@@ -125,7 +131,8 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
     write(place.path / "environment.json", json.dumps(facts, indent=2))
     if tensorboard:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(place.path / "tensorboard")
-    clock = Clock()
+    clock, stopper = Clock(), Stopper()
+    guard = Guard(lambda: place.last_checkpoint(total))
     trainer = RunTrainer(
         model=prepared.model(),
         args=arguments(config, total, place.checkpoints, tensorboard=tensorboard),
@@ -137,20 +144,29 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
         config=config,
         tokenizer=prepared.tokenizer,
         clock=clock,
-        callbacks=[Recorder(place, clock), *([Watcher(watch)] if watch is not None else [])],
+        callbacks=[stopper, guard, Recorder(place, clock), *([Watcher(watch)] if watch is not None else [])],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = place.last_checkpoint(total)
     if checkpoint is not None:
         clock.resume(notes_of(checkpoint))
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    finally:
+        stopper.release()
+    done = trainer.state.global_step
+    if stopper.by is not None and done < total:
+        raise RunStoppedError(
+            f"stopped by {stopper.by} after update {done} of {total}; the run goes on from there when started again"
+        )
     seconds = clock.training
     if trainer.evaluated_at != trainer.state.global_step:
         trainer.evaluate()
-    trainer.model.save_pretrained(str(place.model))
-    prepared.tokenizer.save_pretrained(str(place.model))
     result = _result(prepared, trainer, facts, seconds, clock.evaluating)
-    write(place.result, result.to_json())
+    if trainer.is_world_process_zero():
+        trainer.model.save_pretrained(str(place.model))
+        prepared.tokenizer.save_pretrained(str(place.model))
+        write(place.result, result.to_json())
     return result
 
 

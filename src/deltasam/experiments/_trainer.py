@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
             output_dir=str(output),
             seed=config.seed,
             max_steps=total,
-            per_device_train_batch_size=config.batch.size,
+            per_device_train_batch_size=_per_process(config.batch.size),
             gradient_accumulation_steps=config.batch.accumulation,
             dataloader_drop_last=config.batch.drop_last,
             learning_rate=optimizer.lr,
@@ -89,6 +90,14 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
         )
     except ValueError as error:
         raise ConfigError(f"precision={config.precision}: {error}") from error
+
+
+def _per_process(size: int) -> int:
+    """What each of the processes of ``torchrun`` takes of a batch: the run is the same for any number of them."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if size % world:
+        raise ConfigError(f"batch.size={size} cannot be divided among {world} processes; choose a multiple of {world}")
+    return size // world
 
 
 def _cadence(what: str, every: str | int) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from deltasam.storage import StorageError, write_bytes, write_text
 
 _TENSOR = "$tensor"
 
@@ -23,24 +26,39 @@ def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
     Raises:
         TypeError: For a value of another type; it would have to be pickled.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
     numbers = _split(state, (), tensors)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, str(folder / f"{name}.safetensors"))
-    (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1))
+    content = save(tensors)
+    numbers = {"sha256": hashlib.sha256(content).hexdigest(), "state": numbers}
+    write_bytes(folder / f"{name}.safetensors", content)
+    write_text(folder / f"{name}.json", json.dumps(numbers, indent=1))
 
 
 def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] | None:
-    """What :func:`save_state` wrote, its tensors on ``device``; None if there is nothing of that name."""
-    from safetensors.torch import load_file
+    """What :func:`save_state` wrote, its tensors on ``device``; None if there is nothing of that name.
 
-    if not (folder / f"{name}.json").is_file():
+    Raises:
+        StorageError: The files are cut short or altered.
+    """
+    from safetensors.torch import load
+
+    numbers, tensors = folder / f"{name}.json", folder / f"{name}.safetensors"
+    if not numbers.is_file():
         return None
-    on_cpu = load_file(str(folder / f"{name}.safetensors"))
-    tensors = {key: tensor.to(device) for key, tensor in on_cpu.items()}
-    found: dict[str, Any] = _joined(json.loads((folder / f"{name}.json").read_text()), tensors)
+    try:
+        saved = json.loads(numbers.read_text(encoding="utf-8"))
+        content = tensors.read_bytes()
+        if hashlib.sha256(content).hexdigest() != saved["sha256"]:
+            raise ValueError("the checksum of the tensors has changed")
+        on_device = {key: tensor.to(device) for key, tensor in load(content).items()}
+        found: dict[str, Any] = _joined(saved["state"], on_device)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{numbers}: the state of the method is cut short or altered ({error}); resume from an earlier checkpoint"
+        ) from error
     return found
 
 

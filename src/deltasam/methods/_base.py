@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from deltasam.checks import is_out_of_memory
 from deltasam.distributed import Sharpness
 from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
 from deltasam.perturb import Selection
@@ -146,8 +147,19 @@ class Method(ABC):
         """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
         try:
             return self.noted(self._step(passes))
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise torch.OutOfMemoryError(self._advice(error, passes.count.forwards)) from error
+            raise
         finally:
             passes.ranks.release()
+
+    def _advice(self, error: RuntimeError, number: int) -> str:
+        return (
+            f"{error}\n{type(self).__name__} ran out of memory in pass {number} of a step; the weights are as they "
+            "were. Lower the batch size, or pass deltasam.MicroBatches (one perturbation, activations of one part), "
+            "or perturb fewer parameters (params='norms', 'no-embeddings', 'lora')"
+        )
 
     def noted(self, step: Step) -> Step:
         """Counts the step, and whether it left the perturbation out."""

@@ -1,0 +1,172 @@
+"""Runs that are killed, stopped and starved. A script, so that all is imported once and every run is a fork of it.
+
+``fault_runs.py FOLDER KILLS`` writes what it found to ``found.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.trainer  # noqa: F401
+
+import deltasam.cli.train  # noqa: F401
+from deltasam.cli import main
+from deltasam.experiments import RunConfig, run
+from deltasam.experiments._callbacks import Recorder  # noqa: F401
+from deltasam.experiments._faults import Guard  # noqa: F401
+from deltasam.experiments._trainer import RunTrainer
+from helpers.pretrained import bert_folder
+
+UPDATES = 12
+
+
+def rows(path: Path, number: int, seed: int) -> str:
+    """Sentences whose first word tells the label."""
+    words, chance = ("return", "file", "name", "set", "get", "the"), random.Random(seed)
+    made = [" ".join(chance.choices(words, k=5)) for _ in range(number)]
+    path.write_text("\n".join(["text,label", *(f"{text},{int(text < 'name')}" for text in made)]))
+    return str(path)
+
+
+def config(folder: Path) -> RunConfig:
+    bert = str(bert_folder(folder / "bert"))
+    files = {"train": rows(folder / "train.csv", 48, 0), "validation": rows(folder / "validation.csv", 10, 1)}
+    return RunConfig.from_plain(
+        {
+            "task": {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 16},
+            "model": bert,
+            "method": {"name": "LookSAM", "k": 4},  # has a state to be saved
+            "optimizer": {"lr": 1e-3},
+            "schedule": {"steps": UPDATES},
+            "batch": {"size": 8},
+            "evaluate_every": "end",
+            "checkpoint_every": 2,
+        }
+    )
+
+
+def forked(work: Callable[[], int]) -> int:
+    """Starts the work in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            torch.set_num_threads(1)
+            code = work()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return child
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def finish(one: RunConfig, folder: Path) -> int:
+    run(one, folder)
+    return 0
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "model/model.safetensors").read_bytes()).hexdigest()
+
+
+def kills(one: RunConfig, folder: Path, number: int, seconds: float) -> tuple[int, list[str]]:
+    """SIGKILL at random moments, so many times; a run that comes to its end makes room for another one.
+
+    Returns:
+        How many kills met a live run, and the weights that the runs ended with.
+    """
+    chance, hit, place = random.Random(number), 0, folder / "0"
+    ends = []
+    while hit < number:
+        child = forked(lambda place=place: finish(one, place))
+        until = time.monotonic() + chance.uniform(0.1, 1.0) * seconds
+        alive = True
+        while alive and time.monotonic() < until:
+            alive = os.waitpid(child, os.WNOHANG) == (0, 0)
+            time.sleep(0.005)
+        if alive:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            hit += 1
+        if (place / "result.json").exists():
+            ends.append(weights(place))
+            place = folder / str(len(ends))
+    assert ended(forked(lambda: finish(one, place))) == 0
+    return hit, [*ends, weights(place)]
+
+
+def stopped(bert_config: Path, folder: Path, number: int) -> tuple[int, str]:
+    """Exit code and message of ``deltasam train`` that is sent a signal in the middle of an update."""
+    log = folder.with_suffix(".log")
+
+    def work() -> int:
+        calls = 0
+        step = RunTrainer.training_step
+
+        def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 5:
+                os.kill(os.getpid(), number)
+            return step(self, *args, **kwargs)
+
+        RunTrainer.training_step = training_step
+        with log.open("w") as file, contextlib.redirect_stderr(file), contextlib.redirect_stdout(io.StringIO()):
+            return main(["train", "--config", str(bert_config), "--output", str(folder)])
+
+    return ended(forked(work)), log.read_text()
+
+
+def starved(bert_config: Path, folder: Path) -> tuple[int, str]:
+    """The same where no file may be larger than a checkpoint's."""
+    log = folder.with_suffix(".log")
+
+    def work() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        with log.open("w") as file, contextlib.redirect_stderr(file), contextlib.redirect_stdout(io.StringIO()):
+            return main(["train", "--config", str(bert_config), "--output", str(folder)])
+
+    return ended(forked(work)), log.read_text()
+
+
+def work(folder: Path, number: int) -> dict[str, Any]:
+    one = config(folder)
+    described = folder / "config.yaml"
+    described.write_text(one.to_yaml())
+    start = time.monotonic()
+    assert ended(forked(lambda: finish(one, folder / "whole"))) == 0
+    found: dict[str, Any] = {"seconds": time.monotonic() - start, "whole": weights(folder / "whole")}
+    found["hit"], found["killed"] = kills(one, folder / "killed", number, found["seconds"])
+    for name in ("SIGTERM", "SIGINT"):
+        place = folder / name
+        code, said = stopped(described, place, signal.Signals[name])
+        found[name] = {"code": code, "said": said, "finished": (place / "result.json").exists()}
+        found[name]["checkpoint"] = (place / "checkpoints/checkpoint-5/complete.json").exists()
+        assert ended(forked(lambda place=place: finish(one, place))) == 0
+        found[name]["weights"] = weights(place)
+    code, said = starved(described, folder / "starved")
+    found["starved"] = {"code": code, "said": said}
+    assert ended(forked(lambda: finish(one, folder / "starved"))) == 0
+    found["starved"]["weights"] = weights(folder / "starved")
+    return found
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    (place / "found.json").write_text(json.dumps(work(place, int(sys.argv[2]))))
