@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help quickstart test test-slow test-gpu test-browser lint format docs bench lock clean
+.PHONY: help quickstart test test-slow fuzz test-gpu test-browser lint format docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20

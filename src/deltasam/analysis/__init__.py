@@ -5,6 +5,13 @@ otherwise, leave the model as it was, and show a progress bar on a terminal.
 """
 
 from deltasam.analysis._alignment import Alignment, alignment
+from deltasam.analysis._landscape import (
+    filter_direction,
+    gradient_direction,
+    instance_slice,
+    line_slice,
+    plane_slice,
+)
 from deltasam.analysis._risk import Risk, adversarial_risk
 from deltasam.analysis._sharpness import Sharpness, sharpness
 from deltasam.analysis._weights_quality import WeightsQuality, weights_quality
@@ -16,6 +23,11 @@ __all__ = [
     "WeightsQuality",
     "adversarial_risk",
     "alignment",
+    "filter_direction",
+    "gradient_direction",
+    "instance_slice",
+    "line_slice",
+    "plane_slice",
     "sharpness",
     "weights_quality",
 ]

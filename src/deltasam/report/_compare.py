@@ -9,18 +9,20 @@ from deltasam.report._names import method_name, method_order
 from deltasam.report._tests import Comparison, holm, pooled_test
 from deltasam.report._wins import Wins, count_wins
 
-Scores = Mapping[tuple[str, str], Mapping[str, list[float]]]
-"""(model, method) -> column -> one value per seed."""
+Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
+"""(model, method) -> column -> value by seed."""
 
 
 def compare(scores: Scores, first: str, second: str) -> tuple[Comparison, Wins] | None:
-    """Two methods over all models and columns that both have with the same number of seeds; None if there is none."""
-    pairs = {}
+    """Two methods over all models and columns, paired by the seeds that both have; None if there is no pair."""
+    pairs: dict[str, tuple[list[float], list[float]]] = {}
     for (group, method), columns in scores.items():
         other = scores.get((group, second), {})
         if method == first:
-            same = {c: (v, other[c]) for c, v in columns.items() if v and len(other.get(c, ())) == len(v)}
-            pairs |= {f"{group} {column}": both for column, both in same.items()}
+            for column, values in columns.items():
+                seeds = [seed for seed in values if seed in other.get(column, {})]
+                if seeds:
+                    pairs[f"{group} {column}"] = [values[s] for s in seeds], [other[column][s] for s in seeds]
     if not pairs:
         return None
     means = [{cell: fmean(both[side]) for cell, both in pairs.items()} for side in (0, 1)]

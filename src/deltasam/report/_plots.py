@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -38,7 +39,7 @@ def curves(cells: Cells, logs: Logs, name: str | None, *, what: str, unit: str) 
             points: dict[float, list[float]] = {}
             for run in runs:
                 for entry in logs[run.run_id]:
-                    if key in entry:
+                    if math.isfinite(entry.get(key, math.nan)):
                         points.setdefault(entry["step"], []).append(float(entry[key]))
             if points:
                 steps = sorted(points)

@@ -17,16 +17,17 @@ _GLUE_HEADERS = {
 }  # fmt: skip
 _STS_HEADERS = {**{f"sts{y}": f"STS{y}" for y in range(12, 17)}, "stsb": "STS-B", "sickr": "SICK-R"}
 _ROUGE_HEADERS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"}
-Finder = Callable[[str, str, str], list[float]]
+Finder = Callable[[str, str, str], dict[int, float]]
+"""Model, method, column -> value by seed."""
 
 
 def glue_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 1: eight tasks of GLUE."""
     cells = by_cell(runs.finished, lambda run: run.task in paper.GLUE_TASKS)
 
-    def values(model: str, method: str, task: str) -> list[float]:
+    def values(model: str, method: str, task: str) -> dict[int, float]:
         found = cells.get((task, model, method), [])
-        return [100 * run.metrics[run.primary] for run in found]
+        return {run.seed: 100 * run.metrics[run.primary] for run in found}
 
     present = [(run.model, run.method) for found in cells.values() for run in found[:1]]
     columns = tuple(Column(key=task, header=_GLUE_HEADERS[task]) for task in paper.GLUE_TASKS)
@@ -37,8 +38,8 @@ def sts_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 2: seven sets of semantic textual similarity."""
     cells = by_cell(runs.finished, lambda run: run.task == "mirror" and set(paper.STS_SETS) <= set(run.metrics))
 
-    def values(model: str, method: str, dataset: str) -> list[float]:
-        return [100 * run.metrics[dataset] for run in cells.get(("mirror", model, method), [])]
+    def values(model: str, method: str, dataset: str) -> dict[int, float]:
+        return {run.seed: 100 * run.metrics[dataset] for run in cells.get(("mirror", model, method), [])}
 
     present = [(model, method) for _, model, method in cells]
     columns = tuple(Column(key=name, header=_STS_HEADERS[name], decimals=2) for name in paper.STS_SETS)
@@ -50,9 +51,9 @@ def summarization_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     cells = by_cell(runs.finished, lambda run: set(paper.ROUGE) <= set(run.metrics))
     tasks = {(model, method): task for task, model, method in cells}
 
-    def values(model: str, method: str, metric: str) -> list[float]:
+    def values(model: str, method: str, metric: str) -> dict[int, float]:
         found = cells.get((tasks.get((model, method), ""), model, method), [])
-        return [100 * run.metrics[metric] for run in found]
+        return {run.seed: 100 * run.metrics[metric] for run in found}
 
     columns = tuple(Column(key=name, header=_ROUGE_HEADERS[name], decimals=2) for name in paper.ROUGE)
     title = "CNN/DailyMail summarization"
@@ -79,7 +80,7 @@ def _score_table(
         for method in sorted(own | set(source.figures.get(named, {})), key=method_order):
             figures = source.figures.get(named, {}).get(method, {})
             found = {column.key: values(model, method, column.key) for column in columns}
-            cells = {key: Cell(tuple(numbers), figures.get(key)) for key, numbers in found.items()}
+            cells = {key: Cell(tuple(numbers.values()), figures.get(key)) for key, numbers in found.items()}
             if average:
                 cells = {"avg": Cell(_averages(found), figures.get("avg")), **cells}
             rows.append(Row(group, method, method_name(method), cells))
@@ -110,12 +111,12 @@ def groups(table: str, models: Sequence[str], source: paper.Source) -> list[tupl
     return found + [(model, model, "") for model in ours if paper_model(table, model) not in source.figures]
 
 
-def _averages(found: dict[str, list[float]]) -> tuple[float, ...]:
-    """The average over the columns seed by seed, where every column has the same number of seeds."""
-    counts = {len(numbers) for numbers in found.values()}
-    if len(counts) != 1 or counts == {0}:
+def _averages(found: dict[str, dict[int, float]]) -> tuple[float, ...]:
+    """The average over the columns seed by seed; nothing where a column has other seeds than the rest."""
+    seeds = {tuple(numbers) for numbers in found.values()}
+    if len(seeds) != 1:
         return ()
-    return tuple(sum(column) / len(found) for column in zip(*found.values(), strict=True))
+    return tuple(sum(numbers[seed] for numbers in found.values()) / len(found) for seed in seeds.pop())
 
 
 def primary_values(runs: Sequence[Run]) -> list[float]:

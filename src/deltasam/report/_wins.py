@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+Setup = TypeVar("Setup", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +28,10 @@ class Wins:
 
 
 def count_wins(
-    first: Mapping[Hashable, float],
-    second: Mapping[Hashable, float],
+    first: Mapping[Setup, float],
+    second: Mapping[Setup, float],
     *,
-    lower_is_better: Collection[Hashable] = (),
+    lower_is_better: Collection[Setup] = (),
 ) -> Wins:
     """In how many setups the first method is better than the second; setups that one of them lacks do not count.
 

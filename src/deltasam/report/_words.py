@@ -40,11 +40,13 @@ def _leader(cells: dict[Key, list[Run]], task: str, model: str) -> str:
     return f"On {task} with {model}, {names} {verb} the best mean {one.primary}, {top:.4g} (mean over {over} seeds)."
 
 
-def _scores(cells: dict[Key, list[Run]]) -> dict[tuple[str, str], dict[str, list[float]]]:
-    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+def _scores(cells: dict[Key, list[Run]]) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+    scores: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for (task, model, method), runs in cells.items():
         sign = 1 if runs[0].higher_is_better else -1
-        scores.setdefault((model, method), {})[task] = [sign * 100 * run.metrics[run.primary] for run in runs]
+        scores.setdefault((model, method), {})[task] = {
+            run.seed: sign * 100 * run.metrics[run.primary] for run in runs
+        }
     return scores
 
 

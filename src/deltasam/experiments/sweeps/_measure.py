@@ -49,7 +49,12 @@ def record_risk(
 
     _, loaded = load_run(folder, split=split, rows=rows, data=data)
     risk = adversarial_risk(loaded.model, loaded.batches(batch_size), loaded.objective, rho=rho, steps=steps)
-    found = {"settings": wanted, "value": float(risk.value), "loss": float(risk.clean), "measured": len(risk.losses)}
+    found: dict[str, Any] = {
+        "settings": wanted,
+        "value": float(risk.value),
+        "loss": float(risk.clean),
+        "measured": len(risk.losses),
+    }
     if not math.isfinite(found["value"]):
         raise ValueError(f"{folder}: the adversarial risk is {found['value']}; the run has diverged")
     place = RunFolder(folder).path / "analysis"

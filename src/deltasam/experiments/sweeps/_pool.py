@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -73,7 +73,7 @@ class LocalPool:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(workers=workers or len(gpus) or max(1, cores // 4), gpus=gpus)
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
+    def run(self, jobs: Sequence[Job]) -> Generator[Event, None, None]:
         """Makes the runs and yields what happens. Closing the generator ends all processes.
 
         A process that dies (out of memory, a crash below Python) counts as a failed run like any other.

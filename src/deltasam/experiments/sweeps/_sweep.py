@@ -106,7 +106,7 @@ def _run_missing(
             trained += event.kind == "finished"
             watch(event)
     finally:
-        events.close()  # type: ignore[attr-defined] - a generator: its processes end with it
+        events.close()  # the processes end with the generator
     return trained
 
 

@@ -1,0 +1,154 @@
+"""Slices of the loss around the weights: along random, SAM's and every instance's own direction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.analysis._common import batches_of, in_mode
+from deltasam.analysis._risk import adversarial_risk
+from deltasam.passes import ObjectiveLike
+from deltasam.perturb import global_norm, perturbed, random_direction, trainable
+from deltasam.randomness import Seed
+
+Direction = list[Tensor | None]
+"""One tensor per trainable parameter; None leaves it where it is."""
+
+
+def filter_direction(model: nn.Module, *, seed: int = 0) -> Direction:
+    r"""A random direction, every filter scaled to the norm of the weights it would move (Li et al. 2018).
+
+    .. math:: d_{f} \leftarrow \frac{d_f}{\lVert d_f \rVert} \lVert w_f \rVert
+
+    A filter is a row of a matrix. Biases and normalisation parameters stay, as in that work: scaling either does not
+    change the network. A distance of 1 is then as large as the weights themselves, in every layer.
+
+    Args:
+        model: The model.
+        seed: Of the direction.
+
+    Returns:
+        The direction.
+    """
+    params = list(trainable(model).values())
+    drawn = random_direction(params, Seed(seed, 0))
+    return [_scaled(d, p.detach()) if p.dim() > 1 else None for d, p in zip(drawn, params, strict=True)]
+
+
+def gradient_direction(model: nn.Module, data: Iterable[Any], objective: ObjectiveLike) -> Direction:
+    """The direction of SAM over all the data: the gradient of the mean loss, of norm 1.
+
+    Raises:
+        ValueError: The gradient is zero or not finite.
+    """
+    params = list(trainable(model).values())
+    total: list[Tensor] = [torch.zeros_like(p) for p in params]
+    with in_mode(model, False):
+        for batch in batches_of(model, data, None, False, "gradient"):
+            grads = torch.autograd.grad(objective(model, batch).sum(), params, allow_unused=True)
+            for sum_, grad in zip(total, grads, strict=True):
+                if grad is not None:
+                    sum_ += grad.to_dense() if grad.is_sparse else grad
+    norm = float(global_norm(total))
+    if not (norm > 0 and torch.isfinite(torch.tensor(norm))):
+        raise ValueError(
+            f"the gradient of the mean loss has norm {norm}; there is no direction of SAM at these weights"
+        )
+    return [part / norm for part in total]
+
+
+def line_slice(
+    model: nn.Module,
+    data: Sequence[Any],
+    objective: ObjectiveLike,
+    direction: Direction,
+    distances: Sequence[float],
+    *,
+    progress: bool | None = None,
+) -> list[float]:
+    """Mean loss at w + t * direction for every distance t, in eval mode; the weights are left as they were.
+
+    Cost: one forward over the data per distance.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.constant_(model.weight, 1.0)
+        >>> data = [torch.ones(2, 1)]
+        >>> line_slice(model, data, lambda m, x: m(x).squeeze(-1) ** 2, [torch.ones(1, 1)], [-1.0, 0.0, 1.0])
+        [0.0, 1.0, 4.0]
+    """
+    return [_loss(model, data, objective, direction, t) for t in _bar(distances, progress, "landscape, line")]
+
+
+def plane_slice(
+    model: nn.Module,
+    data: Sequence[Any],
+    objective: ObjectiveLike,
+    first: Direction,
+    second: Direction,
+    distances: Sequence[float],
+    *,
+    progress: bool | None = None,
+) -> list[list[float]]:
+    """Mean loss at w + s * first + t * second: one row per t, in it one number per s.
+
+    Cost: one forward over the data per pair of distances.
+    """
+    return [
+        [_loss(model, data, objective, _sum(s, first, t, second), 1.0) for s in distances]
+        for t in _bar(distances, progress, "landscape, plane")
+    ]
+
+
+def instance_slice(
+    model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, distances: Sequence[float], **options: Any
+) -> list[float]:
+    """Mean over the instances of each one's loss along its own gradient, at distances of at least 0.
+
+    Cost: that of :func:`~deltasam.analysis.adversarial_risk` per distance.
+
+    Raises:
+        ValueError: A distance is negative.
+    """
+    if min(distances) < 0:
+        raise ValueError(f"distances={list(distances)} must be at least 0: ascent along an instance's own gradient")
+    found = []
+    for t in distances:
+        risk = adversarial_risk(model, data, objective, rho=t or 1e-12, **options)
+        found.append(risk.value if t > 0 else risk.clean)
+    return found
+
+
+def _loss(model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, direction: Direction, t: float) -> float:
+    params = list(trainable(model).values())
+    step = torch.tensor(float(t), device=params[0].device)
+    total, count = 0.0, 0
+    with in_mode(model, False), torch.no_grad(), perturbed(params, direction, step, consume=False):
+        for batch in batches_of(model, data, None, False, "loss"):
+            losses = objective(model, batch)
+            total += float(losses.double().sum())
+            count += len(losses)
+    return total / count
+
+
+def _scaled(direction: Tensor, weights: Tensor) -> Tensor:
+    rows, norms = direction.flatten(1), weights.flatten(1).norm(dim=1, keepdim=True)
+    return (rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30) * norms).view_as(direction)
+
+
+def _sum(s: float, first: Direction, t: float, second: Direction) -> Direction:
+    return [None if a is None or b is None else s * a + t * b for a, b in zip(first, second, strict=True)]
+
+
+def _bar(distances: Sequence[float], progress: bool | None, description: str) -> Iterable[float]:
+    import sys
+
+    if not (sys.stderr.isatty() if progress is None else progress):
+        return distances
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(distances, description, console=Console(stderr=True), transient=True)

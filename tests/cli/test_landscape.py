@@ -1,0 +1,45 @@
+"""``deltasam analyze landscape``: measured once, kept in the run folder, shown by the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deltasam.cli import main
+from deltasam.experiments import RunConfig, run
+from deltasam.report import html_report, read_runs
+from helpers.pretrained import bert_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+
+
+def test_slices_are_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(16))]
+    (tmp_path / "rows.csv").write_text("\n".join(rows))
+    files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.csv"))
+    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
+    plain = {"task": task, "model": str(bert_folder(tmp_path / "bert")), "method": "sam", "batch": {"size": 8}}
+    folder = tmp_path / "runs/one"
+    run(RunConfig.from_plain({**plain, "schedule": {"steps": 2}, "checkpoint_every": "never"}), folder)
+
+    words = ["analyze", "landscape", str(folder), "--points", "3", "--plane", "2", "--rows", "8"]
+    assert main(words) == 0
+    assert "SAM's direction" in capsys.readouterr().out
+    kept = folder / "analysis/landscape.json"
+    written = kept.stat().st_mtime_ns
+    assert main(words) == 0
+    assert kept.stat().st_mtime_ns == written
+    assert main([*words[:-1], "6"]) == 0  # other settings are measured anew
+    assert kept.stat().st_mtime_ns > written
+
+    page = html_report(read_runs(tmp_path / "runs"), [])
+    assert '<section id="landscape">' in page
+    for direction in ("a random direction", "SAM&#x27;s direction", "each instance&#x27;s direction", "two random"):
+        assert f"Loss along {direction}" in page
+
+
+def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "landscape", str(tmp_path)]) == 2
+    assert "no run folder" in capsys.readouterr().err
+    assert main(["analyze", "landscape", str(tmp_path), "--points", "2"]) == 2

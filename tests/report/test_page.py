@@ -1,0 +1,108 @@
+"""The report as text: complete, self-contained, and nothing in a run's names gets out of its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from deltasam.report import TABLES, html_report, read_runs
+from deltasam.report._colors import look
+from helpers.hostile import HOSTILE, hostile_runs
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Checker(HTMLParser):
+    """Collects tags, and checks that they are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        assert not any(name.startswith("on") for name, _ in attributes), attributes
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page(folder: Path) -> str:
+    runs = read_runs(folder)
+    return html_report(runs, [make(runs) for make in TABLES.values()], title="Test")
+
+
+def test_every_section_and_plot_is_there() -> None:
+    text = page(GOLDEN / "runs")
+    for section in ("summary", "results", "curves", "risk", "sharpness", "weights", "cost", "glue", "sts", "runs"):
+        assert f'<section id="{section}">' in text
+    checker = Checker()
+    checker.feed(text)
+    assert not checker.open
+    assert checker.seen.count("figure") == text.count("<figcaption>") > 20
+    assert checker.seen.count("script") == 1
+
+
+def test_nothing_is_loaded_from_anywhere() -> None:
+    text = page(GOLDEN / "runs")
+    assert "default-src 'none'" in text
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", text)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert len(text) < 1_000_000
+
+
+def test_hostile_strings_are_shown_as_text(tmp_path: Path) -> None:
+    hostile_runs(GOLDEN / "runs", tmp_path)
+    text = page(tmp_path)
+    checker = Checker()
+    checker.feed(text)
+    assert checker.seen.count("script") == 1
+    assert "img" not in checker.seen
+    for value in HOSTILE:
+        assert value not in text.replace("&#x27;", "'") or "<" not in value
+    assert "&lt;script&gt;" in text
+
+
+def test_the_same_colour_for_a_method_everywhere() -> None:
+    looks = [look(m) for m in ("ERM", "SAM", "DeltaSAM", "PerInstanceSAM", "ERM+RDrop", "ERM+R3F", "FreeLB")]
+    assert len({one.color for one in looks}) == len(looks)
+    assert look("GSAM") == look("GSAM")
+    text = page(GOLDEN / "runs")
+    assert text.count(look("DeltaSAM").color) > 10
+
+
+def test_command(tmp_path: Path) -> None:
+    out = tmp_path / "deep/report.html"
+    command = [sys.executable, "-m", "deltasam.cli", "report"]
+    subprocess.run([*command, str(GOLDEN / "runs"), "-o", str(out)], check=True, capture_output=True)
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    empty = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert empty.returncode == 2
+    assert "no finished run" in empty.stderr
+
+
+def test_an_empty_report_says_so(tmp_path: Path) -> None:
+    assert "no finished run" in html_report(read_runs(tmp_path), [])
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e300])
+def test_odd_numbers_in_a_log_do_not_break_the_plots(tmp_path: Path, value: float) -> None:
+    hostile_runs(GOLDEN / "runs", tmp_path)
+    for log in tmp_path.rglob("metrics.jsonl"):
+        lines = [json.dumps({"step": 1, "loss": value}), json.dumps({"step": 2, "loss": 0.5}), '{"step": 3, "lo']
+        log.write_text("\n".join(lines))
+    text = page(tmp_path)
+    assert "nan," not in text

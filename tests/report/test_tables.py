@@ -1,0 +1,189 @@
+"""The paper's tables from real results of this project: golden files, round trips, missing cells."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from deltasam.report import (
+    TABLES,
+    Cell,
+    compare,
+    count_wins,
+    from_csv,
+    paper,
+    read_runs,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+from deltasam.report import _formats as formats
+
+# Made with `deltasam sweep` from the files beside it: models of a few thousand weights, a few rows, a dozen updates.
+GOLDEN = Path(__file__).parent / "golden"
+WRITERS = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return read_runs(GOLDEN / "runs")
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+@pytest.mark.parametrize("name", TABLES)
+def test_golden(name: str, ending: str, runs) -> None:
+    """After a change on purpose: REWRITE_GOLDEN=1 pytest tests/report/test_tables.py, and read the difference."""
+    path = GOLDEN / f"{name}.{ending}"
+    text = WRITERS[ending](TABLES[name](runs))
+    if os.environ.get("REWRITE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_a_cell_is_the_mean_of_its_results(runs) -> None:
+    """By hand from the files: the variant with the most seeds, the best mean among those."""
+    variants: dict[str, list[float]] = {}
+    for path in (GOLDEN / "runs").rglob("result.json"):
+        result = json.loads(path.read_text())
+        if result["task"] == "mrpc" and result["method"] == "SAM":
+            variants.setdefault(str(result["config"]["method"]["rho"]), []).append(result["metrics"]["accuracy"])
+    assert sorted(map(len, variants.values())) == [1, 3]  # one point of the grid was not chosen
+    wanted = 100 * fmean(max(variants.values(), key=len))
+    (row,) = [row for row in TABLES["glue"](runs).rows if row.group == "BERT-base" and row.method == "SAM"]
+    assert row.cells["mrpc"].ours("mean") == pytest.approx(wanted)
+    assert row.cells["mrpc"].paper == 88.2
+    assert row.cells["mrpc"].difference("max") == pytest.approx(row.cells["mrpc"].ours("max") - 88.2)
+    assert row.cells["mnli"].ours("mean") is None
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_csv_round_trips(name: str, runs) -> None:
+    table = TABLES[name](runs)
+    lines = from_csv(to_csv(table))
+    assert len(lines) == len(table.rows) * len(table.columns)
+    for line in lines:
+        (row,) = [row for row in table.rows if (row.group, row.method) == (line["group"], line["method"])]
+        cell = row.cells.get(line["column"], Cell())
+        assert line["values"] == cell.values
+        assert line["paper"] == cell.paper
+        if cell.values:
+            assert line["mean"] == cell.summary.mean
+            assert line["ours"] == cell.ours(line["aggregate"])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_aggregates_are_named_and_missing_cells_say_so(name: str, runs) -> None:
+    for aggregate in ("mean", "median", "max"):
+        text = to_markdown(TABLES[name](runs, aggregate=aggregate))
+        assert aggregate in text.splitlines()[0]
+    empty = to_markdown(TABLES[name](read_runs(GOLDEN / "nothing")))
+    assert "no run" in empty
+    assert "There are no runs" in empty
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles(runs, tmp_path: Path) -> None:
+    tables = [TABLES[name](runs, aggregate="mean") for name in TABLES]
+    hostile = r"""<script>_^~#%&{}$\ 🙂 [x]"""
+    rows = tuple(dataclasses.replace(row, group=hostile, label=hostile) for row in tables[0].rows[:2])
+    tables.append(dataclasses.replace(tables[0], rows=rows, notes=(hostile,)))
+    body = "\n".join(to_latex(table, spread="ci") for table in tables)
+    document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
+    (tmp_path / "t.tex").write_text(document)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Missing character" not in done.stdout
+
+
+def test_hostile_names_do_not_break_markdown(runs) -> None:
+    table = TABLES["glue"](runs)
+    row = dataclasses.replace(table.rows[0], label="<b>a|b\nc*d*</b>")
+    (line,) = [
+        line
+        for line in to_markdown(dataclasses.replace(table, rows=(row,))).splitlines()
+        if "a\\|b" in line and "no" in line
+    ]
+    assert line.count(" | ") == len(table.columns)
+    assert "\\<b\\>" in line
+
+
+def test_the_papers_counts_come_out_of_the_papers_figures() -> None:
+    """27 of 30 setups better than SAM: GLUE, and STS with random noise."""
+
+    def setups(method: str, noisy: str) -> dict[tuple[str, str], float]:
+        rows = [(m, f[method]) for m, f in paper.GLUE.figures.items()]
+        rows += [(m, f[noisy]) for m, f in paper.STS.figures.items()]
+        return {(m, column): value for m, row in rows for column, value in row.items() if column != "avg"}
+
+    ours, theirs = setups("DeltaSAM", "DeltaSAM+EmbeddingNoise"), setups("SAM", "SAM+EmbeddingNoise")
+    assert str(count_wins(ours, theirs)) == "27 of 30"
+
+
+def test_the_papers_averages_come_out_of_its_columns() -> None:
+    for source in (paper.GLUE, paper.STS):
+        for model, methods in source.figures.items():
+            for method, row in methods.items():
+                columns = [value for column, value in row.items() if column != "avg"]
+                if "avg" in row:
+                    assert row["avg"] == pytest.approx(fmean(columns), abs=0.11), (model, method)
+
+
+def test_broken_and_unfinished_folders_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.yaml").write_text("task: mrpc")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/result.json").write_text('{"run_id": "x"')
+    (tmp_path / "failures").mkdir()
+    (tmp_path / "failures/c.txt").write_text("Traceback")
+    found = read_runs(tmp_path)
+    text = to_markdown(TABLES["glue"](found))
+    assert "1 run not finished" in text
+    assert "1 run failed" in text
+    assert "1 run unreadable" in text
+
+
+def test_the_same_run_in_two_folders_counts_once(tmp_path: Path, runs) -> None:
+    shutil.copytree(GOLDEN / "runs", tmp_path / "copy")
+    assert len(read_runs(GOLDEN / "runs", tmp_path / "copy").finished) == len(runs.finished)
+
+
+def test_command_writes_every_format(tmp_path: Path, runs) -> None:
+    for form, writer in (("markdown", to_markdown), ("latex", to_latex), ("csv", to_csv)):
+        out = tmp_path / form
+        words = ["table", "glue", str(GOLDEN / "runs"), "--format", form, "--output", str(out)]
+        subprocess.run([sys.executable, "-m", "deltasam.cli", *words], check=True)
+        assert out.read_text(encoding="utf-8") == writer(TABLES["glue"](runs))
+    shown = subprocess.run(
+        [sys.executable, "-m", "deltasam.cli", "table", "adversarial-risk", str(GOLDEN / "runs")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "per-instance SAM" in shown.stdout
+    assert "Ours at rho = 0.05." in shown.stdout
+    assert formats.table_notes(TABLES["glue"](runs))[0].startswith("n = ")
+    missing = subprocess.run(
+        [sys.executable, "-m", "deltasam.cli", "table", "glue", str(tmp_path / "nowhere")], capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert missing.returncode == 2
+    assert "no such folder" in missing.stderr
+
+
+def test_methods_are_compared_seed_by_seed() -> None:
+    scores = {
+        ("m", "SAM"): {"mrpc": {1: 1.0, 2: 2.0, 3: 3.0}, "rte": {7: 1.0}},
+        ("m", "DeltaSAM"): {"mrpc": {3: 3.5, 1: 1.5, 4: 9.0}, "rte": {8: 2.0}},
+    }
+    comparison, wins = compare(scores, "DeltaSAM", "SAM")
+    assert (comparison.pairs, comparison.tasks) == (2, 1)
+    assert comparison.difference == pytest.approx(0.5)
+    assert str(wins) == "1 of 1"
+    assert compare(scores, "DeltaSAM", "ERM") is None
