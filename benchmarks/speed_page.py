@@ -33,8 +33,8 @@ method.backward(model, batch, Classification())
 ```
 
 The first batch of a shape takes an ordinary step, the second is recorded, the others are replayed. Keep shapes few
-with `PadToBuckets`. Dropout is new in every step and the same in all passes of a step; gradients equal the eager ones to
-rounding (`make test-gpu`). A model that cannot be recorded runs eagerly, and a warning names the operation. On the
+with `PadToBuckets`. Dropout is new in every step and the same in all passes of a step; gradients equal the eager ones
+to rounding (`make test-gpu`). A model that cannot be recorded runs eagerly, and a warning names the operation. On the
 CPU nothing is captured.
 
 ## Measured

@@ -28,6 +28,11 @@ class _AtOrigin(torch.autograd.Function):
         return grads[0], None
 
 
+def _at_origin(parameter: Tensor, origin: Tensor) -> Tensor:
+    value: Tensor = _AtOrigin.apply(parameter, origin)  # type: ignore[no-untyped-call]
+    return value
+
+
 class Scene(nn.Module):
     """Gives ``functional_call`` something to call: any function, with the model's parameters replaced meanwhile."""
 
@@ -60,6 +65,6 @@ def held_part(objective: Any, model: nn.Module, batch: Any, moved: Moved | None)
             part: Tensor | None = held(model, batch)
         return part
     names = {id(p): name for name, p in model.named_parameters()}
-    back = {f"model.{names[id(p)]}": _AtOrigin.apply(p, w) for p, w in moved.pairs() if id(p) in names}
+    back = {f"model.{names[id(p)]}": _at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
     at_w: Tensor | None = functional_call(Scene(model, lambda: held(model, batch)), back, (), tie_weights=True)
     return at_w

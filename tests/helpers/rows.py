@@ -43,14 +43,23 @@ ROWS = [
     Row("delta-sam", m.DeltaSAM, (4, 2)),
     Row("delta-sam-3-draws", _with(m.DeltaSAM, weighting=FiniteDifference(samples=3, radius=0.5)), (8, 2)),
     Row("delta-sam-directional", _with(m.DeltaSAM, weighting=Directional()), (3, 2)),
-    Row("delta-sam-own-gradient", _with(m.DeltaSAM, weighting=OwnGradient()), (5, 3),
-        exempt=("cnn", "passes", "first-backward-is-the-ascent")),  # the first backward is the probe's
+    Row(
+        "delta-sam-own-gradient",
+        _with(m.DeltaSAM, weighting=OwnGradient()),
+        (5, 3),
+        exempt=("cnn", "passes", "first-backward-is-the-ascent"),
+    ),  # the first backward is the probe's
     Row("delta-sam-uniform", _with(m.DeltaSAM, weighting=Uniform()), (2, 2)),
     # a random permutation of the weights cannot follow a permutation of the batch
     Row("delta-sam-random", _with(m.DeltaSAM, weighting=RandomWeights()), (4, 2), exempt=("permutation",)),
     # BatchNorm makes the instances depend on each other; the first step of a model makes a third backward to verify
     Row("per-instance", m.PerInstanceSAM, (2, 2), exempt=("cnn", "passes")),
-    Row("per-instance-groups", _with(m.PerInstanceSAM, group=2), (2, 2), exempt=("cnn", "passes", "permutation", "micro-batches")),
+    Row(
+        "per-instance-groups",
+        _with(m.PerInstanceSAM, group=2),
+        (2, 2),
+        exempt=("cnn", "passes", "permutation", "micro-batches"),
+    ),
     Row("asam", m.ASAM, (2, 2), exempt=("one-instance",)),  # another norm
     Row("gsam", m.GSAM, (2, 2), exempt=("one-instance",)),  # another gradient
     # trains on a part of the batch, whose dropout masks have another shape
