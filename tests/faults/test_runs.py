@@ -179,18 +179,20 @@ def test_an_update_that_is_not_finite_is_left_out() -> None:
 
 @pytest.mark.slow
 def test_torchrun_two_processes(tmp_path: Path) -> None:
-    """``deltasam train`` by two processes is the run of one, and goes on after one of them is killed."""
-    base = config(tmp_path / "parts").to_plain() if (tmp_path / "parts").mkdir() is None else {}
-    plain = base | {"method": {"name": "SAM", "sharpness": "global"}}
+    """``deltasam train`` by two processes is the run of one."""
+    (tmp_path / "parts").mkdir()
+    plain = config(tmp_path / "parts").to_plain() | {"method": {"name": "SAM", "sharpness": "global"}}
     plain["model"] = plain["model"] | {"dropout": 0.0}
     described = tmp_path / "config.yaml"
     described.write_text(RunConfig.from_plain(plain).to_yaml())
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "deltasam.cli"]
-    for launcher, place in (([], "one"), (torchrun, "two")):
-        words = launcher or ["-m", "deltasam.cli"]
+    for words, place in ((["-m", "deltasam.cli"], "one"), (torchrun, "two")):
         result = launched(*words, "train", "--config", str(described), "--output", str(tmp_path / place))
         assert result.returncode == 0, result.stderr[-4000:]
     one, two = (load_file(tmp_path / place / "model/model.safetensors") for place in ("one", "two"))
-    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
-    logs = [len((tmp_path / place / "metrics.jsonl").read_text().splitlines()) for place in ("one", "two")]
-    assert logs[0] == logs[1]
+    # The bias of the keys does not matter to a softmax: its gradient is rounding, which Adam makes as large as any.
+    differences = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("key.bias")}
+    assert max(differences.values()) < 1e-4, max(differences, key=lambda name: differences[name])
+    logs = [[json.loads(line) for line in (tmp_path / place / "metrics.jsonl").open()] for place in ("one", "two")]
+    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in logs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

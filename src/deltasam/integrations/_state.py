@@ -13,6 +13,7 @@ from torch import Tensor
 from deltasam.storage import StorageError, write_bytes, write_text
 
 _TENSOR = "$tensor"
+_CHECKSUM = "$sha256"
 
 
 def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
@@ -32,7 +33,7 @@ def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
     numbers = _split(state, (), tensors)
     folder.mkdir(parents=True, exist_ok=True)
     content = save(tensors)
-    numbers = {"sha256": hashlib.sha256(content).hexdigest(), "state": numbers}
+    numbers = {_CHECKSUM: hashlib.sha256(content).hexdigest(), **numbers}
     write_bytes(folder / f"{name}.safetensors", content)
     write_text(folder / f"{name}.json", json.dumps(numbers, indent=1))
 
@@ -51,11 +52,11 @@ def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] 
     try:
         saved = json.loads(numbers.read_text(encoding="utf-8"))
         content = tensors.read_bytes()
-        if hashlib.sha256(content).hexdigest() != saved["sha256"]:
+        if hashlib.sha256(content).hexdigest() != saved.pop(_CHECKSUM):
             raise ValueError("the checksum of the tensors has changed")
         on_device = {key: tensor.to(device) for key, tensor in load(content).items()}
-        found: dict[str, Any] = _joined(saved["state"], on_device)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found: dict[str, Any] = _joined(saved, on_device)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{numbers}: the state of the method is cut short or altered ({error}); resume from an earlier checkpoint"
         ) from error

@@ -121,7 +121,7 @@ class PerInstanceSAM(Method):
 
     def _record(self, part: Passes) -> Recording | None:
         """The pass at w; None if the model is for the loop."""
-        size = batch_size(part.batches[0])
+        size = batch_size(part.batches[0]) or None  # of an empty batch the objective will complain
         runs = 0
 
         def run() -> Tensor:

@@ -1,0 +1,81 @@
+"""Many steps of every method: memory stays flat, nothing is left behind, and at lr = 0 the weights stay bit for bit."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from deltasam.methods.catalogue import METHODS
+from helpers.problems import TinyTransformer, cross_entropy
+
+WARM = 60  # caches fill, LookSAM and FisherSAM pass through all their phases
+
+
+def tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def resident() -> int:
+    """Bytes of memory that the process holds, where the system tells."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
+
+
+def handles() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+def hooks(model: nn.Module) -> int:
+    found = 0
+    for module in model.modules():
+        found += len(module._forward_hooks) + len(module._forward_pre_hooks)
+        found += len(module._backward_hooks) + len(module._backward_pre_hooks)
+    return found + sum(len(p._backward_hooks or ()) for p in model.parameters())
+
+
+def soak(name: str, steps: int) -> None:
+    model = TinyTransformer().train()
+    options = {"embeddings": "embeddings"} if hasattr(METHODS[name](), "embeddings") else {}
+    method = METHODS[name](**options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    addresses = [p.data_ptr() for p in model.parameters()]
+    random = torch.Generator().manual_seed(0)
+
+    def step() -> None:
+        batch = torch.randint(1, 11, (4, 7), generator=random), torch.randint(3, (4,), generator=random)
+        method.backward(model, batch, cross_entropy)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(WARM):
+        step()
+    alive, memory, files = tensors(), resident(), handles()
+    for _ in range(steps):
+        step()
+    assert tensors() == alive
+    assert handles() == files
+    assert hooks(model) == 0
+    assert resident() - memory < 8 * 2**20
+    assert addresses == [p.data_ptr() for p in model.parameters()]
+    after = model.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert method.steps == WARM + steps
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_300_steps(name: str) -> None:
+    soak(name, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_20000_steps(name: str) -> None:
+    soak(name, 20_000)
