@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deltasam.instances import record, register_rule
+from deltasam.instances import UncoveredError, record, register_rule
 from deltasam.instances._tensors import RULES
 from helpers.instance_reference import gradient_errors, loop, relative
 
@@ -121,3 +121,13 @@ def test_a_rule_of_ones_own() -> None:
     model, x = Apply(lambda x, w: F.bilinear(x, x, w), w=(2, 6, 6)), torch.randn(4, 6, dtype=torch.float64)
     assert_exact(model, lambda: model(x).square().sum(1))
     assert calls
+
+
+def test_what_a_rule_cannot_do_is_named() -> None:
+    model = nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True).double()
+    x = torch.randn(3, 2, 4).double()
+    with pytest.raises(UncoveredError, match=r"in_proj_weight \(MultiheadAttention\).*add_bias_kv"):
+        record(model, lambda: model(x, x, x)[0].square().sum((1, 2)), size=3)
+    table = nn.Embedding(5, 4, max_norm=1.0).double()
+    with pytest.raises(UncoveredError, match=r"weight \(Embedding\).*max_norm"):
+        record(table, lambda: table(torch.tensor([[1, 2], [3, 4]])).square().sum((1, 2)))

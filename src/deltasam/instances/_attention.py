@@ -43,7 +43,7 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """``F.multi_head_attention_forward`` in the same steps, hence with the same dropout masks."""
     if query.ndim != 3 or bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None:
-        raise NotImplementedError("nn.MultiheadAttention with add_bias_kv, add_zero_attn or unbatched inputs")
+        state.refuse("attention with add_bias_kv, add_zero_attn or unbatched inputs", in_weight, out_weight)
     sources = _instances_first(query, key, value)
     if use_separate_proj_weight:
         matrices: list[Any] = [q_proj_weight, k_proj_weight, v_proj_weight]

@@ -101,7 +101,7 @@ def embedding(
 ) -> Any:
     """Rows of a table. ``padding_idx`` takes no gradient, so it is not perturbed either."""
     if max_norm is not None or scale_grad_by_freq:
-        raise NotImplementedError("embeddings with max_norm or scale_grad_by_freq have no per-instance gradient")
+        state.refuse("embedding with max_norm or scale_grad_by_freq", weight)
     if not isinstance(weight, Proxy):
         return NotImplemented
     table = weight.parameter

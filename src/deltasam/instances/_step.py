@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from deltasam.instances._errors import NoRuleError
 from deltasam.instances._factors import wide_dtype
 from deltasam.instances._layout import Grouping, Kind, Layout, find_layout
 from deltasam.instances._perturbation import Perturbation
@@ -90,6 +91,10 @@ class PassState:
                 self.seen[key] = found.kind
             self._layouts[known] = found
         return found
+
+    def refuse(self, operation: str, *parameters: Any) -> NoReturn:
+        """Says that an operation cannot be carried out for every instance; the loop takes over."""
+        raise NoRuleError(operation, [self.names[id(p.parameter)] for p in parameters if isinstance(p, Proxy)])
 
     def data(self, x: Tensor) -> Tensor:
         """An input of a layer; a parameter that serves as one (DeBERTa's relative positions) is written out."""
