@@ -159,5 +159,5 @@ def test_holm(ps: list[float]) -> None:
 
 def test_wins_ties_and_metrics_where_less_is_better() -> None:
     first, second = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.0}, {"a": 2.0, "b": 1.0, "c": 3.0, "e": 0.0}
-    assert str(count_wins(first, second)) == "1 of 3 (1 ties)"
+    assert str(count_wins(first, second)) == "1 of 3 (1 tie)"
     assert count_wins(first, second, lower_is_better={"a"}).wins == 2

@@ -38,8 +38,8 @@ def comparison_notes(scores: Scores) -> list[str]:
     found = [(first, second, both) for first, second in wanted if (both := compare(scores, first, second)) is not None]
     adjusted = holm([comparison.p for _, _, (comparison, _) in found])
     return [
-        f"{method_name(first)} − {method_name(second)}: {test.difference:+.2f} points, better in {wins} setups by "
-        f"mean; paired permutation test{'' if test.exact else ' (drawn)'} p = {test.p:.3g}, Holm {p:.3g} "
+        f"{method_name(first)} − {method_name(second)}: {test.difference:+.2f} points, by mean better in {wins} "
+        f"setups; paired permutation test{'' if test.exact else ' (drawn)'} p = {test.p:.3g}, Holm {p:.3g} "
         f"({test.pairs} pairs; smallest possible p {test.smallest_p:.2g})."
         for (first, second, (test, wins)), p in zip(found, adjusted, strict=True)
     ]

@@ -84,7 +84,9 @@ def _paper_cell(text: str, *, best: bool) -> str:
 def _table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, sorts: bool = False, kinds: Sequence[str] = ()
 ) -> str:
-    head = "".join(f"<th scope='col'>{escape(text)}</th>" for text in heads)
+    texts = [cell.startswith('<td class="text"') for cell in rows[0]] if sorts and rows else [False] * len(heads)
+    classes = [' class="text"' if text else "" for text in texts]
+    head = "".join(f'<th scope="col"{kind}>{escape(text)}</th>' for kind, text in zip(classes, heads, strict=True))
     marks = [f' class="{kind}"' for kind in kinds] or [""] * len(rows)
     body = "".join(f"<tr{kind}>{''.join(cells)}</tr>" for kind, cells in zip(marks, rows, strict=True))
     name = ' class="sorts"' if sorts else ""

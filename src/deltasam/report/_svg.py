@@ -75,7 +75,7 @@ def bar_chart(bars: Sequence[tuple[str, Look, float]], *, title: str, x: str) ->
             f'<text x="132" y="{top + 13}" text-anchor="end">{_short(label, 19)}</text>'
             f'<rect x="138" y="{top}" width="{width:.1f}" height="18" fill="{style.color}">'
             f"<title>{escape(label)}: {value:.4g}</title></rect>"
-            f'<text x="{144 + width:.1f}" y="{top + 13}">{value:.3g}</text>'
+            f'<text x="{144 + width:.1f}" y="{top + 13}">{_plain(value)}</text>'
         )
     body.append(f'<text x="138" y="{height - 6}" class="axis">{escape(x)}</text>')
     return _svg(body, title, height)
@@ -132,7 +132,8 @@ class _Frame:
         xs = [x for one in series for x in one.x]
         ys = [y for one in series for y in (*one.y, *one.low, *one.high)]
         (x_low, x_high), (y_low, y_high) = (_range(values, p) for values, p in ((xs, pad), (ys, max(pad, 0.04))))
-        return cls(_ticks(x_low, x_high), _ticks(y_low, y_high), (x_low, x_high), (y_low, y_high))
+        whole = all(float(x).is_integer() for x in xs)  # updates: no tick between two of them
+        return cls(_ticks(x_low, x_high, whole=whole), _ticks(y_low, y_high), (x_low, x_high), (y_low, y_high))
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         across = (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
@@ -178,11 +179,12 @@ def _range(values: Sequence[float], pad: float) -> tuple[float, float]:
     return low - pad * (high - low), high + pad * (high - low)
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers between the two."""
+def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """About five round numbers between the two; whole ones if asked for."""
     rough = (high - low) / 5
     unit = 10 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    step = max(step, 1) if whole else step
     first = math.ceil(low / step)
     return [round(number * step, 12) for number in range(first, math.floor(high / step) + 1)]
 
@@ -194,6 +196,10 @@ def _heat(share: float) -> str:
     at = min(int(place), len(stops) - 2)
     mixed = [round(a + (b - a) * (place - at)) for a, b in zip(stops[at], stops[at + 1], strict=True)]
     return f"rgb({mixed[0]},{mixed[1]},{mixed[2]})"
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _short(text: str, limit: int) -> str:

@@ -24,7 +24,7 @@ class Wins:
     setups: int
 
     def __str__(self) -> str:
-        return f"{self.wins} of {self.setups}" + (f" ({self.ties} ties)" if self.ties else "")
+        return f"{self.wins} of {self.setups}" + (f" ({self.ties} tie{'s' * (self.ties > 1)})" if self.ties else "")
 
 
 def count_wins(

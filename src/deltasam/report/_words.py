@@ -32,12 +32,15 @@ def _leader(cells: dict[Key, list[Run]], task: str, model: str) -> str:
     means = {method: fmean(run.metrics[run.primary] for run in runs) for method, runs in found.items()}
     one = next(iter(found.values()))[0]
     top = (max if one.higher_is_better else min)(means.values())
-    best = [method for method, value in means.items() if value == top]
+    best = sorted((method for method, value in means.items() if value == top), key=method_order)
     seeds = sorted({len(runs) for runs in found.values()})
-    over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    names = " and ".join(map(method_name, best))
+    over = _count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    if len(best) == len(found):
+        return (
+            f"On {task} with {model}, all {len(found)} methods have the same mean {one.primary}, {top:.4g} ({over})."
+        )
     verb = "has" if len(best) == 1 else "share"
-    return f"On {task} with {model}, {names} {verb} the best mean {one.primary}, {top:.4g} (mean over {over} seeds)."
+    return f"On {task} with {model}, {_and(best)} {verb} the best mean {one.primary}, {top:.4g} ({over})."
 
 
 def _scores(cells: dict[Key, list[Run]]) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
@@ -62,6 +65,11 @@ def _costs(cells: dict[Key, list[Run]]) -> list[str]:
         return []
     told = [f"{method_name(m)} {fmean(ratios[m]):.2f}" for m in sorted(ratios, key=method_order)]
     return [f"Time of an update relative to ERM: {', '.join(told)}."]
+
+
+def _and(methods: list[str]) -> str:
+    *first, last = map(method_name, methods)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _count(number: int, what: str) -> str:
