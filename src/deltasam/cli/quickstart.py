@@ -32,7 +32,7 @@ class Quickstart:
     rho: float = 0.05
     """Radius of the adversarial risk and the sharpness, the same for all methods."""
 
-    risk_rows: int = 48
+    risk_rows: int = 32
     """Rows that adversarial risk and sharpness are measured on."""
 
     def run(self) -> None:
