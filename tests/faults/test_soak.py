@@ -1,4 +1,4 @@
-"""Many steps of every method: memory stays flat, nothing is left behind, and at lr = 0 the weights stay bit for bit."""
+"""Many steps of every method: memory stays flat, nothing is left behind, at lr = 0 the weights stay bit for bit."""
 
 from __future__ import annotations
 

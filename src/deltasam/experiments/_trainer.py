@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import TrainerControl, TrainingArguments
 
@@ -68,6 +69,7 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
             max_steps=total,
             per_device_train_batch_size=_per_process(config.batch.size),
             gradient_accumulation_steps=config.batch.accumulation,
+            use_cpu=_processes() > 1 and not torch.accelerator.is_available(),  # else Trainer sees no other process
             dataloader_drop_last=config.batch.drop_last,
             learning_rate=optimizer.lr,
             adam_beta1=optimizer.betas[0],
@@ -92,9 +94,13 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
         raise ConfigError(f"precision={config.precision}: {error}") from error
 
 
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def _per_process(size: int) -> int:
     """What each of the processes of ``torchrun`` takes of a batch: the run is the same for any number of them."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = _processes()
     if size % world:
         raise ConfigError(f"batch.size={size} cannot be divided among {world} processes; choose a multiple of {world}")
     return size // world
