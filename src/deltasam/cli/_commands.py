@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "train": Command("deltasam.cli.train:Train", "train and evaluate one run, from a preset, a file or options"),
     "sweep": Command("deltasam.cli.sweep:SweepCommand", "what is missing of many runs, from a sweep file"),
+    "search": Command("deltasam.cli.search:SearchCommand", "adaptive search for settings, by Optuna"),
     "evaluate": Command("deltasam.cli.evaluate:Evaluate", "metrics of a run, or of any model, on any split"),
     "table": Command("deltasam.cli.table:TableCommand", "the paper's tables from your runs, beside its figures"),
     "report": Command("deltasam.cli.report:ReportCommand", "a folder of runs as one page of HTML"),

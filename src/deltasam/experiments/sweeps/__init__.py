@@ -8,6 +8,7 @@ from deltasam.experiments.sweeps._file import KEEP, Sweep, Tune, read_sweep
 from deltasam.experiments.sweeps._measure import RISK, measured, record_risk
 from deltasam.experiments.sweeps._plan import Planned, final_runs, select, tuning_runs
 from deltasam.experiments.sweeps._pool import Event, Job, LocalPool
+from deltasam.experiments.sweeps._search import Search, read_search, run_search
 from deltasam.experiments.sweeps._sweep import Outcome, run_sweep
 
 __all__ = [
@@ -18,12 +19,15 @@ __all__ = [
     "LocalPool",
     "Outcome",
     "Planned",
+    "Search",
     "Sweep",
     "Tune",
     "final_runs",
     "measured",
+    "read_search",
     "read_sweep",
     "record_risk",
+    "run_search",
     "run_sweep",
     "select",
     "tuning_runs",

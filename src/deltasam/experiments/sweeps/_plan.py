@@ -100,7 +100,7 @@ def _runs(
         if point:
             sections = RunConfig.from_plain(sections).to_plain()  # every option spelled out, so that each is found
         for setting, value in point:
-            sections = _with(sections, setting, value)
+            sections = with_setting(sections, setting, value)
         return [Planned(setup, method, point, RunConfig.from_plain({**sections, "seed": seed})) for seed in seeds]
     except ConfigError as error:
         raise ConfigError(f"{setup}, {method}: {error}") from error
@@ -115,7 +115,7 @@ def _base(sweep: Sweep, setup: str, method: str) -> Plain:
     return merge(merge(named[setup], sweep.common), own or {"method": method})
 
 
-def _with(sections: Mapping[str, Any], setting: str, value: Any) -> Plain:
+def with_setting(sections: Mapping[str, Any], setting: str, value: Any) -> Plain:
     """The sections with one setting; ``regularisers.0.scale`` reaches into a list."""
     changed: Any = copy.deepcopy(dict(sections))
     *path, last = setting.split(".")

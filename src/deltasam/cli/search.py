@@ -1,0 +1,58 @@
+"""``deltasam search``: adaptive search for settings, by Optuna."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from deltasam.cli._runs import bad_input, wide_console
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchCommand:
+    """Looks for the best settings of a run; every trial is a run folder. Stop it at any time and call it again.
+
+    The file has a preset or sections of a run (common), and the space: for each setting a list of choices, or low,
+    high and perhaps log. Several processes share a search by the same --output, or by the same --storage.
+
+    Examples:
+      deltasam search rho.yaml
+      deltasam search rho.yaml --storage postgresql://host/optuna
+    """
+
+    file: Positional[Path]
+    """The search file."""
+
+    output: Path | None = None
+    """Folder of the run folders and of the study; by default runs/<name of the file>."""
+
+    storage: str | None = None
+    """URL of a database, for many machines; by default a file in the folder."""
+
+    def run(self) -> None:
+        """Searches and prints the best trials."""
+        from rich.table import Table
+
+        from deltasam.cli._progress import quiet
+        from deltasam.experiments.sweeps import read_search, run_search
+
+        console = wide_console()
+        quiet()
+
+        def told(_: Any, trial: Any) -> None:
+            settings = " ".join(f"{name}={value:g}" for name, value in trial.params.items())
+            console.print(f"trial {trial.number}: {trial.value:.4f}  {settings}", highlight=False)
+
+        with bad_input():
+            search = read_search(self.file)
+            study = run_search(search, self.output or Path("runs") / search.name, storage=self.storage, watch=told)
+        finished = [trial for trial in study.trials if trial.value is not None]
+        best = sorted(finished, key=lambda trial: trial.value, reverse=study.direction.name == "MAXIMIZE")[:5]
+        table = Table("trial", "value", *search.space, box=None, header_style="bold")
+        for trial in best:
+            shown = [str(trial.params.get(name, "")) for name in search.space]
+            table.add_row(str(trial.number), f"{trial.value:.4f}", *shown)
+        console.print(table)

@@ -1,0 +1,123 @@
+"""Adaptive search over the settings of a run: Optuna proposes, a run answers, a file or a database remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from deltasam.experiments._components import build, options
+from deltasam.experiments._config import RunConfig, read_yaml
+from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._resolve import merge, resolve
+from deltasam.experiments._run import run
+from deltasam.experiments.sweeps._plan import with_setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A search: a run, and the settings of it that are looked for.
+
+    Attributes:
+        name: Name of the study: of its file, without the ending.
+        preset: Preset the run starts from, or None.
+        common: Sections laid over it.
+        space: The settings: a list of choices, or ``{low, high}`` with ``log: true`` for a logarithmic scale.
+        seeds: Seeds of every trial; the value of a trial is the mean of the primary metric.
+        trials: Trials in all, those of other processes on the same storage included.
+    """
+
+    name: str
+    preset: str | None = None
+    common: dict[str, Any] = field(default_factory=dict)
+    space: dict[str, Any]
+    seeds: tuple[int, ...] = (1,)
+    trials: int = 20
+
+    def __post_init__(self) -> None:
+        """Checks what the types do not say."""
+        if not self.space or not self.seeds or self.trials < 1:
+            raise ValueError("space, seeds and trials must each hold at least one")
+        for setting, choices in self.space.items():
+            if isinstance(choices, Mapping) and {"low", "high"} <= set(choices) <= {"low", "high", "log"}:
+                if not float(choices["low"]) < float(choices["high"]):
+                    raise ValueError(f"space.{setting}={dict(choices)}: low must be less than high")
+            elif not isinstance(choices, list) or not choices:
+                raise ValueError(f"space.{setting}={choices!r} must be a list, or have low, high and perhaps log")
+
+    def config(self, point: Mapping[str, Any], seed: int) -> RunConfig:
+        """The run at a point of the space."""
+        base = resolve(preset=self.preset).to_plain() if self.preset is not None else {}
+        sections = RunConfig.from_plain(merge(base, self.common)).to_plain()
+        for setting, value in point.items():
+            sections = with_setting(sections, setting, value)
+        return RunConfig.from_plain({**sections, "seed": seed})
+
+
+def read_search(path: Path) -> Search:
+    """The search in a YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read or is no search.
+    """
+    found: Search = build(
+        Search, {"name": path.stem, **options(Search, read_yaml(path), str(path), ("name",))}, str(path)
+    )
+    return found
+
+
+def run_search(
+    search: Search, folder: Path, *, storage: str | None = None, watch: Callable[[Any, Any], None] | None = None
+) -> Any:
+    """Runs the trials that are missing, and gives the study. Stopped and started again it goes on.
+
+    Args:
+        search: The search.
+        folder: Where the run folders are made, and the file of the study.
+        storage: URL of a database, for many machines; a file in the folder by default.
+        watch: Called by Optuna after every trial with the study and the trial.
+
+    Returns:
+        The :class:`optuna.Study`.
+
+    Raises:
+        ConfigError: Optuna is missing, or the search describes no run.
+    """
+    try:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+        from optuna.trial import TrialState
+    except ImportError as error:
+        raise ConfigError("a search needs Optuna: pip install 'deltasam[search]'") from error
+    first = search.config({name: _first(choices) for name, choices in search.space.items()}, search.seeds[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name=search.name,
+        storage=storage or JournalStorage(JournalFileBackend(str(folder / "study.journal"))),
+        direction="maximize" if first.task.higher_is_better else "minimize",
+        load_if_exists=True,
+    )
+
+    def value(trial: Any) -> float:
+        point = {name: _suggest(trial, name, choices) for name, choices in search.space.items()}
+        configs = [search.config(point, seed) for seed in search.seeds]
+        return fmean(run(config, folder / config.run_name).primary_value for config in configs)
+
+    done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+    study.optimize(value, n_trials=max(0, search.trials - done), callbacks=[watch] if watch is not None else None)
+    return study
+
+
+def _first(choices: Any) -> Any:
+    return choices[0] if isinstance(choices, list) else float(choices["low"])
+
+
+def _suggest(trial: Any, name: str, choices: Any) -> Any:
+    if isinstance(choices, list):
+        return trial.suggest_categorical(name, choices)
+    low, high = float(choices["low"]), float(choices["high"])
+    return trial.suggest_float(name, low, high, log=bool(choices.get("log", False)))

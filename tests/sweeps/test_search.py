@@ -1,0 +1,58 @@
+"""Adaptive search: trials are runs, and a search goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deltasam.cli import main
+from deltasam.experiments import ConfigError
+from deltasam.experiments.sweeps import read_search, run_search
+from helpers.pretrained import bert_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning", "ignore::UserWarning:optuna")
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(16))]
+    (folder / "rows.csv").write_text("\n".join(rows))
+    files = dict.fromkeys(("train", "validation"), str(folder / "rows.csv"))
+    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
+    common = {"task": task, "model": str(folder / "bert"), "method": "sam", "batch": {"size": 8}}
+    common |= {"schedule": {"steps": 1}, "evaluate_every": "end", "checkpoint_every": "never"}
+    space = {"method.rho": {"low": 0.01, "high": 0.1, "log": True}, "optimizer.lr": [1e-4, 1e-3]}
+    path = folder / "search.yaml"
+    path.write_text(yaml.safe_dump({"common": common, "space": space, "trials": 2, **changes}))
+    return path
+
+
+def test_trials_are_runs_and_a_search_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    bert_folder(tmp_path / "bert")
+    out = tmp_path / "out"
+    assert main(["search", str(write(tmp_path)), "--output", str(out)]) == 0
+    assert "method.rho" in capsys.readouterr().out
+    made = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
+    assert len(made) == 2
+    study = run_search(read_search(write(tmp_path, trials=3)), out)
+    assert len(study.trials) == 3
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert 0.01 <= study.best_params["method.rho"] <= 0.1
+    assert study.direction.name == "MAXIMIZE"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"space": {}}, "at least one"),
+        ({"space": {"method.rho": {"low": 1, "high": 0.1}}}, "low must be less than high"),
+        ({"space": {"method.rho": 0.1}}, "must be a list"),
+        ({"spaces": {}}, "did you mean space"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_search(write(tmp_path, **changes))
