@@ -54,6 +54,16 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def same_kernels() -> Iterator[None]:
+    """On a CPU without bfloat16, autocast gives up mkldnn for good: what follows would sum in another order."""
+    enabled = torch.backends.mkldnn.enabled
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled  # not by flags(), which warns about TF32 on some builds
+
+
 def gradient_of(method: Method, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Tensor:
     """The gradient a method would give the optimizer, as one float32 (or wider) vector; leaves no trace."""
     params = [p for p in model.parameters() if p.requires_grad]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.analysis._alignment import WEIGHTINGS
-from deltasam.analysis._common import batches_of, in_mode, spearman
+from deltasam.analysis._common import batches_of, in_mode, same_kernels, spearman
 from deltasam.batches import tree_map
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.randomness import Randomness, Seed
@@ -98,9 +98,7 @@ def weights_quality(
             where = wide if exact else model
             kind = next(where.parameters()).device.type
             scene = torch.autocast(kind, dtype=torch.bfloat16) if bf16 else nullcontext()
-            # On a CPU without bfloat16 torch gives up mkldnn for good: what follows would sum in another order.
-            kernels = torch.backends.mkldnn.flags(enabled=torch.backends.mkldnn.enabled)
-            with in_mode(where, masks is not None), scene, kernels:
+            with in_mode(where, masks is not None), scene, same_kernels():
                 passes = Passes(where, large if exact else batch, objective, randomness=masks or "shared")
                 return weighting.probe(passes, rho=rho, eta=eta, seed=seed)(passes.losses()).double().cpu()
 
