@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_slices_are_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "rows.csv").write_text("\n".join(rows))
     files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.csv"))
     task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
-    plain = {"task": task, "model": str(bert_folder(tmp_path / "bert")), "method": "sam", "batch": {"size": 8}}
+    plain = {"task": task, "model": str(bert_folder(tmp_path / "bert")), "method": "delta-sam", "batch": {"size": 8}}
     folder = tmp_path / "runs/one"
     run(RunConfig.from_plain({**plain, "schedule": {"steps": 2}, "checkpoint_every": "never"}), folder)
 
@@ -33,8 +34,19 @@ def test_slices_are_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*words[:-1], "6"]) == 0  # other settings are measured anew
     assert kept.stat().st_mtime_ns > written
 
+    assert main(["analyze", "examples", str(folder), "--rows", "8", "--most", "2"]) == 0
+    assert "text: " in capsys.readouterr().out
+    found = json.loads((folder / "analysis/instance-weights.json").read_text())
+    assert len(found["weights"]) == 8
+    assert [example["rank"] for example in found["examples"]] == [1, 2, 7, 8]
+    found["examples"][0]["text"] = "<script>alert(1)</script>"
+    (folder / "analysis/instance-weights.json").write_text(json.dumps(found))
+
     page = html_report(read_runs(tmp_path / "runs"), [])
     assert '<section id="landscape">' in page
+    assert "Weights g at the end" in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script>alert" not in page
     for direction in ("a random direction", "SAM&#x27;s direction", "each instance&#x27;s direction", "two random"):
         assert f"Loss along {direction}" in page
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
         "deltasam.cli.analyze:Alignment", "how well SAM and delta-SAM stand in for the per-instance gradient"
     ),
     "analyze weights": Command("deltasam.cli.analyze:Weights", "signal and noise of the instance weights g"),
+    "analyze examples": Command("deltasam.cli.examples:Examples", "which examples get the weights g, for the report"),
     "analyze landscape": Command("deltasam.cli.landscape:Landscape", "the loss around the weights, for the report"),
     "list tasks": Command("deltasam.cli.list_tasks:ListTasks", "the tasks, with their metrics"),
     "list presets": Command("deltasam.cli.list_presets:ListPresets", "the paper's setups, and small ones"),

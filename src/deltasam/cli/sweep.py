@@ -31,6 +31,7 @@ class SweepCommand:
     Examples:
       deltasam sweep configs/sweeps/quick.yaml
       deltasam sweep configs/sweeps/glue-bert-base.yaml --jobs 4 --data ../data
+      deltasam sweep configs/sweeps/glue-bert-base.yaml --on ray --gpus 0.5
     """
 
     file: Positional[Path]
@@ -41,6 +42,15 @@ class SweepCommand:
 
     jobs: int | None = None
     """Runs at a time; by default one per GPU, or one per four cores. More than GPUs share them."""
+
+    on: str = "local"
+    """Where: this machine, or a Ray cluster: `ray` for the one this machine belongs to, or its address."""
+
+    gpus: float | None = None
+    """On Ray: GPUs of a run, such as 0.5; by default one where the cluster has any."""
+
+    cpus: float = 1.0
+    """On Ray: cores of a run."""
 
     data: Path | None = None
     """Folder with the datasets."""
@@ -71,14 +81,19 @@ class SweepCommand:
         return self.output or Path("runs") / self.file.stem
 
     def _run(self, sweep: Sweep, view: SweepView) -> Outcome:
-        from deltasam.experiments.sweeps import LocalPool, run_sweep
+        from deltasam.experiments.sweeps import LocalPool, RayPool, run_sweep
 
         if self.jobs is not None and self.jobs < 1:
             raise CommandError(f"--jobs {self.jobs}: must be at least 1")
+        pool: LocalPool | RayPool
+        if self.on == "local":
+            pool = LocalPool.find(self.jobs)
+        else:
+            pool = RayPool(address="auto" if self.on == "ray" else self.on, gpus=self.gpus, cpus=self.cpus)
         return run_sweep(
             sweep,
-            self.folder,
-            LocalPool.find(self.jobs),
+            self.folder.resolve(),
+            pool,
             data=None if self.data is None else str(self.data.resolve()),
             watch=view.watch,
             announce=lambda runs: view.announce(runs, _known(runs, self.folder)),

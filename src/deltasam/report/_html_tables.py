@@ -60,6 +60,22 @@ def runs_table(runs: Sequence[Run]) -> str:
     return _table(heads, rows, sorts=True) + more if rows else ""
 
 
+def examples_table(cells: dict[Key, list[Run]]) -> str:
+    """The instances with the largest and the smallest weights, with their texts."""
+    heads = ("text", "g", "rank", "task", "method", "seed")
+    rows = [
+        [
+            f'<td class="example">{escape(str(example["text"]))}</td>', _number(float(example["weight"]), ".4g"),
+            _number(int(example["rank"]), "d"), _text(run.task), _text(method_name(run.method)),
+            _number(run.seed, "d"),
+        ]
+        for runs in cells.values()
+        for run in runs
+        for example in (run.analysis("instance-weights.json") or {}).get("examples", ())
+    ]  # fmt: skip
+    return _table(heads, rows, sorts=True) if rows else ""
+
+
 def paper_table(table: Table) -> str:
     """A table beside the paper's."""
     heads = ("method", *(column.header for column in table.columns))

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from deltasam.report import _plots as plots
 from deltasam.report._colors import look
-from deltasam.report._html_tables import paper_table, results_table, runs_table
+from deltasam.report._html_tables import examples_table, paper_table, results_table, runs_table
 from deltasam.report._names import method_name, method_order
 from deltasam.report._runs import Runs
 from deltasam.report._select import RULE, by_cell
@@ -49,7 +49,8 @@ def html_report(runs: Runs, tables: Sequence[Table], *, title: str = "Runs") -> 
             *plots.curves(cells, logs, "weights_mean", what="Mean weight g", unit="mean of g in a batch"),
             *plots.curves(cells, logs, "weights_std", what="Spread of the weights", unit="standard deviation of g"),
             *plots.curves(cells, logs, "weights_max", what="Largest weight", unit="largest g in a batch"),
-        ])),
+            *plots.weight_histograms(cells),
+        ]) + examples_table(cells)),
         ("landscape", "Loss landscape", _figures(plots.landscapes(cells))),
         ("cost", "Cost", _figures(plots.cost_bars(cells))),
         *((table.name, f"The paper's table: {table.name}", paper_table(table)) for table in with_runs),

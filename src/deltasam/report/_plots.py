@@ -82,6 +82,18 @@ def cost_bars(cells: Cells) -> Iterator[Plot]:
             yield title, bar_chart(rows, title=title, x=unit)
 
 
+def weight_histograms(cells: Cells) -> Iterator[Plot]:
+    """How the weights g of the instances are distributed, where ``deltasam analyze examples`` measured them."""
+    for (task, model, method), runs in sorted(cells.items()):
+        for run in runs:
+            weights = (run.analysis("instance-weights.json") or {}).get("weights")
+            if weights:
+                share = [(k + 0.5) / len(weights) for k in range(len(weights))]
+                title = f"Weights g at the end: {task}, {model}, {method_name(method)}, seed {run.seed}"
+                one = Series(method_name(method), look(method), share, weights)
+                yield title, line_chart([one], title=title, x="share of the instances with at most this weight", y="g")
+
+
 def landscapes(cells: Cells) -> Iterator[Plot]:
     """Slices of the loss that ``deltasam analyze landscape`` left in the run folders."""
     for task, model in _setups(cells):

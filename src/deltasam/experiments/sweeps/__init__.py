@@ -5,20 +5,23 @@ of :class:`~deltasam.experiments.RunConfig`, so a sweep can be interrupted, exte
 """
 
 from deltasam.experiments.sweeps._file import KEEP, Sweep, Tune, read_sweep
-from deltasam.experiments.sweeps._measure import RISK, measured, record_risk
+from deltasam.experiments.sweeps._measure import RISK, WEIGHTS, measured, record_risk, record_weights
 from deltasam.experiments.sweeps._plan import Planned, final_runs, select, tuning_runs
 from deltasam.experiments.sweeps._pool import Event, Job, LocalPool
+from deltasam.experiments.sweeps._ray import RayPool
 from deltasam.experiments.sweeps._search import Search, read_search, run_search
 from deltasam.experiments.sweeps._sweep import Outcome, run_sweep
 
 __all__ = [
     "KEEP",
     "RISK",
+    "WEIGHTS",
     "Event",
     "Job",
     "LocalPool",
     "Outcome",
     "Planned",
+    "RayPool",
     "Search",
     "Sweep",
     "Tune",
@@ -27,6 +30,7 @@ __all__ = [
     "read_search",
     "read_sweep",
     "record_risk",
+    "record_weights",
     "run_search",
     "run_sweep",
     "select",

@@ -10,6 +10,7 @@ from typing import Any
 from deltasam.experiments._folder import RunFolder, write
 
 RISK = "adversarial-risk.json"
+WEIGHTS = "instance-weights.json"
 
 
 def record_risk(
@@ -70,3 +71,49 @@ def measured(folder: Path, name: str) -> dict[str, Any] | None:
     except (OSError, json.JSONDecodeError):
         return None
     return found
+
+
+def record_weights(
+    folder: Path, *, rows: int = 256, batch_size: int = 16, most: int = 10, data: str | None = None
+) -> dict[str, Any]:
+    """The weights g that the run's method gives to the instances at its final weights, and who gets most and least.
+
+    Kept in ``analysis/instance-weights.json``, with the texts of those instances.
+
+    Args:
+        folder: The run folder, with weights; its method must weigh instances, as delta-SAM does.
+        rows: A fixed random sample of so many rows of the split that the run evaluates on.
+        batch_size: Instances per batch; weights are relative to their batch.
+        most: So many of the heaviest and of the lightest instances are kept.
+        data: Folder with the datasets, if it is not where the run had it.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: The folder holds no finished run, or its method has no weights.
+    """
+    from deltasam.experiments._errors import ConfigError
+    from deltasam.experiments._load import load_run
+
+    config, loaded = load_run(folder, rows=rows, data=data)
+    weights: list[float] = []
+    for batch in loaded.batches(batch_size):
+        on_device = {k: v.to(loaded.model.device) if hasattr(v, "to") else v for k, v in batch.items()}
+        step = config.method.backward(loaded.model, on_device, loaded.objective)
+        if step.weights is None:
+            raise ConfigError(f"{folder}: {type(config.method).__name__} does not weigh instances; DeltaSAM does")
+        weights += step.weights.tolist()
+        loaded.model.zero_grad(set_to_none=True)
+    ranked = sorted(range(len(weights)), key=lambda i: -weights[i])
+    kept = list(dict.fromkeys(ranked[:most] + ranked[-most:]))
+    examples = [{"weight": weights[i], "rank": ranked.index(i) + 1, "text": _text(loaded.rows[i])} for i in kept]
+    found = {"settings": {"rows": rows, "batch_size": batch_size}, "weights": sorted(weights), "examples": examples}
+    place = folder / "analysis"
+    place.mkdir(exist_ok=True)
+    write(place / WEIGHTS, json.dumps(found, ensure_ascii=False))
+    return found
+
+
+def _text(row: dict[str, Any]) -> str:
+    return " ⏐ ".join(f"{name}: {value}" for name, value in row.items())

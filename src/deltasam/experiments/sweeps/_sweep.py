@@ -15,6 +15,7 @@ from deltasam.experiments.sweeps._file import Sweep
 from deltasam.experiments.sweeps._measure import RISK
 from deltasam.experiments.sweeps._plan import Planned, Point, final_runs, select, tuning_runs
 from deltasam.experiments.sweeps._pool import Event, LocalPool
+from deltasam.experiments.sweeps._ray import RayPool
 from deltasam.experiments.sweeps._worker import Job
 
 JOURNAL = "sweep.jsonl"
@@ -40,7 +41,7 @@ class Outcome:
 def run_sweep(
     sweep: Sweep,
     folder: Path,
-    pool: LocalPool,
+    pool: LocalPool | RayPool,
     *,
     data: str | None = None,
     watch: Callable[[Event], None] = lambda event: None,
@@ -86,7 +87,7 @@ def _run_missing(
     sweep: Sweep,
     runs: Sequence[Planned],
     folder: Path,
-    pool: LocalPool,
+    pool: LocalPool | RayPool,
     watch: Callable[[Event], None],
     failed: dict[str, str],
 ) -> int:

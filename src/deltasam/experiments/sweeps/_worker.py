@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -63,18 +63,33 @@ def work(job: Job, connection: Connection, gpu: str | None, threads: int) -> Non
 
     with _log(job.folder / "logs" / f"{job.name}.log"):
         try:
-            connection.send(("finished", *_make(job, connection, threads)))
+            connection.send(("finished", *make(job, threads, connection.send)))
         except RunStoppedError:  # the sweep is ending; the run goes on from its checkpoint next time
             pass
         except Exception as error:  # noqa: BLE001 - whatever went wrong is recorded, and the sweep goes on
-            job.failure.parent.mkdir(exist_ok=True)
-            job.failure.write_text(traceback.format_exc(), encoding="utf-8")
+            record_failure(job)
             connection.send(("failed", f"{type(error).__name__}: {error}"))
         sys.stdout.flush()
         sys.stderr.flush()
 
 
-def _make(job: Job, connection: Connection, threads: int) -> tuple[bool, str, float]:
+def record_failure(job: Job) -> None:
+    """Keeps the traceback of the exception that is being handled."""
+    job.failure.parent.mkdir(exist_ok=True)
+    job.failure.write_text(traceback.format_exc(), encoding="utf-8")
+
+
+def make(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> tuple[bool, str, float]:
+    """Makes the run in this process, alone among all processes of the machine, unless it is there already.
+
+    Args:
+        job: The run.
+        threads: Threads of torch.
+        tell: Called with ``("step", step, total, latest)`` now and then.
+
+    Returns:
+        Whether it was trained now, the name of the primary metric, and its value.
+    """
     import torch
     import transformers
 
@@ -93,7 +108,7 @@ def _make(job: Job, connection: Connection, threads: int) -> tuple[bool, str, fl
         now = time.monotonic()
         if now - told > _TELL_EVERY or step == total:
             told = now
-            connection.send(("step", step, total, {"loss": latest["loss"]} if "loss" in latest else {}))
+            tell(("step", step, total, {"loss": latest["loss"]} if "loss" in latest else {}))
 
     with _alone(job.folder / "locks" / f"{job.name}.lock"):
         _forget_half_a_claim(job.place)

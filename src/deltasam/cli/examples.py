@@ -1,0 +1,50 @@
+"""``deltasam analyze examples``: which instances get the weights g, kept for the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from deltasam.cli._errors import InputError
+from deltasam.cli._runs import bad_input, wide_console
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """The weights that a run's method gives to the instances at its final weights, and who gets most and least.
+
+    The weights and the texts of those instances stay in the run folder; `deltasam report` shows them.
+    """
+
+    folders: Positional[tuple[Path, ...]]
+    """Run folders of delta-SAM."""
+
+    rows: int = 256
+    """A fixed random sample of so many rows."""
+
+    batch_size: int = 16
+    """Instances per batch."""
+
+    most: int = 10
+    """So many of the heaviest and of the lightest are kept."""
+
+    data: Path | None = None
+    """Folder with the datasets, if it is not where the run had it."""
+
+    def run(self) -> None:
+        """Measures every run and prints the heaviest instances."""
+        from deltasam.cli._progress import quiet
+        from deltasam.experiments.sweeps import record_weights
+
+        if not self.folders:
+            raise InputError("name at least one run folder")
+        quiet()
+        console = wide_console()
+        data = None if self.data is None else str(self.data.resolve())
+        for folder in self.folders:
+            with bad_input():
+                found = record_weights(folder, rows=self.rows, batch_size=self.batch_size, most=self.most, data=data)
+            for example in found["examples"][: self.most]:
+                console.print(f"{example['weight']:.4g}  {example['text']}", markup=False, highlight=False)
