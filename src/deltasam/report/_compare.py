@@ -40,6 +40,6 @@ def comparison_notes(scores: Scores) -> list[str]:
     return [
         f"{method_name(first)} − {method_name(second)}: {test.difference:+.2f} points, by mean better in {wins} "
         f"setups; paired permutation test{'' if test.exact else ' (drawn)'} p = {test.p:.3g}, Holm {p:.3g} "
-        f"({test.pairs} pairs; smallest possible p {test.smallest_p:.2g})."
+        f"({test.pairs} pairs; smallest possible p {test.smallest_p:.3g})."
         for (first, second, (test, wins)), p in zip(found, adjusted, strict=True)
     ]

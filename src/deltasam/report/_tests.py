@@ -39,7 +39,7 @@ class Comparison:
         about = "=" if self.exact else "≈"
         return (
             f"{self.difference:+.4g}, p {about} {self.p:.4g} "
-            f"({self.pairs} pairs{pooled}; no p below {self.smallest_p:.2g} is possible)"
+            f"({self.pairs} pairs{pooled}; no p below {self.smallest_p:.3g} is possible)"
         )
 
 
