@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deltasam.experiments import ConfigError, Result, RunConfig, RunFolder, load_run, run
+from deltasam.experiments import ConfigError, Result, RunConfig, RunFolder, load_run, prepare, run
 from deltasam.tasks import DataError
 from helpers.pretrained import bert_folder
 
@@ -223,3 +223,18 @@ def test_bf16_and_dropout(bert: str, tmp_path: Path) -> None:
     run(config(bert, model={"path": bert, "dropout": 0.3}, schedule={"steps": 1}), tmp_path / "dropout")
     saved = transformers.AutoConfig.from_pretrained(tmp_path / "dropout/model")
     assert (saved.hidden_dropout_prob, saved.attention_probs_dropout_prob) == (0.3, 0.3)
+
+
+def test_captured_steps_see_few_shapes_and_are_the_same_run(bert: str, tmp_path: Path) -> None:
+    """On the CPU nothing is captured, but texts are padded, which the attention mask covers."""
+    plain = {"model": {"path": bert, "dropout": 0.0}, "schedule": {"steps": 3}, "method": "SAM"}
+    made = config(bert, capture=True, **plain)
+    assert made.run_id == config(bert, **plain).run_id
+    prepared = prepare(made)
+    rows = made.task.encode(prepared.train_rows, prepared.tokenizer, seed=made.seed)
+    collate = prepared.collator()
+    assert {collate([rows[i] for i in range(k, k + 8)])["input_ids"].shape for k in (0, 8, 16)} == {(8, 32)}
+    run(made, tmp_path / "captured")
+    run(config(bert, **plain), tmp_path / "ordinary")
+    one, other = weights(tmp_path / "captured"), weights(tmp_path / "ordinary")
+    assert all(torch.allclose(one[name], other[name], atol=2e-3) for name in one)

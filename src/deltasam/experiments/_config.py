@@ -22,7 +22,7 @@ from deltasam.tasks import Task
 Precision = Literal["fp32", "bf16", "fp16"]
 
 # What says where or how often something is stored, not what is computed: it does not make a run another run.
-_NOT_IDENTITY = ("data", "checkpoint_every")
+_NOT_IDENTITY = ("data", "checkpoint_every", "capture")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ class RunConfig:
         schedule: How long, and how the learning rate moves.
         batch: Instances per update.
         precision: ``fp32``, or mixed precision by autocast.
+        capture: On a GPU, record steps as CUDA graphs, see :class:`~deltasam.capture.Captured`; texts are then padded
+            to multiples of 32 tokens, so that few shapes occur. The same run, to rounding.
         seed: Of the head, the order of the data, the dropout masks, and everything else that is drawn.
         evaluate_every: ``"epoch"``, ``"end"``, or a number of updates.
         checkpoint_every: ``"epoch"``, ``"never"``, or a number of updates; an interrupted run goes on from there.
@@ -57,6 +59,7 @@ class RunConfig:
     schedule: Schedule = field(default_factory=Schedule)
     batch: Batch = field(default_factory=Batch)
     precision: Precision = "fp32"
+    capture: bool = False
     seed: int = 42
     evaluate_every: Literal["epoch", "end"] | int = "epoch"
     checkpoint_every: Literal["epoch", "never"] | int = "epoch"

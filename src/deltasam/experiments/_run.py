@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deltasam.capture import PadToBuckets
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._environment import device_name, environment, peak_memory
 from deltasam.experiments._errors import ConfigError, RunStoppedError
@@ -51,6 +52,19 @@ class Prepared:
         """A fresh method without state; its own seed, if it has one, is counted from the run's."""
         method = to_method(named_plain(self.config.method))
         return method.replace(seed=method.seed + self.config.seed) if hasattr(method, "seed") else method
+
+    def collator(self) -> Any:
+        """The task's collator; with captured steps it keeps the shapes of batches of texts few."""
+        collate = self.config.task.collator(self.tokenizer)
+        if not self.config.capture:
+            return collate
+        padded = PadToBuckets(lambda batch: batch, pad_token_id=self.tokenizer.pad_token_id, multiple=32)
+
+        def few_shapes(rows: Any) -> Any:
+            batch = collate(rows)
+            return padded(batch) if "input_ids" in batch else batch
+
+        return few_shapes
 
     def model(self) -> Any:
         """The model with a head drawn from the seed."""
@@ -140,7 +154,8 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
         objective=prepared.objective(),
         train_dataset=task.encode(prepared.train_rows, prepared.tokenizer, seed=config.seed),
         eval_dataset=prepared.eval_rows,
-        data_collator=task.collator(prepared.tokenizer),
+        data_collator=prepared.collator(),
+        capture=config.capture,
         config=config,
         tokenizer=prepared.tokenizer,
         clock=clock,
