@@ -11,6 +11,7 @@ import numpy as np
 
 _ENUMERATED = 6  # up to so many values all n^n resamples are taken (46,656), so that nothing is drawn
 _DRAWN = 20_000
+_NUMBERS = 2_000_000  # drawn in all: hundreds of runs need fewer resamples, and memory is bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +77,9 @@ def summarize(values: Sequence[float], *, level: float = 0.95) -> Summary:
 def bootstrap_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float]:
     """Bias-corrected, accelerated bootstrap interval (BCa) for the mean.
 
-    Up to 6 values all resamples are enumerated, beyond that 20,000 are drawn from a fixed seed: the same values always
-    give the same interval, in whatever order they come. With 5 runs any such interval is too short more often than its
-    level says; it shows the spread and is no test.
+    Up to 6 values all resamples are enumerated, beyond that up to 20,000 are drawn from a fixed seed: the same values
+    always give the same interval, in whatever order they come. With 5 runs any such interval is too short more often
+    than its level says; it shows the spread and is no test.
 
     Raises:
         ValueError: There is no value, or the level is not between 0 and 1.
@@ -108,7 +109,8 @@ def _resampled_means(values: np.ndarray) -> np.ndarray:
     n = len(values)
     if n <= _ENUMERATED:
         return np.array(list(itertools.product(values, repeat=n))).mean(axis=1)
-    drawn = np.random.default_rng(0).integers(n, size=(_DRAWN, n))
+    count = max(2_000, min(_DRAWN, _NUMBERS // n))
+    drawn = np.random.default_rng(0).integers(n, size=(count, n), dtype=np.int32)
     return np.asarray(values[drawn].mean(axis=1))
 
 
