@@ -42,6 +42,10 @@ CPU nothing is captured.
 Random weights, dropout 0.1, AdamW included; median of the rounds of one process, ratios within it. `DeltaSAM-ambient`
 probes in the precision of the other passes (two extra forwards); by default the probes run in float32, and under
 autocast a third one with them. `DeltaSAM-every-4` is the same with `probe_every=4`.
+
+These times were taken around commit 2f5fb86, before the core learnt of several processes and before the last work on
+the eager per-instance engine; only these shapes were measured so far, few rounds each. Eager times depend on the host
+(ERM took 37 to 112 ms in three processes on the same kind of machine): trust the ratios of captured steps more.
 """
 
 FIGURES = (
@@ -94,7 +98,7 @@ def page() -> str:
     row = "### Steps in a row, as in training\n\n`PYTHONPATH=src python benchmarks/speed.py --out results/speed`"
     single = (
         "### One step at a time\n\nThe host waits for the device after every step, so its own work is in these times; "
-        "an earlier form of the same command."
+        "an earlier form of the command. Passes and memory of the captured rows, which it got wrong, are left out."
     )
     folders = ((RESULTS, row), (RESULTS / "one-step", single))
     for folder, heading in folders:

@@ -111,6 +111,38 @@ def test_gradients_accumulate_over_ordinary_and_replayed_steps(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("on_gpu")
+def test_models_of_the_same_names_do_not_share_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed(monkeypatch)
+    captured, x = Captured(SAM()), torch.randn(4, 3)
+    models = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    for _ in range(3):
+        for model in models:
+            model.zero_grad()
+            captured.backward(model, x, objective)
+    for model in models:
+        found = grads(model)
+        model.zero_grad()
+        SAM().backward(model, x, objective)
+        assert relative_error(found, grads(model)) < 1e-6
+    assert captured.report.replayed == 4
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_parameter_unfrozen_later_gets_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed(monkeypatch)
+    model, captured, x = nn.Linear(3, 1), Captured(SAM()), torch.randn(4, 3)
+    model.bias.requires_grad_(False)
+    for _ in range(2):
+        captured.backward(model, x, objective)
+    model.bias.requires_grad_(True)
+    for _ in range(2):
+        model.zero_grad()
+        captured.backward(model, x, objective)
+    assert model.bias.grad is not None
+    assert captured.report.obstacles == {}
+
+
+@pytest.mark.usefixtures("on_gpu")
 def test_another_shape_mode_or_scale_is_another_graph() -> None:
     model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
     captured = Captured(SAM())

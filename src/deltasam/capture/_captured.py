@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ class Captured:
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm
         self._seen: OrderedDict[Hashable, Needs | RecordedStep | str] = OrderedDict()
-        self._gradients: dict[str, Tensor] = {}
+        self._gradients: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
         self._pool: Pool | None = None
         if optimizer is not None:
             _check_capturable(optimizer)
@@ -197,7 +198,8 @@ class Captured:
 
     def _replay(self, entry: RecordedStep, model: nn.Module, inputs: Any) -> Step:
         params = dict(model.named_parameters())
-        placed = {name: self._gradients[name] for name in entry.placed}
+        places = self._gradients.get(model, {})
+        placed = {name: places[name] for name in entry.placed}
         # Gradients of earlier micro-batches may lie where the graph puts the new ones.
         earlier = {name: place.clone() for name, place in placed.items() if params[name].grad is place}
         step = entry.replay(inputs, self.method.steps)
@@ -211,9 +213,15 @@ class Captured:
         return step
 
     def _places(self, model: nn.Module) -> dict[str, Tensor]:
-        if not self._gradients:
-            self._gradients = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
-        return self._gradients
+        """Where the gradients of this model go; a parameter that was unfrozen or replaced since gets a new place."""
+        places = self._gradients.setdefault(model, {})
+        for name, p in model.named_parameters():
+            here = places.get(name)
+            if p.requires_grad and (
+                here is None or (here.shape, here.dtype, here.device) != (p.shape, p.dtype, p.device)
+            ):
+                places[name] = torch.zeros_like(p)
+        return places
 
     def _mention(self, obstacle: str) -> None:
         if obstacle not in self.report.obstacles:
