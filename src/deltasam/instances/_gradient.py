@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deltasam.instances._factors import Dense, Factor, LowRank, Rows, dot, sum_of_squares, wide_dtype
 from deltasam.instances._layout import Grouping
+from deltasam.instances._norms import norm_gradients
 from deltasam.instances._step import Call
 
 
@@ -84,14 +85,7 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                         d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
                     factors.setdefault(name, []).append(Rows(call.inputs, d, call.weight.shape[0]))
                 case "norm":
-                    assert call.inputs is not None
-                    assert call.normal is not None
-                    assert call.arrange is not None
-                    rows = call.arrange(d)
-                    scaled = rows * call.normal(call.arrange(call.inputs)).to(rows.dtype)
-                    _accumulate(factors, name, _over_positions(scaled))
-                    if call.bias is not None:
-                        _accumulate(factors, id(call.bias), _over_positions(rows))
+                    pass  # below, all of one shape together
                 case _:
                     assert call.inputs is not None
                     folded = low_rank and bias is not None and call.bias is not None
@@ -102,6 +96,10 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                         _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
                         _accumulate(factors, id(call.bias), _over_positions(d))
+    for call, scale, shift in norm_gradients([it for found in uses.values() for it in found if it[0].form == "norm"]):
+        _accumulate(factors, id(call.weight), scale)
+        if call.bias is not None:
+            _accumulate(factors, id(call.bias), shift)
     norms = {id(p): p for call in calls if call.form == "norm" for p in (call.weight, call.bias) if p is not None}
     vectors = {name: p for name, p in norms.items() if len(factors.get(name, ())) == 1}
     _pack(factors, vectors)

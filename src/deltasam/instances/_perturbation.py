@@ -48,8 +48,15 @@ class Perturbation:
             value = value + self._move(factor, c, spread=True).reshape(-1, *parameter.shape).to(dtype)
         return value.expand(self.grouping.size, *parameter.shape)
 
+    def beside_rows(self, parameter: Tensor) -> Tensor | None:
+        """A vector of every instance as ``(N, 1, length)``, to meet rows ``(N, S, length)``; None for anything else."""
+        terms = self.terms.get(id(parameter), ())
+        if len(terms) == 1 and parameter.ndim == 1 and id(parameter) in self.vectors:
+            return self._vectors(*terms[0])[id(parameter)]
+        return None
+
     def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
-        """All vectors (biases and scales of norms) that share a pack, perturbed in one go, ``(N, length)`` each."""
+        """All vectors (biases and scales of norms) that share a pack, perturbed in one go, ``(N, 1, length)`` each."""
         assert isinstance(factor, Dense)
         assert factor.pack is not None
         key = id(factor.pack)
@@ -59,7 +66,7 @@ class Perturbation:
             flat = torch.cat([p.reshape(-1) for p in members.values()])
             move = factor.pack * c.unsqueeze(1).to(factor.pack.dtype)
             moved = flat.to(wide_dtype(flat.dtype)) + self.grouping.spread(move)
-            pieces = torch.split(moved, [p.numel() for p in members.values()], 1)
+            pieces = torch.split(moved.unsqueeze(1), [p.numel() for p in members.values()], 2)
             self._made[key] = dict(zip(members, pieces, strict=True))
         return self._made[key]
 

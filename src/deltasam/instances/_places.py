@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.distributed import require_whole
+from deltasam.distributed import require_whole, sharded_modules
 from deltasam.instances._errors import InstancesMixedError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import memory_of
 from deltasam.instances._perturbation import Perturbation
 from deltasam.instances._step import PassState
-from deltasam.instances._tensors import Proxy
 
 
 class Places:
@@ -43,7 +42,7 @@ class Places:
                 refuse_batch_statistics(model)
             own: dict[str, Any] = module._parameters
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
-        self._proxies = {id(p): Proxy.of(p) for _, _, p in self._slots}
+        self._proxies = self.memory.proxies(p for _, _, p in self._slots)
 
     @contextmanager
     def taken(
@@ -54,10 +53,12 @@ class Places:
 
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
-            vectors = terms[0][0].vectors if len(terms) == 1 else {}
+            # FSDP takes the gradients of a layer when its backward is over; those of a pack come later.
+            packed = len(terms) == 1 and not sharded_modules(self.model)
+            vectors = terms[0][0].vectors if packed else {}
             perturbation = Perturbation(grouping, _by_parameter(terms), vectors) if terms else None
             memory = self.memory
-            state = PassState(grouping, self.names, memory.order, memory.kinds, perturbation, recording)
+            state = PassState(grouping, self.names, memory, perturbation, recording)
             states.append(state)
             for proxy in self._proxies.values():
                 proxy.state = state

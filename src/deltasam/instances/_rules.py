@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deltasam.instances._attention import attention
-from deltasam.instances._step import PassState
+from deltasam.instances._step import Normal, PassState
 from deltasam.instances._tensors import RULES, PerInstance, Proxy
 
 Rule = Callable[..., Any]
@@ -170,9 +170,7 @@ def layer_norm(
     """At w the layer as it is; perturbed: normalise, then scale and shift by the instance's own vectors."""
     x = state.data(x)
 
-    def normal(of: Tensor) -> Tensor:
-        return torch.layer_norm(of, shape, None, None, eps)
-
+    normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
     layout = state.norm_layout(x, weight, bias)
     if layout is not None:
         y = torch.layer_norm(x, shape, weight.parameter, raw(bias), eps)
@@ -185,9 +183,7 @@ def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: f
     """As :func:`layer_norm`, without the shift."""
     x = state.data(x)
 
-    def normal(of: Tensor) -> Tensor:
-        return torch.rms_norm(of, shape, None, eps)
-
+    normal = Normal(torch.rms_norm, (tuple(shape), None, eps))
     layout = state.norm_layout(x, weight, None)
     if layout is not None:
         y = torch.rms_norm(x, shape, weight.parameter, eps)
@@ -230,11 +226,19 @@ def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: 
     def of(parameter: Any) -> Any:
         if parameter is None or not isinstance(parameter, Proxy):
             return parameter if parameter is None or not places else parameter.view(-1, *(1,) * places)
+        if not places and state.perturbation is not None:
+            beside = state.perturbation.beside_rows(parameter.parameter)
+            if beside is not None and not state.recording:
+                return beside
         value = state.values(parameter).unsqueeze(1)
         return value.reshape(*value.shape, *(1,) * places) if places else value
 
-    moved = rows if weight is None else rows * of(weight)
-    moved = moved if bias is None else moved + of(bias)
+    scale, shift = of(weight), of(bias)
+    if scale is not None and shift is not None:
+        moved = torch.addcmul(shift, rows, scale)
+    else:
+        moved = rows if scale is None else rows * scale
+        moved = moved if shift is None else moved + shift
     return layout.join(moved if moved.dtype == normal.dtype else moved.to(normal.dtype))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,9 +13,23 @@ from deltasam.instances._errors import NoRuleError
 from deltasam.instances._factors import wide_dtype
 from deltasam.instances._layout import Grouping, Kind, Layout, find_layout
 from deltasam.instances._perturbation import Perturbation
-from deltasam.instances._tensors import Order, PerInstance, Proxy
+from deltasam.instances._tensors import PerInstance, Proxy
+
+if TYPE_CHECKING:
+    from deltasam.instances._memory import Memory
 
 CallKey = tuple[str, int, bool]
+MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
+
+
+class Normal(NamedTuple):
+    """What a norm does before it scales and shifts; equal ones can be computed together."""
+
+    function: Callable[..., Tensor]
+    arguments: tuple[Any, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.arguments)
 
 
 class Call(NamedTuple):
@@ -32,7 +46,7 @@ class Call(NamedTuple):
     kind: Kind
     transposed: bool = False
     padding: int | None = None
-    normal: Callable[[Tensor], Tensor] | None = None  # what a norm does before it scales
+    normal: Normal | None = None  # what a norm does before it scales
     arrange: Callable[[Tensor], Tensor] | None = None  # to (G, S, *features)
 
 
@@ -49,8 +63,7 @@ class PassState:
     Args:
         grouping: How many instances, and how many share a perturbation.
         names: Names of the perturbed parameters by ``id``.
-        order: How rows of the same instance lie in a batch with several per instance.
-        kinds: What earlier passes learned about inputs whose shape leaves their layout open.
+        memory: What earlier passes learned about the model.
         perturbation: eps, or None at w.
         recording: Whether to remember the calls.
     """
@@ -59,38 +72,44 @@ class PassState:
         self,
         grouping: Grouping,
         names: Mapping[int, str],
-        order: Order,
-        kinds: Mapping[CallKey, Kind],
+        memory: Memory,
         perturbation: Perturbation | None,
         recording: bool,
     ) -> None:
         self.grouping = grouping
         self.names = names
-        self.order = order
-        self.kinds = kinds
+        self.order = memory.order
+        self._memory = memory
         self.perturbation = perturbation
         self.recording = recording
         self.calls: list[Call] = []
         self.seen: dict[CallKey, Kind] = {}
         self._values: dict[int, Tensor] = {}
         self._expanded: dict[int, Tensor] = {}
-        self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._last: tuple[Tensor, Kind, Tensor, Tensor] | None = None
         self.size = grouping.size
 
     def layout(self, tensor: Tensor, parameter: Proxy, features: int) -> Layout:
         """How the instances lie in an input of ``parameter``'s layer."""
-        shape, hidden = tensor.shape, type(tensor) is PerInstance
-        known = (id(parameter.parameter), shape, features, hidden)
-        found = self._layouts.get(known)
+        name = self.names[id(parameter.parameter)]
+        known = (name, tensor.shape, features, type(tensor) is PerInstance, self.size)
+        found = self._memory.layouts.get(known)
         if found is None:
-            lead = shape[: len(shape) - features]
-            key = (self.names[id(parameter.parameter)], len(shape), bool(lead) and lead[0] == self.size)
-            found = find_layout(tensor, features, self.size, self.order, self.kinds.get(key))
-            if lead and lead[0] % self.size == 0 and not hidden:
-                self.seen[key] = found.kind
-            self._layouts[known] = found
-        return found
+            found = self._memory.layouts[known] = self._find_layout(tensor, name, features)
+        layout, key = found
+        if key is not None:
+            self.seen[key] = layout.kind
+        return layout
+
+    def _find_layout(self, tensor: Tensor, name: str, features: int) -> tuple[Layout, CallKey | None]:
+        """The layout, and the key under which to note it where the shape could be read in more than one way."""
+        if len(self._memory.layouts) > MOST_LAYOUTS:
+            self._memory.layouts.clear()
+        lead = tensor.shape[: tensor.ndim - features]
+        key = (name, tensor.ndim, bool(lead) and lead[0] == self.size)
+        found = find_layout(tensor, features, self.size, self.order, self._memory.kinds.get(key))
+        is_open = bool(lead) and lead[0] % self.size == 0 and not isinstance(tensor, PerInstance)
+        return found, key if is_open else None
 
     def refuse(self, operation: str, *parameters: Any) -> NoReturn:
         """Says that an operation cannot be carried out for every instance; the loop takes over."""
@@ -104,11 +123,12 @@ class PassState:
         """Inputs as ``(G, S, in)``, cast once under autocast, with and without a graph; the same for query and key."""
         last = self._last
         if last is None or last[0] is not x or last[1] != layout.kind:
-            source = x.inner if isinstance(x, PerInstance) else x
+            hidden = type(x) is PerInstance
+            source = x.inner if hidden else x  # type: ignore[attr-defined]
             kind = source.device.type
             if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
                 source = source.to(torch.get_autocast_dtype(kind))
-            inside = PerInstance.wrap(source, self.order) if isinstance(x, PerInstance) else source
+            inside = PerInstance.wrap(source, self.order) if hidden else source
             rows = self.grouping.rows(layout.split(inside, 1))
             self._last = last = (x, layout.kind, rows, rows.detach())
         return last[2], last[3]
@@ -147,7 +167,7 @@ class PassState:
         return None if found.kind == "shared" else found
 
     def norm(
-        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Callable[[Tensor], Tensor]
+        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Normal
     ) -> Tensor:
         """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
         if self.recording:

@@ -48,6 +48,7 @@ def verify(
     mixed = 2 * len(wrong) > len(gradients.factors) and _rows_mix(state, total)
     if mixed and memory.order == "flat" and "flat" in state.seen.values():
         memory.order = "tiled"
+        memory.layouts.clear()
         raise MisreadError("several rows per instance, which are not next to each other")
     if mixed:
         raise InstancesMixedError(
@@ -57,6 +58,7 @@ def verify(
     others = {key: "shared" for key, kind in state.seen.items() if key[0] in wrong and kind != "shared"}
     if others and not last:
         memory.kinds.update(others)  # type: ignore[arg-type]
+        memory.layouts.clear()
         raise MisreadError(f"{wrong[0]} is called with inputs that are laid out in another way")
     raise UncoveredError(describe(model, wrong), wrong)
 

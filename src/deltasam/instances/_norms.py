@@ -1,0 +1,45 @@
+"""Per-instance gradients of the scales and shifts of norms, those of one shape together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltasam.instances._factors import wide_dtype
+from deltasam.instances._step import Call
+
+#: Elements that are put side by side at a time: enough to make few operations of many, little beside the activations.
+TOGETHER = 2**24
+
+
+def norm_gradients(found: Sequence[tuple[Call, Tensor]]) -> Iterator[tuple[Call, Tensor, Tensor]]:
+    r"""For every call of a norm the gradients of its scale and of its shift, ``(G, *features)`` each.
+
+    With :math:`\hat x` the normalised input and d the gradient of the output, :math:`\sum_t d_t \hat x_t` and
+    :math:`\sum_t d_t`. A model has dozens of norms of one shape, and on a fast device each operation costs its launch
+    only, so inputs and gradients are stacked and go through four operations together.
+    """
+    alike: dict[Any, list[tuple[Call, Tensor, Tensor]]] = {}
+    for call, gradient in found:
+        assert call.inputs is not None
+        assert call.arrange is not None
+        x, d = call.arrange(call.inputs), call.arrange(gradient)
+        alike.setdefault((call.normal, x.shape, x.dtype, d.dtype, d.device), []).append((call, x, d))
+    for members in alike.values():
+        several = max(1, TOGETHER // max(1, members[0][1].numel()))
+        for start in range(0, len(members), several):
+            yield from _together(members[start : start + several])
+
+
+def _together(members: list[tuple[Call, Tensor, Tensor]]) -> Iterator[tuple[Call, Tensor, Tensor]]:
+    normal = members[0][0].normal
+    assert normal is not None
+    d = torch.stack([d for _, _, d in members])
+    wide = wide_dtype(d.dtype)
+    scales = (d * normal(torch.stack([x for _, x, _ in members])).to(d.dtype)).sum(2, dtype=wide)
+    shifts = d.sum(2, dtype=wide)
+    for (call, _, _), scale, shift in zip(members, scales.unbind(0), shifts.unbind(0), strict=True):
+        yield call, scale, shift
