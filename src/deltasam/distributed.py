@@ -62,7 +62,7 @@ class Ranks:
             self._wrapper, self.inner = wrapped, wrapped.module
             self._groups, self.size = [wrapped.process_group], wrapped.process_group.size()
             return
-        self._shards = _sharded_modules(model)
+        self._shards = sharded_modules(model)
         self.settle()
         parts: list[Any] = [p for p in model.parameters() if is_shard(p)]
         if not parts:
@@ -168,6 +168,13 @@ def rank() -> int:
 # -- shards -----------------------------------------------------------------------------------------------------------
 
 
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that ``fully_shard`` was called on, whether their parameters are gathered at the moment or not."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
 def is_shard(tensor: Any) -> bool:
     """Whether this process holds only a part of the tensor."""
     module = sys.modules.get("torch.distributed.tensor")  # who has a sharded tensor has imported it
@@ -263,12 +270,6 @@ def require_whole(what: str, params: Sequence[Any]) -> None:
 
 
 # -- details ----------------------------------------------------------------------------------------------------------
-
-
-def _sharded_modules(model: nn.Module) -> list[Any]:
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FSDPModule", None)
-    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
 def _parameter_groups(module: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
 from deltasam.passes import ObjectiveLike
+from deltasam.splitting import OnOutOfMemory, Splitting
 
 _Base: Any = object  # a Trainer, by the class that mixes this in
 _log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class MethodMixin(_Base):
             the label names, with ``args.label_smoothing_factor``.
         capture: Record steps as CUDA graphs, one per batch shape, see :class:`~deltasam.capture.Captured`. Keep shapes
             few: ``DataCollatorWithPadding(tokenizer, pad_to_multiple_of=32)``. Does nothing on the CPU.
+        on_out_of_memory: ``"stop"``: an error that says which pass and what to lower; ``"split"``: the step is taken
+            again with the batch in halves, see :class:`~deltasam.splitting.Splitting`. In one process only.
         **kwargs: The Trainer's.
 
     Raises:
@@ -68,6 +71,7 @@ class MethodMixin(_Base):
         method: Method,
         objective: ObjectiveLike | None = None,
         capture: bool = False,
+        on_out_of_memory: OnOutOfMemory = "stop",
         **kwargs: Any,
     ) -> None:
         if not isinstance(method, Method):
@@ -77,11 +81,15 @@ class MethodMixin(_Base):
                 "compute_loss_func returns one loss for the batch, a method needs one per instance: pass "
                 "objective=..., a callable objective(model, batch) -> losses of shape (N,), instead"
             )
+        check_out_of_memory(on_out_of_memory, capture=capture)
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         self.method = method
         self.captured = Captured(method) if capture else None
         self.objective = self._default_objective() if objective is None else objective
+        self.splitting = Splitting(method) if on_out_of_memory == "split" else None
+        if self.splitting is not None:
+            self.splitting.check(self.objective)
         self.forwards = self.backwards = 0
         self._metrics = StepMetrics()
 
@@ -106,10 +114,13 @@ class MethodMixin(_Base):
         batch = self._objective_batch(self._prepare_inputs(inputs))
         scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
-            if self.captured is None:
-                step = self.method.backward(model, batch, self.objective, scale=scale)
-            else:
+            if self.captured is not None:
                 step = self.captured.backward(model, batch, self.objective, scale=scale.fixed(self.args.device))
+            elif self.splitting is not None:
+                self.splitting.method = self.method  # a callback may have changed it
+                step = self.splitting.backward(model, batch, self.objective, scale=scale)
+            else:
+                step = self.method.backward(model, batch, self.objective, scale=scale)
         self.forwards += step.forwards
         self.backwards += step.backwards
         self._metrics.add(step)
@@ -175,6 +186,7 @@ class MethodMixin(_Base):
             "objective": objective(),
             "forwards": self.forwards,
             "backwards": self.backwards,
+            "largest_part": None if self.splitting is None else self.splitting.largest,
         }
         save_state(Path(output_dir), self._state_name(), state)
 
@@ -195,6 +207,8 @@ class MethodMixin(_Base):
         if hasattr(self.objective, "load_state_dict"):
             self.objective.load_state_dict(state["objective"])
         self.forwards, self.backwards = state["forwards"], state["backwards"]
+        if self.splitting is not None:
+            self.splitting.largest = state.get("largest_part")  # not there in older checkpoints
         self._metrics = StepMetrics()
 
     def _state_name(self) -> str:
@@ -226,6 +240,17 @@ class Scale:
         part = self.share_of(outputs)
         scaled: Tensor = part if self._scaler is None else self._scaler.scale(part)
         return scaled
+
+
+def check_out_of_memory(value: str, *, capture: bool) -> None:
+    """Raises a ValueError for an option that is unknown, or that steps recorded as CUDA graphs cannot have."""
+    if value not in ("stop", "split"):
+        raise ValueError(f"on_out_of_memory={value!r} must be 'stop' or 'split'")
+    if value == "split" and capture:
+        raise ValueError(
+            "capture=True and on_out_of_memory='split' exclude each other: what was recorded for a whole batch cannot "
+            "be replayed for its parts; choose one"
+        )
 
 
 def refuse_unsupported(trainer: Any) -> None:

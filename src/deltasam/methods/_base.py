@@ -180,6 +180,10 @@ class Method(ABC):
         """Whether a process needs all of every parameter: its own perturbation is not in others' shards."""
         return self.sharpness == "local"
 
+    def divisible(self) -> bool:
+        """Whether a step over :class:`~deltasam.MicroBatches` is the step over the batch that they make up."""
+        return True
+
     def phase(self) -> Hashable:
         """Which kind of step comes next, for methods whose steps are not all alike."""
         return None

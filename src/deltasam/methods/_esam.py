@@ -56,6 +56,10 @@ class ESAM(Method):
         check_number("beta", self.beta, 0, 1, open_low=True)
         check_number("gamma", self.gamma, 0, 1, open_low=True)
 
+    def divisible(self) -> bool:
+        """Not if it trains on some of the instances."""
+        return self.gamma == 1 or self._is_plain()
+
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)

@@ -48,6 +48,10 @@ class SubsetSAM(Method):
         check_number("rho", self.rho, 0)
         check_number("fraction", self.fraction, 0, 1, open_low=True)
 
+    def divisible(self) -> bool:
+        """The subset is one of the whole batch."""
+        return self._is_plain()
+
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)

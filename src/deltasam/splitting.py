@@ -1,0 +1,183 @@
+"""When memory runs out: the same step again, with the batch in smaller parts."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.batches import MicroBatches, batch_size, take, tensors
+from deltasam.gradients import set_aside
+from deltasam.methods import Method, Step
+from deltasam.methods._base import prepare
+from deltasam.passes import ObjectiveLike, Scaler
+from deltasam.randomness import RandomState, accelerators
+
+OnOutOfMemory = Literal["stop", "split"]
+
+_log = logging.getLogger(__name__)
+
+
+class Splitting:
+    r"""A method whose ``backward`` halves the batch when memory runs out, and goes on with the halves.
+
+    The parts are :class:`~deltasam.MicroBatches`: one perturbation over all of them, so that the gradient is that of
+    the whole batch, to rounding, at the activation memory of one part. (Dropout masks are drawn part by part, and so
+    is the initial noise of :class:`~deltasam.FreeLB`: other draws from the same distribution.) The size that fitted
+    is kept for the batches to come; every time it is halved, one line goes to the log.
+
+    Before it tries again, the weights, ``.grad``, the buffers and the random streams are what they were before the
+    call. Cost where memory suffices: a copy of the buffers; and while gradients are accumulated over several calls,
+    one more copy of them, since an attempt that fails must not leave anything in ``.grad``.
+
+    Args:
+        method: The method.
+        largest: Instances per part at most; None as long as memory has not run out.
+
+    Raises:
+        ValueError: Parts would make another method or objective: see :meth:`check`.
+
+    Example:
+        >>> from deltasam import SAM
+        >>> def hungry(model, x):
+        ...     if len(x) > 2:
+        ...         raise torch.OutOfMemoryError("no memory for more than two instances")
+        ...     return model(x).squeeze(-1) ** 2
+        >>> method = Splitting(SAM(rho=0.05))  # use it like the method itself
+        >>> method.backward(nn.Linear(2, 1), torch.ones(8, 2), hungry).losses.shape, method.largest
+        (torch.Size([8]), 2)
+    """
+
+    def __init__(self, method: Method, *, largest: int | None = None) -> None:
+        self.method = method
+        self.largest = largest
+        self.check(None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the method's own: ``state_dict``, ``rho``, ``skipped``, ..."""
+        if name == "method":  # not there yet: a copy under construction
+            raise AttributeError(name)
+        return getattr(self.method, name)
+
+    def check(self, objective: Any) -> None:
+        """Refuses what splitting would turn into something else.
+
+        Raises:
+            ValueError: The objective compares the instances of a batch with each other, the method picks some of them,
+                or several processes train the model.
+        """
+        if getattr(objective, "separable", True) is False:
+            raise ValueError(
+                f"on_out_of_memory='split' cannot be used with {type(objective).__name__}, which compares the "
+                "instances of a batch with each other: parts of the batch have another loss. Use 'stop' and a smaller "
+                "batch"
+            )
+        if not self.method.divisible():
+            raise ValueError(
+                f"on_out_of_memory='split' cannot be used with {type(self.method).__name__}, which picks instances "
+                "from the whole batch: use 'stop' and a smaller batch"
+            )
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            world = torch.distributed.get_world_size()
+            if world > 1:
+                raise ValueError(
+                    f"on_out_of_memory='split' works in one process, here are {world}: those that have memory left "
+                    "would wait in an exchange of gradients for the one that has none. Use 'stop' and a smaller "
+                    "batch, or deltasam.MicroBatches in all of them"
+                )
+
+    def backward(
+        self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
+    ) -> Step:
+        """As :meth:`deltasam.methods.Method.backward`: adds the method's gradient to ``.grad``.
+
+        Raises:
+            torch.OutOfMemoryError: The batch cannot be split, or one instance is too much.
+        """
+        self.check(objective)
+        prepare(objective, model)
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]))
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        parts = self._parts(given) if self.largest is not None else given
+        while True:
+            try:
+                with set_aside(trainable):
+                    return self.method.take(self.method.passes_for(model, parts, objective, scale=scale))
+            except torch.OutOfMemoryError as error:
+                why = str(error)  # the error itself holds the frames, and they the graph
+            streams.restore()
+            with torch.no_grad():
+                for buffer, start in buffers:
+                    buffer.copy_(start)
+            _let_go(next(iter(trainable.values())).device)
+            self._halve(model, parts, why)
+            parts = self._parts(given)
+
+    def _halve(self, model: nn.Module, parts: MicroBatches, why: str) -> None:
+        """Makes the parts smaller from here on."""
+        sizes = [_size(part) for part in parts]
+        group = int(getattr(self.method, "group", 1))  # instances that share a perturbation stay together
+        fits = (max(size or 0 for size in sizes) // 2) // group * group
+        obstacle = _obstacle(model, parts)
+        if obstacle is None and fits < group:
+            obstacle = f"parts of {max(size or 0 for size in sizes)} instances cannot be made smaller"
+        if obstacle is not None:
+            raise torch.OutOfMemoryError(f"{why}\non_out_of_memory='split' is of no help: {obstacle}")
+        self.largest = fits
+        _log.warning(
+            "memory ran out in a step over parts of %s instances; from here on batches are split into parts of at "
+            "most %d, each step still taking one perturbation for all its parts",
+            ", ".join(str(size) for size in dict.fromkeys(sizes)),
+            fits,
+        )
+
+    def _parts(self, batches: MicroBatches) -> MicroBatches:
+        return MicroBatches(piece for batch in batches for piece in self._pieces(batch))
+
+    def _pieces(self, batch: Any) -> Iterator[Any]:
+        size = _size(batch)
+        if self.largest is None or size is None or size <= self.largest:
+            yield batch
+            return
+        for index in torch.split(torch.arange(size), self.largest):
+            yield take(batch, index, size)
+
+
+def _size(batch: Any) -> int | None:
+    """The number of instances of a batch that can be cut; None if it cannot."""
+    size = batch_size(batch)
+    return None if size is None or _has_rows(batch, size) else size
+
+
+def _has_rows(batch: Any, size: int) -> bool:
+    """Whether instances come as a list (texts, say), which nobody would cut."""
+    if isinstance(batch, Mapping):
+        return any(_has_rows(value, size) for value in batch.values())
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == size and not any(isinstance(value, (Tensor, Mapping, list, tuple)) for value in batch):
+            return True
+        return any(_has_rows(value, size) for value in batch)
+    return False
+
+
+def _obstacle(model: nn.Module, parts: MicroBatches) -> str | None:
+    if any(_size(part) is None for part in parts):
+        return "the batch is not made of tensors with one row per instance"
+    kinds = (nn.modules.batchnorm._BatchNorm,)
+    for name, module in model.named_modules():
+        if isinstance(module, kinds) and (module.training or module.running_mean is None):
+            return f"{name} ({type(module).__name__}) takes statistics of the whole batch; put it in eval mode"
+    return None
+
+
+def _let_go(device: torch.device) -> None:
+    """Frees what the failed attempt held."""
+    gc.collect()
+    if device.type not in ("cpu", "meta"):
+        torch.get_device_module(device).empty_cache()
