@@ -1,54 +1,190 @@
-"""The figures of the page on speed: every method, eager and captured, on the shapes of BERT-base and RoBERTa-large.
+"""The measurements of the page on speed, many in one process. Weights are random, nothing is downloaded.
 
-Needs a CUDA device, torch and transformers; weights are random, nothing is downloaded. Each measurement is a process
-of its own, so that no graph of the last one holds memory:
+Needs torch and transformers, and a CUDA device for all parts but ``adamw``:
 
-    PYTHONPATH=src python benchmarks/speed.py --out results/speed
+    PYTHONPATH=src python benchmarks/speed.py --part figures loop growth compiled
+    PYTHONPATH=src python benchmarks/speed.py --part adamw --device cpu
+
+Every measurement goes to a file of its own as soon as it is made; one that fails is recorded, and the rest goes on.
+``python benchmarks/speed_page.py`` makes the page.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import gc
+import json
+import shlex
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+MODELS = ("bert-base", "roberta-large")
+SIZES = ("16x64", "32x128")
+PRECISIONS = ("bf16", "tf32")
 METHODS = ("delta-sam-ambient", "delta-sam-every-4", "per-instance-sam")
-SIZES = ((16, 64), (32, 128))
+BATCHES = (8, 16, 32, 64, 128)
+LENGTHS = (32, 64, 128, 256, 512)
+SHAPES = ("bert-2x128", "bert-4x256", "bert-4x512", "bert-8x512", "bert-base", "roberta-large")  # 4M to 355M
 
 
-def measure(model: str, size: tuple[int, int], precision: str, rounds: int, compiled: bool, out: Path) -> None:
-    """One measurement, to one file."""
-    batch, length = size
-    name = f"{model}-{batch}x{length}-{precision}{'-compiled' if compiled else ''}.json"
-    ways = ("captured", "compiled+captured") if compiled else ("eager", "captured")
-    methods = ("sam",) if compiled else METHODS
-    options = {"model": model, "batch": batch, "length": length, "precision": precision, "rounds": rounds}
-    arguments = [f"--{key}={value}" for key, value in options.items()]
-    command = [sys.executable, "-m", "deltasam.bench.step", *arguments, f"--json={out / name}", "--warmup=3"]
-    command += ["--no-field", "--device=cuda", "--memory" if size == SIZES[1] else "--no-memory"]
-    subprocess.run([*command, "--ways", *ways, "--methods", *methods], check=True)
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asks for; None is the part's own choice."""
+
+    models: Sequence[str] | None = None
+    sizes: Sequence[str] | None = None
+    precisions: Sequence[str] | None = None
+    device: str = "cuda"
+    rounds: int | None = None
+
+    def grid(self, models: Sequence[str] = MODELS, sizes: Sequence[str] = SIZES) -> Iterator[dict[str, Any]]:
+        """Model, batch, length and precision; the small sizes first."""
+        for model, size, precision in product(
+            self.models or models, self.sizes or sizes, self.precisions or PRECISIONS
+        ):
+            batch, length = map(int, size.split("x"))
+            yield {"model": model, "batch": batch, "length": length, "precision": precision}
+
+    def options(self, *, rounds: int, seconds: float | None = None, **settings: Any) -> Any:
+        """With another number of rounds than the part's own, each stays as long as it was."""
+        from deltasam.bench.options import StepOptions
+
+        chosen = self.rounds or rounds
+        total = None if seconds is None else seconds * chosen / rounds
+        return StepOptions(device=self.device, field=False, rounds=chosen, seconds=total, **settings)
 
 
-def main() -> None:
-    """Measures the whole grid, or as much of it as the time allows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/speed"))
-    parser.add_argument("--models", nargs="*", default=["bert-base", "roberta-large"])
-    parser.add_argument("--precisions", nargs="*", default=["bf16", "tf32"])
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no further measurement after this long")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--compiled", action="store_true", help="SAM with torch.compile instead, a minute each")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    for model, size, precision in product(options.models, SIZES, options.precisions):
-        if time.perf_counter() - start > options.seconds:
-            print(f"left out for want of time: {model} {size[0]}x{size[1]} {precision}")
+def figures(wish: Wish) -> Iterator[Any]:
+    """Every method, eager and captured; memory at the larger size."""
+    for shape in wish.grid():
+        memory = f"{shape['batch']}x{shape['length']}" == (wish.sizes or SIZES)[-1]
+        yield wish.options(
+            **shape, methods=METHODS, ways=("eager", "captured"), rounds=6, seconds=0.6, warmup=1, memory=memory
+        )
+
+
+def loop(wish: Wish) -> Iterator[Any]:
+    """Per-instance SAM one instance after the other, as the paper has it, beside the low-rank engine and SAM."""
+    methods = ("per-instance-sam", "per-instance-sam-loop")
+    for shape in wish.grid(models=MODELS[:1]):
+        yield wish.options(
+            **shape, methods=methods, ways=("eager", "captured"), rounds=3, seconds=0.4, warmup=0, memory=False
+        )
+
+
+def compiled(wish: Wish) -> Iterator[Any]:
+    """ERM and SAM, captured, with and without torch.compile; each measurement compiles the model anew."""
+    for shape in wish.grid():
+        yield wish.options(
+            **shape, methods=("sam",), ways=("captured", "compiled+captured"), rounds=6, seconds=0.5, warmup=1,
+            memory=False,
+        )  # fmt: skip
+
+
+def growth(wish: Wish) -> Iterator[Any]:
+    """Over the number of instances, the number of tokens, and the size of the model."""
+    shapes = [("bert-base", n, 64) for n in BATCHES]
+    shapes += [("bert-base", 16, t) for t in LENGTHS]
+    shapes += [(model, 16, 64) for model in SHAPES]
+    for model, batch, length in dict.fromkeys(shapes):
+        if wish.models and model not in wish.models:
             continue
-        measure(model, size, precision, options.rounds, options.compiled, options.out)
+        yield wish.options(
+            model=model, batch=batch, length=length, precision=(wish.precisions or PRECISIONS)[0],
+            methods=("delta-sam-ambient", "per-instance-sam"), ways=("eager", "captured"), rounds=4, seconds=0.3,
+            warmup=0, memory=True,
+        )  # fmt: skip
+
+
+def adamw(wish: Wish) -> Iterator[Any]:
+    """The implementations of AdamW on a CPU."""
+    for model in wish.models or ("bert-4x256",):
+        batch, length = map(int, (wish.sizes or SIZES)[0].split("x"))
+        yield wish.options(
+            model=model, batch=batch, length=length, methods=("sam",), adamw=("fused", "foreach", "for-loop"),
+            rounds=15, warmup=1, memory=False,
+        )  # fmt: skip
+
+
+PARTS: dict[str, Callable[[Wish], Iterator[Any]]] = {
+    "figures": figures, "loop": loop, "growth": growth, "compiled": compiled, "adamw": adamw,
+}  # fmt: skip
+
+
+def contestants(part: str, options: Any) -> list[Any] | None:
+    """Who takes part, where it is not what the options say: the loop is not captured, it is long enough as it is."""
+    from deltasam.bench._contestants import contestants as named
+
+    if part != "loop":
+        return None
+    found = named(options.methods, ways=options.ways, with_field=False, embeddings=True)
+    return [each for each in found if each.method != "PerInstanceSAM-loop" or each.way == "eager"]
+
+
+def run(part: str, options: Any, out: Path, command: str, commit: str | None) -> None:
+    """One measurement, to one file and one line."""
+    from deltasam.bench._measure import measure
+    from deltasam.bench.report import write_json
+
+    name = f"{options.model}-{options.batch}x{options.length}-{options.precision}"
+    path = out / part / f"{name}.json"
+    start = time.perf_counter()
+    try:
+        report = measure(options, contestants(part, options))
+    except Exception as error:  # noqa: BLE001 - out of memory, most likely: the others can still be measured
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        record = {"part": part, "command": command, "options": asdict(options), "failed": why}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        print(f"{part} {name}: failed after {time.perf_counter() - start:.1f} s: {why}", flush=True)
+        return
+    if commit is not None:
+        report = replace(report, machine={**report.machine, "commit": commit})
+    write_json(report, path, part=part, command=command)
+    numbers = [f"{row.name} {row.seconds.median * 1e3:.1f}{_memory(row)}" for row in report.rows]
+    failed = [f"{each} failed ({why})" for each, why in report.failures.items()]
+    engine = "" if report.engine is None else f" [{report.engine}]"
+    taken = time.perf_counter() - start
+    print(f"{part} {name} ({taken:.1f} s): {', '.join([*numbers, *failed])} ms{engine}", flush=True)
+
+
+def _memory(row: Any) -> str:
+    return "" if row.peak_bytes is None else f" ({row.peak_bytes / 2**30:.2f} GiB)"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures the chosen parts, or as much of them as the time allows."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=["figures"])
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--sizes", nargs="*", metavar="NxT")
+    parser.add_argument("--precisions", nargs="*")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no further measurement of a part after this")
+    parser.add_argument("--missing", action="store_true", help="leave out what lies in --out already")
+    parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
+    options = parser.parse_args(given)
+    command = shlex.join(["python", "benchmarks/speed.py", *given])
+    wish = Wish(options.models, options.sizes, options.precisions, options.device, options.rounds)
+    for part in options.part:
+        start = time.perf_counter()
+        for each in PARTS[part](wish):
+            name = f"{each.model}-{each.batch}x{each.length}-{each.precision}"
+            if options.missing and (options.out / part / f"{name}.json").exists():
+                continue
+            if time.perf_counter() - start > options.seconds:
+                print(f"{part} {name}: left out for want of time", flush=True)
+                continue
+            run(part, each, options.out, command, options.commit)
+            gc.collect()  # what a failed measurement held: its frames are gone now
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltasam.bench._clock import Spread, interleaved, ratios
-from deltasam.bench._memory import peak_bytes
+from deltasam.bench._memory import idle_in_graphs, peak_bytes
 from deltasam.bench._passes import counted_passes
 
 CPU = torch.device("cpu")
@@ -56,6 +56,55 @@ def test_peak_sees_what_autograd_holds() -> None:
 def test_peak_does_not_count_what_was_there_before() -> None:
     old = block()
     assert peak_bytes(lambda: old.add_(1), CPU) < 64
+
+
+def segment(total: int, allocated: int, pool: tuple[int, int]) -> dict[str, object]:
+    return {"total_size": total, "allocated_size": allocated, "segment_pool_id": pool}
+
+
+def test_only_private_pools_hold_idle_memory() -> None:
+    cached = segment(100, 10, (0, 0))  # anybody may have it
+    assert idle_in_graphs([cached, segment(50, 20, (0, 1)), segment(7, 7, (3, 0))]) == 30
+
+
+class FakeAllocator:
+    """A device whose counter takes the pool of a graph for free between replays, as CUDA's does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.allocated = self.peak = 1000  # the weights
+        self.pool = 0
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: self.allocated)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.allocated))
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment(self.pool, 0, (0, 1))])
+
+    def use(self, size: int) -> None:
+        self.peak = max(self.peak, self.allocated + size)
+
+
+def test_the_pool_of_a_graph_counts_in_full_beside_what_a_replay_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeAllocator(monkeypatch)
+
+    def captured_step() -> object:
+        device.use(300)  # the ordinary step
+        device.pool = 320
+        device.use(310)  # the recording
+        device.allocated += 40  # buffers outside of the pool
+        return lambda: device.use(5)
+
+    assert peak_bytes(captured_step, torch.device("cuda")) == 320 + 40 + 5
+
+
+def test_a_step_without_graphs_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeAllocator(monkeypatch)
+
+    def ordinary_step() -> object:
+        device.use(300)
+        return lambda: device.use(10_000)
+
+    assert peak_bytes(ordinary_step, torch.device("cuda")) == 300
 
 
 def test_passes_count_shares_of_the_batch_and_only_real_backwards() -> None:

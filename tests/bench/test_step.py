@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from deltasam.bench import report
-from deltasam.bench._contestants import BARE_SGD, Contestant, Optimizer, contestants, of_method
+from deltasam.bench._contestants import Contestant, contestants, of_method
 from deltasam.bench._measure import measure
+from deltasam.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
 from deltasam.bench._workbench import Workbench
 from deltasam.bench.options import StepOptions
 from deltasam.bench.report import Report
@@ -125,12 +127,62 @@ def test_isolated_perturbation_beside_the_field() -> None:
 
 def test_optimizer_of_the_memory_measurement_keeps_no_state() -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = BARE_SGD.over(model)
+    optimizer = NO_OPTIMIZER.over(model)
     before = model.weight.detach().clone()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert torch.equal(model.weight, before)
     assert not any(optimizer.state.values())
+
+
+def test_the_implementation_of_adamw_is_the_one_that_is_named() -> None:
+    model = torch.nn.Linear(2, 2)
+    asked = {kind: adamw(kind).over(model).param_groups[0] for kind in ("fused", "foreach", "for-loop")}
+    found = {kind: (group["fused"], group["foreach"]) for kind, group in asked.items()}
+    assert found == {"fused": (True, False), "foreach": (False, True), "for-loop": (False, False)}
+    result = measure(StepOptions(**{**vars(SMALL), "methods": ("sam",), "adamw": ("fused", "for-loop")}))
+    assert [each.name for each in result.rows] == ["ERM", "SAM", "ERM, for-loop AdamW", "SAM, for-loop AdamW"]
+    assert row(result, "ERM, for-loop AdamW").peak_bytes is None  # memory is measured without an optimizer
+
+
+def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way() -> None:
+    options = {"methods": ("per-instance-sam",), "ways": ("eager", "captured"), "hidden": 16}
+    result = measure(StepOptions(**{**vars(SMALL), **options}))
+    captured = row(result, "PerInstanceSAM captured")
+    assert (captured.method, captured.way) == ("PerInstanceSAM", "captured")
+    assert captured.memory_times_sam == captured.peak_bytes / row(result, "SAM captured").peak_bytes
+    assert (captured.forwards, captured.backwards) == (2, 2)
+    assert len(captured.rounds) == SMALL.rounds
+    assert result.engine == {"low-rank": 4, "materialised": 0}  # one position: rank one
+
+
+def test_the_engine_writes_out_what_low_rank_would_not_save() -> None:
+    pytest.importorskip("transformers")
+    options = {"model": "bert-tiny", "batch": 2, "methods": ("per-instance-sam",), "memory": False, "rounds": 1}
+    forms = {length: measure(StepOptions(**{**vars(SMALL), **options, "length": length})).engine for length in (4, 20)}
+    # 4 (32 + 32) < 32 * 32 <= 20 (32 + 32): the four square ones of each layer switch, those of 32 x 128 do not yet
+    assert forms == {4: {"low-rank": 14, "materialised": 0}, 20: {"low-rank": 6, "materialised": 8}}
+
+
+def test_a_turn_lasts_as_long_as_it_is_given() -> None:
+    def sleeping(seconds: float) -> Contestant:
+        return Contestant(f"{seconds}", "field", lambda bench, optimizer: lambda: time.sleep(seconds), period=2)
+
+    options = StepOptions(**{**vars(SMALL), "seconds": 0.08, "memory": False, "hidden": 4})
+    result = measure(options, [of_method(ERM), of_method(SAM), sleeping(0.01), sleeping(0.001)])
+    assert row(result, "0.01").in_a_row in (2, 4)  # 0.04 s in a round are 4 steps, fewer if the machine is busy
+    assert row(result, "0.001").in_a_row > 4
+    assert row(result, "0.001").in_a_row % 2 == 0  # whole periods
+
+
+def test_threads_are_respected() -> None:
+    before = torch.get_num_threads()
+    try:
+        result = measure(StepOptions(**{**vars(SMALL), "threads": 2, "methods": ("sam",), "hidden": 4}))
+        assert torch.get_num_threads() == 2
+        assert result.machine["threads"] == "2"
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_table_and_files(measured: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +220,13 @@ sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device c
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"batch": 0}, "batch=0"), ({"dropout": 1.0}, "dropout=1.0"), ({"warmup": -1}, "warmup=-1")],
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"warmup": -1}, "warmup=-1"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"adamw": ()}, "adamw=\\(\\)"),
+    ],
 )
 def test_bad_sizes_are_clear_errors(change: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

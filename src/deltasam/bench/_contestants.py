@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, util
 from typing import Any, Literal
 
 import torch
 
+from deltasam.bench._optimizers import Optimizer
 from deltasam.bench._workbench import Workbench
-from deltasam.bench.options import Way
+from deltasam.bench.options import AdamW, Way
 from deltasam.methods import ERM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.methods.catalogue import METHODS, find_method
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
@@ -34,36 +35,42 @@ PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """The optimizer behind every contestant. A learning rate of zero lets all of them see the same weights."""
-
-    kind: type[torch.optim.Optimizer]
-    options: dict[str, Any]
-    captured_options: dict[str, Any]
-
-    def over(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """A fresh optimizer over the model's parameters."""
-        return self.kind(model.parameters(), **self.options)
-
-
-ADAMW = Optimizer(torch.optim.AdamW, {"lr": 0.0}, {"capturable": True, "fused": True})
-# No state and no temporaries: memory measured with it is the method's own.
-BARE_SGD = Optimizer(torch.optim.SGD, {"lr": 0.0, "foreach": False}, {})
-
-
-@dataclass(frozen=True)
 class Contestant:
-    """One row of the table: ``build`` makes a function that takes one training step, optimizer included."""
+    """One row of the table: ``build`` makes a function that takes one training step, optimizer included.
+
+    Attributes:
+        name: The method, with the way it runs and the AdamW behind it where they are not the usual ones.
+        origin: Ours or the field's.
+        build: Makes the step, for a workbench and an optimizer.
+        method: The method alone; those of one name take the same passes.
+        way: How it runs.
+        ordinary: The same step run eagerly, to count passes: a replayed graph calls no hooks.
+        period: Steps until the costs repeat; a method with a rare expensive step is timed over a whole period.
+        adamw: The implementation of AdamW, if not the one behind all others.
+    """
 
     name: str
     origin: Literal["deltasam", "field"]
     build: Callable[[Workbench, Optimizer], Work]
-    ordinary: Callable[[Workbench, Optimizer], Work] | None = None  # the same without graphs, to count passes
-    period: int = 1  # steps until the costs repeat; a method with a rare expensive step is timed over a whole period
+    method: str = ""
+    way: Way = "eager"
+    ordinary: Callable[[Workbench, Optimizer], Work] | None = None
+    period: int = 1
+    adamw: AdamW | None = None
+
+    @property
+    def tries(self) -> int:
+        """Steps until nothing is done for the first time: a captured one is ordinary, then recorded, then replayed."""
+        return 1 if self.way == "eager" else 2 * self.period + 1
 
 
 def contestants(
-    names: tuple[str, ...], *, ways: tuple[Way, ...] = ("eager",), with_field: bool, embeddings: bool
+    names: tuple[str, ...],
+    *,
+    ways: tuple[Way, ...] = ("eager",),
+    with_field: bool,
+    embeddings: bool,
+    adamw: tuple[AdamW, ...] = (),
 ) -> list[Contestant]:
     """ERM, SAM and the named methods (all if none is named), then the installed packages of others.
 
@@ -72,11 +79,15 @@ def contestants(
         ways: How to run each of them; ERM and SAM run eagerly in any case, everything is compared with those.
         with_field: Also the packages of others.
         embeddings: The model has input embeddings, which some methods and the regularisers perturb.
+        adamw: Further implementations of AdamW, to run ERM and SAM with.
     """
     of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
     chosen = ("ERM", "SAM", *(names or every))
     entries = [_named(name) for name in ("ERM", "SAM")] + [_named(name, way) for way in ways for name in chosen]
+    entries += [
+        replace(entry, name=f"{entry.name}, {kind} AdamW", adamw=kind) for kind in adamw for entry in entries[:2]
+    ]
     ours = {entry.name: entry for entry in entries}
     return [*ours.values(), *(field(embeddings=embeddings) if with_field else [])]
 
@@ -118,30 +129,30 @@ def of_method(
 
         return work
 
-    period = max(int(getattr(sample, attribute, 1)) for attribute in PERIODS)
-    name = label if way == "eager" else f"{label} {way}"
-    ordinary = of_method(make, label, wrap=wrap).build if "captured" in way else None
-    return Contestant(name, "deltasam", build, ordinary, period)
+    return Contestant(
+        name=label if way == "eager" else f"{label} {way}",
+        origin="deltasam",
+        build=build,
+        method=label,
+        way=way,
+        ordinary=None if way == "eager" else of_method(make, label, wrap=wrap).build,
+        period=max(int(getattr(sample, attribute, 1)) for attribute in PERIODS),
+    )
 
 
 def _captured(bench: Workbench, method: Method, model: Any, objective: Objective, optimizer: Optimizer) -> Work:
-    """The whole step as a CUDA graph; recorded on the second run, so it needs two rounds of warm-up."""
+    """The whole step, optimizer included, as a CUDA graph."""
     from deltasam.capture import Captured
 
-    stepper = optimizer.kind(bench.model.parameters(), **{**optimizer.options, **optimizer.captured_options})
-    captured = Captured(method, optimizer=stepper if optimizer.captured_options else None)
+    captured = Captured(method, optimizer=optimizer.over(bench.model, captured=True))
 
-    def whole() -> None:
+    def work() -> None:
         with bench.precision():
             captured.step(model, bench.batch, objective)
+        if captured.report.obstacles:  # it would be an ordinary step under a false name
+            raise RuntimeError(f"not captured: {next(iter(captured.report.obstacles))}")
 
-    def gradient_only() -> None:
-        with bench.precision():
-            captured.backward(model, bench.batch, objective)
-        stepper.step()
-        stepper.zero_grad()
-
-    return whole if optimizer.captured_options else gradient_only
+    return work
 
 
 def field(*, embeddings: bool) -> list[Contestant]:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
-
-from deltasam import __version__
 from deltasam.bench import isolate
 from deltasam.bench._clock import Spread, interleaved, ratios
-from deltasam.bench._contestants import ADAMW, BARE_SGD, Contestant, contestants
-from deltasam.bench._memory import peak_bytes
-from deltasam.bench._passes import counted_passes
+from deltasam.bench._contestants import Contestant, Work, contestants
+from deltasam.bench._engine import layers_by_form
+from deltasam.bench._machine import machine
+from deltasam.bench._memory import peak_bytes, release
+from deltasam.bench._optimizers import NO_OPTIMIZER, adamw
+from deltasam.bench._passes import PassCount, counted_passes
 from deltasam.bench._workbench import Workbench, set_up
 from deltasam.bench.options import StepOptions
 from deltasam.bench.report import Report, Row
 
+IN_A_ROW = 5  # steps in a turn on a GPU, as in training: the host prepares the next one while the device works
+SLOW = 0.5  # seconds; a step that takes longer need not be followed by another in its turn
+
 
 def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> Report:
-    """Runs the measurement.
+    """Runs the measurement; whatever it held of the device's memory is given back.
 
     Args:
         options: What to measure.
@@ -30,112 +34,175 @@ def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> 
         One row per contestant.
     """
     bench = set_up(options)
-    rows, failures = (_isolated(options, bench), {}) if options.isolate else _steps(options, bench, field)
-    return Report(options=options, rows=tuple(rows), failures=failures, machine=_machine(bench))
+    try:
+        if options.isolate:
+            return Report(options=options, rows=_isolated(options, bench), failures={}, machine=machine(bench))
+        entries = list(field or _all(options))
+        rows, failures = _steps(options, bench, entries)
+        engine = layers_by_form(bench) if any("PerInstance" in row.name for row in rows) else None
+        return Report(options=options, rows=rows, failures=failures, machine=machine(bench), engine=engine)
+    finally:
+        bench.close()
+        release(bench.device)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A contestant that has taken its first steps."""
+
+    entry: Contestant
+    work: Work
+    passes: PassCount
+    seconds: float  # of a step, roughly
 
 
 def _steps(
-    options: StepOptions, bench: Workbench, field: Sequence[Contestant] | None
-) -> tuple[list[Row], dict[str, str]]:
-    entries = list(field or _all(options))
-    failures = {entry.name: why for entry in entries if (why := _failure(entry, bench))}
-    entries = [entry for entry in entries if entry.name not in failures]
-    works = {entry.name: entry.build(bench, ADAMW) for entry in entries}
+    options: StepOptions, bench: Workbench, entries: Sequence[Contestant]
+) -> tuple[tuple[Row, ...], dict[str, str]]:
+    tried, failures = _try_all(options, bench, entries)
+    repeats = {name: _in_a_row(one, options, bench) for name, one in tried.items()}
     seconds = interleaved(
-        works,
+        {name: one.work for name, one in tried.items()},
         rounds=options.rounds,
         warmup=options.warmup,
         clock=options.clock,
         synchronize=bench.synchronize,
-        repeats={entry.name: entry.period * _turns(entry, bench) for entry in entries},
+        repeats=repeats,
     )
-    works.clear()  # frees the optimizers' states before memory is measured
-    peaks = {entry.name: _peak(entry, bench) for entry in entries} if options.memory else {}
-    rows = []
-    for entry in entries:
-        forwards, backwards = _passes(entry, bench)
-        rows.append(
-            Row(
-                name=entry.name,
-                origin=entry.origin,
-                seconds=Spread.of(seconds[entry.name]),
-                times_erm=ratios(seconds, entry.name, "ERM"),
-                times_sam=ratios(seconds, entry.name, "SAM"),
-                forwards=forwards,
-                backwards=backwards,
-                extra_copies=(peaks[entry.name] - peaks["ERM"]) / bench.parameter_bytes if peaks else None,
-                peak_bytes=peaks.get(entry.name),
-            )
-        )
-    return rows, failures
+    passes = {name: one.passes for name, one in tried.items()}
+    kept = [one.entry for one in tried.values()]
+    tried.clear()  # frees graphs and the optimizers' states before memory is measured
+    peaks = _peaks(kept, bench) if options.memory else {}
+    return tuple(_row(entry, seconds, repeats, passes[entry.name], peaks, bench) for entry in kept), failures
+
+
+def _row(
+    entry: Contestant,
+    seconds: Mapping[str, list[float]],
+    repeats: Mapping[str, int],
+    passes: PassCount,
+    peaks: Mapping[str, int],
+    bench: Workbench,
+) -> Row:
+    peak, plain = peaks.get(entry.name), peaks.get("ERM")
+    sam = peaks.get("SAM" if entry.way == "eager" else f"SAM {entry.way}")
+    return Row(
+        name=entry.name,
+        origin=entry.origin,
+        method=entry.method,
+        way=entry.way,
+        seconds=Spread.of(seconds[entry.name]),
+        times_erm=ratios(seconds, entry.name, "ERM"),
+        times_sam=ratios(seconds, entry.name, "SAM"),
+        forwards=passes.forwards,
+        backwards=passes.backwards,
+        extra_copies=None if peak is None or plain is None else (peak - plain) / bench.parameter_bytes,
+        peak_bytes=peak,
+        memory_times_sam=None if peak is None or sam is None else peak / sam,
+        in_a_row=repeats[entry.name],
+        rounds=tuple(seconds[entry.name]),
+    )
 
 
 def _all(options: StepOptions) -> list[Contestant]:
-    embeddings = options.model != "mlp"
-    return contestants(options.methods, ways=options.ways, with_field=options.field, embeddings=embeddings)
+    return contestants(
+        options.methods,
+        ways=options.ways,
+        with_field=options.field,
+        embeddings=options.model != "mlp",
+        adamw=options.adamw[1:],
+    )
 
 
-def _turns(entry: Contestant, bench: Workbench) -> int:
-    """Steps in a turn. On a GPU several, as in training: the host prepares the next step while the device works."""
-    return -(-5 // entry.period) if bench.device.type == "cuda" else 1
+def _try_all(
+    options: StepOptions, bench: Workbench, entries: Sequence[Contestant]
+) -> tuple[dict[str, _Tried], dict[str, str]]:
+    """The first steps of everybody. One who cannot run here (memory, a precision) must not cost the others theirs.
 
-
-def _failure(entry: Contestant, bench: Workbench) -> str | None:
-    """Why this contestant cannot run here (memory, a precision its authors did not think of), or None if it can.
-
-    One that cannot must not cost the others their results; ERM and SAM, which all are compared with, must run.
+    ERM and SAM, which all are compared with, must run.
     """
-    bench.model.zero_grad()
-    try:
-        entry.build(bench, BARE_SGD)()
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        if entry.name in ("ERM", "SAM"):
-            raise
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return None
+    tried: dict[str, _Tried] = {}
+    failures: dict[str, str] = {}
+    counted: dict[str, PassCount] = {}
+    for entry in entries:
+        bench.model.zero_grad()
+        try:
+            tried[entry.name] = _try(entry, options, bench, counted)
+        except Exception as error:  # anything at all: it is somebody else's code
+            if entry.name in ("ERM", "SAM"):
+                raise
+            failures[entry.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+            release(bench.device)
+    return tried, failures
 
 
-def _isolated(options: StepOptions, bench: Workbench) -> list[Row]:
+def _try(entry: Contestant, options: StepOptions, bench: Workbench, counted: dict[str, PassCount]) -> _Tried:
+    work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
+    for _ in range(entry.tries):
+        work()
+    known = entry.method or entry.name
+    if entry.ordinary is not None and known not in counted:
+        counted[known] = _passes(entry.ordinary(bench, NO_OPTIMIZER), entry.period, bench)
+    bench.synchronize()
+    start = time.perf_counter()
+    if entry.ordinary is None:
+        counted[known] = _passes(work, entry.period, bench)
+    else:
+        for _ in range(entry.period):
+            work()
+    bench.synchronize()
+    return _Tried(entry, work, counted[known], (time.perf_counter() - start) / entry.period)
+
+
+def _passes(work: Work, period: int, bench: Workbench) -> PassCount:
+    """Forward and backward passes of a step, on average over one period."""
+    with counted_passes(bench.model, bench.size) as count:
+        for _ in range(period):
+            work()
+    return PassCount(count.forwards / period, count.backwards / period)
+
+
+def _in_a_row(one: _Tried, options: StepOptions, bench: Workbench) -> int:
+    """Steps in a turn, whole periods."""
+    on_gpu = bench.device.type == "cuda"
+    if options.seconds is None:
+        wanted = IN_A_ROW if on_gpu else 1
+    else:
+        wanted = math.ceil(options.seconds / options.rounds / max(one.seconds, 1e-6))
+        wanted = max(wanted, 2) if on_gpu and one.seconds < SLOW else wanted
+    return one.entry.period * math.ceil(wanted / one.entry.period)
+
+
+def _isolated(options: StepOptions, bench: Workbench) -> tuple[Row, ...]:
     seconds = isolate.run(options, bench)
-    return [
+    return tuple(
         Row(
             name=name,
             origin="deltasam" if name == isolate.OURS else "field",
             seconds=Spread.of(seconds[name]),
             times_ours=ratios(seconds, name, isolate.OURS),
+            rounds=tuple(seconds[name]),
         )
         for name in seconds
-    ]
+    )
 
 
-def _peak(entry: Contestant, bench: Workbench) -> int:
-    """Peak memory from a fresh start over one period and a step, so that what is kept between steps counts too."""
+def _peaks(entries: Sequence[Contestant], bench: Workbench) -> dict[str, int]:
+    """Peak memory from a fresh start over a period and some steps, so that what is kept between steps counts too."""
+    peaks = {}
+    for entry in entries:
+        if entry.adamw is not None:  # no optimizer takes part
+            continue
 
-    def work() -> None:
-        step = entry.build(bench, BARE_SGD)
-        for _ in range(max(entry.period + (entry.period > 1), 3 if "captured" in entry.name else 1)):
-            step()
+        def work(entry: Contestant = entry) -> Work:
+            step = entry.build(bench, NO_OPTIMIZER)
+            for _ in range(max(entry.tries, entry.period + 1, 3)):
+                step()
+            return step
 
-    bench.model.zero_grad()
-    return peak_bytes(work, bench.device)
-
-
-def _passes(entry: Contestant, bench: Workbench) -> tuple[float, float]:
-    """Forward and backward passes of a step, on average over one period."""
-    step = (entry.ordinary or entry.build)(bench, BARE_SGD)  # a replayed graph calls no hooks
-    with counted_passes(bench.model, bench.size) as count:
-        for _ in range(entry.period):
-            step()
-    return count.forwards / entry.period, count.backwards / entry.period
-
-
-def _machine(bench: Workbench) -> dict[str, str]:
-    on_gpu = bench.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(bench.device) if on_gpu else f"{platform.machine()} CPU",
-        "threads": str(torch.get_num_threads()),
-        "load": "" if on_gpu or not hasattr(os, "getloadavg") else f"{os.getloadavg()[0]:.1f}",
-        "torch": torch.__version__,
-        "deltasam": __version__,
-        "parameters": str(sum(p.numel() for p in bench.model.parameters())),
-    }
+        bench.model.zero_grad()
+        try:
+            peaks[entry.name] = peak_bytes(work, bench.device)
+        except RuntimeError:  # out of memory: this number is missing, the others are not
+            release(bench.device)
+    return peaks

@@ -18,7 +18,10 @@ from deltasam.objectives import Classification, Objective
 SHAPES: dict[str, tuple[int, int, int, int]] = {
     "mlp": (3, 256, 1, 1),
     "bert-tiny": (2, 32, 2, 128),
+    "bert-2x128": (2, 128, 2, 30522),
     "bert-4x256": (4, 256, 4, 30522),
+    "bert-4x512": (4, 512, 8, 30522),
+    "bert-8x512": (8, 512, 8, 30522),
     "bert-base": (12, 768, 12, 30522),
     "roberta-large": (24, 1024, 16, 50265),
 }
@@ -55,6 +58,12 @@ class Workbench:
             self._compiled.append(torch.compile(self.model))  # type: ignore[arg-type]
         return self._compiled[0]
 
+    def close(self) -> None:
+        """Lets go of compiled code, which keeps its model alive and counts against torch's limit of recompilations."""
+        if self._compiled:
+            self._compiled.clear()
+            torch._dynamo.reset()
+
     def loss(self) -> Tensor:
         """The mean loss, for the contestants that know nothing of instances."""
         return self.objective(self.model, self.batch).mean()
@@ -75,7 +84,8 @@ def set_up(options: StepOptions) -> Workbench:
     torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
     torch.manual_seed(options.seed)
     device = torch.device(name)
-    model, batch = _mlp(options) if options.model == "mlp" else _transformer(options)
+    with device:  # drawn where they will be used: 355M weights take seconds on a CPU
+        model, batch = _mlp(options) if options.model == "mlp" else _transformer(options)
     return Workbench(
         model=model.to(device).train(),
         batch=tree_map(lambda tensor: tensor.to(device), batch),

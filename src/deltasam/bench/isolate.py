@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import util
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from deltasam.bench._clock import interleaved
+from deltasam.bench._optimizers import NoStep
 from deltasam.bench._workbench import Workbench
 from deltasam.bench.options import StepOptions
 from deltasam.perturb import global_norm, perturbed, step_size
@@ -61,20 +61,10 @@ def _ours(params: list[torch.nn.Parameter]) -> None:
         pass
 
 
-class _NoOptimizer(torch.optim.Optimizer):
-    """Takes no step, so that only the perturbation is timed."""
-
-    def __init__(self, params: Any, **_: Any) -> None:
-        super().__init__(params, {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Does nothing."""
-
-
 def _theirs(params: list[torch.nn.Parameter], *, foreach: bool) -> Callable[[], None]:
     from pytorch_optimizer import SAM
 
-    optimizer = SAM(params, _NoOptimizer, rho=RHO, foreach=foreach)
+    optimizer = SAM(params, NoStep, rho=RHO, foreach=foreach)
 
     def work() -> None:
         optimizer.first_step()

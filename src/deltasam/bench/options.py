@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 Way = Literal["eager", "compiled", "captured", "compiled+captured"]
-Shape = Literal["mlp", "bert-tiny", "bert-4x256", "bert-base", "roberta-large"]
+Shape = Literal[
+    "mlp", "bert-tiny", "bert-2x128", "bert-4x256", "bert-4x512", "bert-8x512", "bert-base", "roberta-large"
+]
+AdamW = Literal["fused", "foreach", "for-loop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,9 @@ class StepOptions:
         methods: Methods and regularisers to measure beside ERM and SAM, e.g. delta-sam; all by default.
         ways: How to run every method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
         field: Whether to measure the implementations of other packages too, where they are installed.
+        adamw: Implementations of AdamW; the first one is behind everything, ERM and SAM run with the others, too.
         rounds: Timed rounds; in each, every contestant takes its turn.
+        seconds: Steps in a row that last this long in all rounds together; by default 5 on a GPU, 1 on a CPU a round.
         warmup: Rounds before the clock starts.
         clock: Time on the wall, or of the processor, which a busy machine disturbs less.
         memory: Whether to measure peak memory.
@@ -52,7 +57,9 @@ class StepOptions:
     methods: tuple[str, ...] = ()
     ways: tuple[Way, ...] = ("eager",)
     field: bool = True
+    adamw: tuple[AdamW, ...] = ("fused",)
     rounds: int = 7
+    seconds: float | None = None
     warmup: int = 2
     clock: Literal["wall", "cpu"] = "wall"
     memory: bool = True
@@ -66,7 +73,7 @@ class StepOptions:
         """Checks the sizes.
 
         Raises:
-            ValueError: A size is not positive, or dropout is not a probability.
+            ValueError: A size is not positive, dropout is not a probability, or no AdamW is named.
         """
         for name in ("layers", "hidden", "heads", "vocab", "batch", "length", "rounds", "threads"):
             value = getattr(self, name)
@@ -76,3 +83,7 @@ class StepOptions:
             raise ValueError(f"warmup={self.warmup} must be at least 0")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be a probability below 1")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds} must be more than 0")
+        if not self.adamw:
+            raise ValueError("adamw=() names none; choose from fused, foreach, for-loop")

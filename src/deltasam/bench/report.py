@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from deltasam.bench._clock import Spread
-from deltasam.bench.options import StepOptions
+from deltasam.bench.options import StepOptions, Way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,15 @@ class Row:
         times_erm: Time as a multiple of plain training.
         times_sam: Time as a multiple of our SAM.
         times_ours: In the isolated measurement, time as a multiple of ours.
+        method: The method alone, and
+        way: how it was run.
         forwards: Forward passes of a step, in batches, counted by hooks.
         backwards: Backward passes of a step, likewise.
         extra_copies: Peak memory beyond plain training, in copies of the parameters.
-        peak_bytes: Peak memory, an optimizer without state included.
+        peak_bytes: Peak memory beyond the weights and without an optimizer; what CUDA graphs keep is counted in full.
+        memory_times_sam: The same as a multiple of our SAM run in the same way.
+        in_a_row: Steps in a turn.
+        rounds: Seconds of a step in every round; the same position means the same round in all rows.
     """
 
     name: str
@@ -39,16 +44,22 @@ class Row:
     backwards: float | None = None
     extra_copies: float | None = None
     peak_bytes: int | None = None
+    memory_times_sam: float | None = None
+    in_a_row: int = 1
+    method: str = ""
+    way: Way = "eager"
+    rounds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All rows, who could not run and why, and what was measured on."""
+    """All rows, who could not run and why, what was measured on, and how the per-instance engine kept the layers."""
 
     options: StepOptions
     rows: tuple[Row, ...]
     failures: dict[str, str]
     machine: dict[str, str]
+    engine: dict[str, int] | None = None
 
     @property
     def title(self) -> str:
@@ -103,13 +114,13 @@ def show(report: Report) -> None:
         console.print(part, markup=False)
 
 
-def write_json(report: Report, path: Path) -> None:
-    """Writes everything, options and machine included, but for where the files go."""
+def write_json(report: Report, path: Path, **more: str) -> None:
+    """Writes everything, options and machine included, but for where the files go; ``more`` goes on top."""
     path.parent.mkdir(parents=True, exist_ok=True)
     record = asdict(report)
     for name in ("json", "plot"):
         del record["options"][name]
-    path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+    path.write_text(json.dumps({**more, **record}, indent=2, default=str) + "\n")
 
 
 def plot(report: Report, path: Path) -> None:

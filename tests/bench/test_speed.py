@@ -1,0 +1,80 @@
+"""``benchmarks/speed.py``: many measurements in one process, one of which may fail."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.data import REPOSITORY
+
+TINY = ["--models", "bert-tiny", "--sizes", "2x4", "--precisions", "fp32", "--device", "cpu", "--rounds", "1"]
+
+
+@pytest.fixture(scope="module")
+def speed() -> dict[str, Any]:
+    pytest.importorskip("transformers")
+    return runpy.run_path(str(REPOSITORY / "benchmarks" / "speed.py"), run_name="speed")
+
+
+def test_one_line_and_one_file_for_each(
+    speed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speed["main"](["--part", "loop", *TINY, "--out", str(tmp_path), "--commit", "abc"])
+    stored = json.loads((tmp_path / "loop" / "bert-tiny-2x4-fp32.json").read_text())
+    assert (stored["part"], stored["machine"]["commit"]) == ("loop", "abc")
+    assert "--part loop --models bert-tiny" in stored["command"]
+    names = [row["name"] for row in stored["rows"]]
+    assert "PerInstanceSAM-loop" in names
+    assert "PerInstanceSAM-loop captured" not in names
+    passes = {row["name"]: row["forwards"] for row in stored["rows"]}
+    assert (passes["PerInstanceSAM"], passes["PerInstanceSAM-loop"]) == (2, 3)  # 2 per instance are 2, and l(w)
+    assert capsys.readouterr().out.startswith("loop bert-tiny-2x4-fp32 (")
+
+
+def test_a_measurement_that_fails_is_recorded_and_the_rest_goes_on(
+    speed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from deltasam.bench import _measure
+
+    real = _measure.measure
+
+    def out_of_memory_once(options: Any, field: Any) -> Any:
+        if options.batch == 3:
+            raise RuntimeError("CUDA out of memory. Tried to allocate\na lot")
+        return real(options, field)
+
+    monkeypatch.setattr(_measure, "measure", out_of_memory_once)
+    speed["main"](["--part", "adamw", *TINY, "--sizes", "3x4", "--out", str(tmp_path)])
+    speed["main"](["--part", "adamw", *TINY, "--out", str(tmp_path)])
+    failed, made = (json.loads((tmp_path / "adamw" / f"bert-tiny-{n}x4-fp32.json").read_text()) for n in (3, 2))
+    assert failed["failed"] == "RuntimeError: CUDA out of memory. Tried to allocate"
+    assert len(made["rows"]) == 6
+    assert "failed after" in capsys.readouterr().out
+
+
+def test_time_runs_out_and_what_is_there_is_not_repeated(
+    speed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speed["main"](["--part", "figures", *TINY, "--seconds", "-1", "--out", str(tmp_path)])
+    assert capsys.readouterr().out == "figures bert-tiny-2x4-fp32: left out for want of time\n"
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "bert-tiny-2x4-fp32.json").write_text("{}")
+    speed["main"](["--part", "figures", *TINY, "--missing", "--out", str(tmp_path)])
+    assert capsys.readouterr().out == ""
+
+
+def test_the_grid_of_the_figures_and_the_axes_of_growth(speed: dict[str, Any]) -> None:
+    wish = speed["Wish"]()
+    plans = {part: list(speed["PARTS"][part](wish)) for part in ("figures", "growth")}
+    shapes = [(one.model, one.batch, one.length, one.precision, one.memory) for one in plans["figures"]]
+    assert len(shapes) == len(set(shapes)) == 8
+    assert [memory for *_, memory in shapes] == [size == 32 for _, size, *_ in shapes]
+    grown = [(one.model, one.batch, one.length) for one in plans["growth"]]
+    assert len(grown) == len(set(grown)) == 14
+    assert {n for model, n, t in grown if (model, t) == ("bert-base", 64)} == {8, 16, 32, 64, 128}
+    assert {t for model, n, t in grown if (model, n) == ("bert-base", 16)} == {32, 64, 128, 256, 512}
+    assert len({model for model, *_ in grown}) == 6
