@@ -16,14 +16,18 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"deltasam {version}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
+pygments_dark_style = "github-dark"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -31,6 +31,9 @@ def test_docstring_examples_hold(name: str) -> None:
     assert result.failed == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")  # Lightning, of a page's small loader
+@pytest.mark.filterwarnings("ignore:.*GPU available but not used.*")
+@pytest.mark.filterwarnings("ignore:.*litlogger.*|.*LitLogger.*")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_python_blocks_of_a_page_run(page: Path) -> None:
     """The blocks of one page run in order, in one namespace; a sketch is marked ``python no-run``."""
