@@ -6,9 +6,13 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+PARTIAL = ".partial-"
+"""In the names of files that are being written, or that were when a process was killed."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -24,7 +28,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     Whoever reads ``path`` finds the old content or the new one; after a crash, too. If writing fails, the old content
     stays and the temporary file is removed.
     """
-    partial = path.with_name(path.name + f".partial-{os.getpid()}")
+    # Not the number of the process: on two machines with one file system it may be the same.
+    partial = path.with_name(f"{path.name}{PARTIAL}{secrets.token_hex(6)}")
     try:
         with partial.open("wb") as file:
             file.write(content)
@@ -41,6 +46,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """:func:`write_bytes` of text."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes what killed processes have left of files they were writing; nobody may be writing there now."""
+    for path in folder.glob(f"*{PARTIAL}*"):
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def bad_input() -> Iterator[None]:
     """Tells errors in the configuration and the data in one line, exit code 2; 75 if stopped, 1 for the others."""
     from deltasam.experiments import ConfigError, DivergedError, RunStoppedError
+    from deltasam.integrations._lost import LostError
     from deltasam.storage import StorageError
     from deltasam.tasks import DataError
 
@@ -28,7 +29,7 @@ def bad_input() -> Iterator[None]:
         raise InputError(str(error)) from error
     except RunStoppedError as error:
         raise StoppedError(str(error)) from error
-    except (StorageError, DivergedError) as error:
+    except (StorageError, DivergedError, LostError) as error:
         raise CommandError(str(error)) from error
 
 

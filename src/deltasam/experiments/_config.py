@@ -17,12 +17,13 @@ from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 from deltasam.methods import ERM, Method
+from deltasam.splitting import OnOutOfMemory
 from deltasam.tasks import Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
 # What says where or how often something is stored, not what is computed: it does not make a run another run.
-_NOT_IDENTITY = ("data", "checkpoint_every", "capture")
+_NOT_IDENTITY = ("data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,9 @@ class RunConfig:
         precision: ``fp32``, or mixed precision by autocast.
         capture: On a GPU, record steps as CUDA graphs, see :class:`~deltasam.capture.Captured`; texts are then padded
             to multiples of 32 tokens, so that few shapes occur. The same run, to rounding.
+        on_out_of_memory: ``"stop"``: the run ends and says what to lower; ``"split"``: it goes on with the batches in
+            parts, see :class:`~deltasam.splitting.Splitting`. The same run, to rounding and dropout masks.
+        workers: Processes that put batches together; 0 for none.
         seed: Of the head, the order of the data, the dropout masks, and everything else that is drawn.
         evaluate_every: ``"epoch"``, ``"end"``, or a number of updates.
         checkpoint_every: ``"epoch"``, ``"never"``, or a number of updates; an interrupted run goes on from there.
@@ -60,6 +64,8 @@ class RunConfig:
     batch: Batch = field(default_factory=Batch)
     precision: Precision = "fp32"
     capture: bool = False
+    on_out_of_memory: OnOutOfMemory = "stop"
+    workers: int = 0
     seed: int = 42
     evaluate_every: Literal["epoch", "end"] | int = "epoch"
     checkpoint_every: Literal["epoch", "never"] | int = "epoch"
@@ -71,6 +77,10 @@ class RunConfig:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1 update")
+        if self.workers < 0:
+            raise ValueError(f"workers={self.workers} must be at least 0")
+        if self.capture and self.on_out_of_memory == "split":
+            raise ValueError("capture=true and on_out_of_memory=split exclude each other; choose one")
         if self.schedule.kind == "polynomial" and self.schedule.lr_end >= self.optimizer.lr:
             raise ValueError(
                 f"optimizer.lr={self.optimizer.lr} must be greater than schedule.lr_end={self.schedule.lr_end}, where "

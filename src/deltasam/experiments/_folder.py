@@ -11,7 +11,7 @@ from typing import Any
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._result import Result
-from deltasam.storage import StorageError, seal, sealed, write_text
+from deltasam.storage import PARTIAL, StorageError, remove_partial, seal, sealed, write_text
 
 _COMPLETE = "complete.json"
 _log = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class RunFolder:
                     "folder by --output, or remove that one"
                 )
             return Result.read(self.result) if self.result.is_file() else None
-        if self.path.is_dir() and any(self.path.iterdir()):
+        # A run killed while it wrote its very first file leaves only that; another process may be writing it now.
+        if self.path.is_dir() and any(PARTIAL not in path.name for path in self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another folder by --output")
         return None
 
@@ -83,6 +84,10 @@ class RunFolder:
         """Makes the folder this run's."""
         self.path.mkdir(parents=True, exist_ok=True)
         write(self.config, config.to_yaml())
+
+    def tidy(self) -> None:
+        """Removes what kills have left of files that were being written; for the end of the run."""
+        remove_partial(self.path)
 
     def last_checkpoint(self, before: int) -> Path | None:
         """The last checkpoint of fewer than ``before`` updates that is complete and as it was written.
@@ -96,7 +101,8 @@ class RunFolder:
                 continue
             step = int(number)
             if not (path / _COMPLETE).is_file():
-                shutil.rmtree(path)  # the run was killed while writing it
+                # The run was killed while writing it. Another process may be removing it, too.
+                shutil.rmtree(path, ignore_errors=True)
             elif step < before:
                 found[step] = path
         for step in sorted(found, reverse=True):

@@ -17,6 +17,7 @@ from deltasam.experiments._parts import named_plain, to_method
 from deltasam.experiments._result import Result
 from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
+from deltasam.splitting import Splitting
 from deltasam.storage import told_clearly
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
 
@@ -88,6 +89,8 @@ def prepare(config: RunConfig) -> Prepared:
             f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so "
             "none has a perturbation of its own; use SAM or DeltaSAM"
         )
+    if config.on_out_of_memory == "split":
+        _check_splitting(config)
     find_model(config.model.path)
     data = config.task.load(DataSource.find(config.data))
     tokenizer = load_tokenizer(config.model.path)
@@ -100,6 +103,19 @@ def prepare(config: RunConfig) -> Prepared:
             f"schedule.warmup_steps={config.schedule.warmup_steps} must be less than the {total} updates of the run"
         )
     return Prepared(config, data, tokenizer, total)
+
+
+def _check_splitting(config: RunConfig) -> None:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        raise ConfigError(
+            f"on_out_of_memory=split works in one process, here are {processes}: those that have memory left would "
+            "wait for the one that has none. Use on_out_of_memory=stop and a smaller batch.size"
+        )
+    try:
+        Splitting(config.method).check(config.task.objective())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool = False) -> Result:
@@ -122,6 +138,7 @@ def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool
         RunStoppedError: A signal (SIGTERM, SIGINT) stopped the run; it wrote a checkpoint.
         DivergedError: The gradients were not finite for many updates in a row.
         StorageError: The disk is full, or the folder cannot be written to.
+        LostError: A worker of the data loader, or another process of the run, has died.
     """
     place = RunFolder(folder)
     finished = place.finished(config)
@@ -156,6 +173,7 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
         eval_dataset=prepared.eval_rows,
         data_collator=prepared.collator(),
         capture=config.capture,
+        on_out_of_memory=config.on_out_of_memory,
         config=config,
         tokenizer=prepared.tokenizer,
         clock=clock,
@@ -178,10 +196,12 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
     if trainer.evaluated_at != trainer.state.global_step:
         trainer.evaluate()
     result = _result(prepared, trainer, facts, seconds, clock.evaluating)
+    weights = trainer.whole_weights()
     if trainer.is_world_process_zero():
-        trainer.model.save_pretrained(str(place.model))
+        trainer.model.save_pretrained(str(place.model), state_dict=weights)
         prepared.tokenizer.save_pretrained(str(place.model))
         write(place.result, result.to_json())
+        place.tidy()
     return result
 
 

@@ -46,6 +46,16 @@ class RunTrainer(MethodTrainer):
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def whole_weights(self) -> dict[str, Any] | None:
+        """The weights to save, gathered from all processes where they are sharded: all of them must call this."""
+        if not self.is_fsdp_enabled:
+            return None  # the model's own
+        found: dict[str, Any] = self.accelerator.get_state_dict(self.model)
+        return found
+
+    def _how_to_go_on(self) -> str:
+        return "The run goes on from its last complete checkpoint when it is started again"
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The parameters that decay: all, or all but biases and normalisation."""
         if self._config.optimizer.decay_all:
@@ -71,6 +81,7 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
             gradient_accumulation_steps=config.batch.accumulation,
             use_cpu=_processes() > 1 and not torch.accelerator.is_available(),  # else Trainer sees no other process
             dataloader_drop_last=config.batch.drop_last,
+            dataloader_num_workers=config.workers,
             learning_rate=optimizer.lr,
             adam_beta1=optimizer.betas[0],
             adam_beta2=optimizer.betas[1],

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from deltasam.batches import batch_size
 from deltasam.capture import Captured
 from deltasam.integrations._infer import infer_objective
+from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
 from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._state import load_state, save_state
@@ -172,10 +173,18 @@ class MethodMixin(_Base):
         super().log(logs, *args, **kwargs)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains; the method and the objective start without state, or with that of the checkpoint."""
+        """Trains; the method and the objective start without state, or with that of the checkpoint.
+
+        Raises:
+            LostError: A worker of the data loader, or another process of the training, has died.
+        """
         if resume_from_checkpoint in (None, False):
             self._load_states({"method": {}, "objective": {}, "forwards": 0, "backwards": 0})
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        with lost_told(self._how_to_go_on):
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _how_to_go_on(self) -> str:
+        return f"train(resume_from_checkpoint=True) goes on from the last checkpoint in {self.args.output_dir}"
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

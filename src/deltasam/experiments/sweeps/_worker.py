@@ -111,7 +111,6 @@ def make(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> t
             tell(("step", step, total, {"loss": latest["loss"]} if "loss" in latest else {}))
 
     with _alone(job.folder / "locks" / f"{job.name}.lock"):
-        _forget_half_a_claim(job.place)
         there = (job.place / "result.json").is_file()
         result = run(RunConfig.from_plain(job.config), job.place, watch=watch)
         if job.risk is not None and (job.place / "model").is_dir():
@@ -126,12 +125,6 @@ def _tidy(job: Job) -> None:
     if job.keep == "results":
         shutil.rmtree(job.place / "model", ignore_errors=True)
     job.failure.unlink(missing_ok=True)
-
-
-def _forget_half_a_claim(place: Path) -> None:
-    """A process killed while it wrote the very first file leaves a folder that nobody owns."""
-    if place.is_dir() and all(path.name.endswith(".partial") for path in place.iterdir()):
-        shutil.rmtree(place)
 
 
 @contextlib.contextmanager

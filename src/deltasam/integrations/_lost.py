@@ -1,0 +1,44 @@
+"""What is said when a process that the training needs has died: a worker of the data loader, or another rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+# What gloo and the stores say; NCCL's watchdog ends the process by itself.
+_GONE = (
+    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket Timeout",
+    "Socket closed", "pair closure", "failed to recv",
+)  # fmt: skip
+
+
+class LostError(RuntimeError):
+    """A process that the training needs has died; the checkpoints are intact."""
+
+
+@contextmanager
+def lost_told(how_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Turns what torch raises when a process has died into a :class:`LostError` that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = _what(error)
+        if what is None:
+            raise
+        raise LostError(f"{what}. {how_to_go_on()}") from error
+
+
+def _what(error: RuntimeError) -> str | None:
+    text = str(error)
+    if "DataLoader worker" in text:
+        return (
+            f"a worker of the data loader has died ({text.splitlines()[0]}): the data set crashed it, or the system "
+            "ended it for want of memory. Without workers (dataloader_num_workers=0) an error of the data set shows "
+            "itself"
+        )
+    distributed = torch.distributed.is_available() and isinstance(error, torch.distributed.DistError)
+    if distributed or any(sign in text for sign in _GONE):
+        return f"another process of the training has died or does not answer ({text.splitlines()[0][:200]})"
+    return None

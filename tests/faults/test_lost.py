@@ -1,0 +1,148 @@
+"""Processes that die: a worker of the data loader, and the run itself while it writes its very first file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from deltasam.cli import main
+from deltasam.experiments import ConfigError, RunConfig, RunFolder, run
+from deltasam.experiments._trainer import RunTrainer
+from deltasam.integrations._lost import LostError, lost_told
+from helpers.fault_runs import config
+from helpers.trainers import assert_same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+
+
+class Deadly(Dataset[Any]):
+    """Rows of which one ends the worker that fetches it, once there is the file ``now``."""
+
+    def __init__(self, rows: Any, now: Path) -> None:
+        self.rows, self.now = rows, now
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None and self.now.exists():
+            self.now.unlink(missing_ok=True)
+            os._exit(3)
+        return self.rows[index]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    plain = config(tmp_path_factory.mktemp("parts")).to_plain()
+    return RunConfig.from_plain(plain | {"workers": 2})
+
+
+@pytest.fixture(scope="module")
+def wanted(one: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The weights of an undisturbed run, without workers."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(RunConfig.from_plain(one.to_plain() | {"workers": 0}), folder)
+    return load_file(folder / "model/model.safetensors")
+
+
+def touch(now: Path) -> None:
+    now.touch()
+
+
+def kill(now: Path) -> None:
+    victim = multiprocessing.active_children()[0].pid
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+
+
+# The workers of the second epoch start after update 6; those that fetch ahead have fetched all before it ends.
+@pytest.mark.parametrize(("end", "at"), [(touch, 6), (kill, 7)])
+def test_a_worker_of_the_data_loader_dies(
+    end: Callable[[Path], None], at: int, one: RunConfig, wanted: dict[str, Tensor], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder, now = tmp_path / "run", tmp_path / "now"
+
+    def watch(step: int, total: int, latest: dict[str, float]) -> None:
+        if step == at:
+            end(now)
+
+    build = RunTrainer.__init__
+
+    def spoiled(self: Any, *args: Any, train_dataset: Any, **kwargs: Any) -> None:
+        build(self, *args, train_dataset=Deadly(train_dataset, now), **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunTrainer, "__init__", spoiled)
+        with pytest.raises(LostError, match=r"worker of the data loader has died") as raised:
+            run(one, folder, watch=watch)
+    assert "goes on from its last complete checkpoint when it is started again" in str(raised.value)
+    good = RunFolder(folder).last_checkpoint(12)
+    assert good is not None
+    assert int(good.name.rpartition("-")[2]) >= 6
+    run(one, folder)
+    assert_same_bits(load_file(folder / "model/model.safetensors"), wanted)
+
+
+def test_other_errors_are_not_taken_for_deaths() -> None:
+    with pytest.raises(RuntimeError, match=r"^shape mismatch$") as raised, lost_told(lambda: "Go on"):
+        raise RuntimeError("shape mismatch")
+    assert raised.type is RuntimeError
+    with (
+        pytest.raises(LostError, match=r"another process.*Connection closed by peer.*Go on"),
+        lost_told(lambda: "Go on"),
+    ):
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+
+
+def test_kill_inside_the_claim(one: RunConfig, wanted: dict[str, Tensor], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    child = os.fork()
+    if child == 0:
+        os.replace = lambda *_: os._exit(9)  # type: ignore[assignment]
+        folder.claim(one)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = [path.name for path in folder.path.iterdir()]
+    assert len(left) == 1
+    assert left[0].startswith("config.yaml.partial-")
+    assert folder.finished(one) is None
+    run(one, folder.path)
+    assert_same_bits(load_file(folder.model / "model.safetensors"), wanted)
+    assert not list(folder.path.glob("*.partial-*"))
+
+
+def test_a_folder_with_anything_else_in_it_is_refused(one: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml.partial-1").touch()
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        RunFolder(tmp_path).finished(one)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("workers=-1", "workers=-1 must be at least 0"),
+        ("on_out_of_memory=retry", "on_out_of_memory"),
+        ("method=SubsetSAM", "SubsetSAM, which picks instances from the whole batch"),
+    ],
+)
+def test_bad_options(
+    setting: str, said: str, one: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = tmp_path / "config.yaml"
+    described.write_text(one.to_yaml())
+    words = ["train", "--config", str(described), "--output", str(tmp_path / "run"), "on_out_of_memory=split"]
+    words += ["--method", "SubsetSAM"] if setting.startswith("method") else [setting]
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
