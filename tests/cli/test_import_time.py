@@ -42,7 +42,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded_after("from deltasam.cli import main; main(['--help'])") == set()
 
 
-@pytest.mark.parametrize("command", ["env", "bench step", "list methods"])
+@pytest.mark.parametrize("command", ["env", "bench step", "bench train", "list methods"])
 def test_help_of_a_command_does_not_load_torch(command: str) -> None:
     code = f"""
 from deltasam.cli import main

@@ -18,7 +18,7 @@ def layers_by_form(bench: Workbench) -> dict[str, int] | None:
     try:
         with bench.precision():
             recording = record(bench.model, lambda: bench.objective(bench.model, bench.batch), size=bench.size)
-    except (InstancesMixedError, UncoveredError):
+    except (InstancesMixedError, UncoveredError, RuntimeError):  # RuntimeError: out of memory
         return None
     forms = {"low-rank": 0, "materialised": 0}
     for module in bench.model.modules():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from importlib import util
 from pathlib import Path
 from typing import Literal
 
 from deltasam.bench._clock import Spread
+from deltasam.bench._table import print_table
 from deltasam.bench.options import StepOptions, Way
 
 
@@ -88,30 +88,13 @@ def cells(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def show(report: Report) -> None:
-    """Prints the table, with rich if it is installed."""
+    """Prints the table."""
     header, rows = cells(report)
     note = "median ± half the distance of the quartiles"
     if not report.options.isolate:
         note += "; passes: forward/backward, counted by hooks; memory: peak beyond ERM, in copies of the parameters"
     notes = [note, *(f"{name} could not run here: {why}" for name, why in report.failures.items())]
-    if util.find_spec("rich") is None:
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = [
-            "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in [header, *rows]
-        ]
-        print(report.title, *lines, *notes, sep="\n")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False)
-    for part in (report.title, table, *notes):
-        console.print(part, markup=False)
+    print_table(report.title, header, rows, notes)
 
 
 def write_json(report: Report, path: Path, **more: str) -> None:

@@ -45,5 +45,6 @@ COMMANDS: dict[str, Command] = {
     "list presets": Command("deltasam.cli.list_presets:ListPresets", "the paper's setups, and small ones"),
     "list methods": Command("deltasam.cli.list_methods:ListMethods", "the methods, with what a step of each costs"),
     "bench step": Command("deltasam.cli.bench_step:BenchStep", "time and memory of a step of every method"),
+    "bench train": Command("deltasam.cli.bench_train:BenchTrain", "wall time of whole trainings, eager and captured"),
     "env": Command("deltasam.cli.env:Env", "versions and devices, to paste into a bug report"),
 }
