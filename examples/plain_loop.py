@@ -1,6 +1,6 @@
 """ERM, SAM and delta-SAM in a plain training loop, on a small real task: handwritten digits with some wrong labels.
 
-Run it with ``make quickstart`` or ``python examples/plain_loop.py``. The loop is in :func:`train`; the method is the
+Run it with ``python examples/plain_loop.py``. The loop is in :func:`train`; the method is the
 only thing that differs between the rows of the table.
 """
 
