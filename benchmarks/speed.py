@@ -157,6 +157,17 @@ def _memory(row: Any) -> str:
     return "" if row.peak_bytes is None else f" ({row.peak_bytes / 2**30:.2f} GiB)"
 
 
+def _without_places(words: Sequence[str]) -> list[str]:
+    """The command as it can be given on another machine."""
+    kept, skip = [], False
+    for word in words:
+        name = word.partition("=")[0]
+        if not skip and name not in ("--out", "--commit"):
+            kept.append(word)
+        skip = word in ("--out", "--commit")
+    return kept
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures the chosen parts, or as much of them as the time allows."""
     given = list(sys.argv[1:] if argv is None else argv)
@@ -172,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--missing", action="store_true", help="leave out what lies in --out already")
     parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
     options = parser.parse_args(given)
-    command = shlex.join(["python", "benchmarks/speed.py", *given])
+    command = shlex.join(["python", "benchmarks/speed.py", *_without_places(given)])
     wish = Wish(options.models, options.sizes, options.precisions, options.device, options.rounds)
     for part in options.part:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Writes docs/speed.md from the measurements in results/speed. Run it after ``benchmarks/speed.py``:
+"""Writes docs/speed.md and its plots from the measurements in results/speed. Run it after ``benchmarks/speed.py``:
 
 python benchmarks/speed_page.py
 """
@@ -6,12 +6,19 @@ python benchmarks/speed_page.py
 from __future__ import annotations
 
 import json
+import runpy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "speed.md"
+PLOTS = ROOT / "docs" / "_static" / "speed"
 RESULTS = ROOT / "results" / "speed"
+parts = runpy.run_path(str(ROOT / "benchmarks" / "speed_parts.py"))
+
+Result = dict[str, Any]
 
 INTRODUCTION = """# Speed
 
@@ -37,78 +44,181 @@ with `PadToBuckets`. Dropout is new in every step and the same in all passes of 
 to rounding (`make test-gpu`). A model that cannot be recorded runs eagerly, and a warning names the operation. On the
 CPU nothing is captured.
 
-## Measured
+## What was measured
 
-Random weights, dropout 0.1, AdamW included; median of the rounds of one process, ratios within it. `DeltaSAM-ambient`
-probes in the precision of the other passes (two extra forwards); by default the probes run in float32, and under
-autocast a third one with them. `DeltaSAM-every-4` is the same with `probe_every=4`.
-
-These times were taken around commit 2f5fb86, before the core learnt of several processes and before the last work on
-the eager per-instance engine; only these shapes were measured so far, few rounds each. Eager times depend on the host
-(ERM took 37 to 112 ms in three processes on the same kind of machine): trust the ratios of captured steps more.
+Training steps with random weights of these shapes, dropout 0.1, AdamW (fused) included, several steps in a row as in
+training. All contestants of a measurement take turns in one process; ratios are taken within a round, and the table
+gives their median and half the distance of the quartiles. `DeltaSAM-ambient` probes in the precision of the other
+passes (two extra forwards); by default the probes run in float32, and under autocast a third one with them.
+`DeltaSAM-every-4` is the same with `probe_every=4`. Eager times depend on the host as much as on the GPU: trust the
+ratios of captured steps more.
 """
 
+
+@dataclass(frozen=True)
+class Figure:
+    """A ratio of two steps with what it is to be at most: (bf16, tf32), for all sizes or for one."""
+
+    name: str
+    above: str
+    below: str
+    targets: tuple[float, float] | None = None
+    size: str | None = None
+    times: float = 1.0
+
+    def of(self, result: Result) -> tuple[float, float] | None:
+        """Median and half the distance of the quartiles."""
+        found = parts["ratio"](result, self.above, self.below)
+        return None if found is None else (found[0] / self.times, found[1] / self.times)
+
+
 FIGURES = (
-    ("captured SAM / (2 x captured ERM)", lambda t: t["SAM captured"] / (2 * t["ERM captured"])),
-    ("captured delta-SAM / captured SAM", lambda t: t["DeltaSAM-ambient captured"] / t["SAM captured"]),
-    ("the same with `probe_every=4`", lambda t: t["DeltaSAM-every-4 captured"] / t["SAM captured"]),
-    ("captured exact per-instance / captured SAM", lambda t: t["PerInstanceSAM captured"] / t["SAM captured"]),
-    ("captured delta-SAM / eager ERM", lambda t: t["DeltaSAM-ambient captured"] / t["ERM"]),
-    ("eager exact per-instance / eager SAM", lambda t: t["PerInstanceSAM"] / t["SAM"]),
-    ("captured + compiled SAM / captured SAM", lambda t: t["SAM compiled+captured"] / t["SAM captured"]),
+    Figure("captured SAM / (2 x captured ERM)", "SAM captured", "ERM captured", (1.03, 1.03), times=2),
+    Figure("captured delta-SAM / captured SAM", "DeltaSAM-ambient captured", "SAM captured", (1.38, 1.38)),
+    Figure("the same with `probe_every=4`", "DeltaSAM-every-4 captured", "SAM captured", (1.12, 1.12)),
+    Figure("captured exact per-instance / captured SAM", "PerInstanceSAM captured", "SAM captured", (1.12, 1.08)),
+    Figure("captured delta-SAM / *eager* ERM", "DeltaSAM-ambient captured", "ERM", (0.8, 1.0), size="16x64"),
+    Figure("captured + compiled SAM / captured SAM", "SAM compiled+captured", "SAM captured", (0.75, 0.9)),
+    Figure("eager exact per-instance / eager SAM", "PerInstanceSAM", "SAM"),
 )
+MEMORY_TARGET = 1.4
 
 
-def title(result: dict[str, Any]) -> str:
-    options, machine = result["options"], result["machine"]
-    shape = f"{options['model']} ({int(machine['parameters']) / 1e6:.0f}M), {options['batch']} x {options['length']}"
-    return f"{shape}, {options['precision']}, {machine['device']}, torch {machine['torch']}"
+def read(folder: Path) -> list[Result]:
+    """The measurements in a folder that came to something, and those that failed, in the order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = ["| step | ms | x eager ERM | x eager SAM | passes |", "|---|---|---|---|---|"]
-    for row in result["rows"]:
-        passes = "" if row["forwards"] is None else f"{row['forwards']:g}/{row['backwards']:g}"
-        ratios = " | ".join(f"{row[key]['median']:.2f}" for key in ("times_erm", "times_sam"))
-        lines.append(f"| {row['name']} | {row['seconds']['median'] * 1e3:.1f} | {ratios} | {passes} |")
+def made(results: Sequence[Result]) -> list[Result]:
+    return [result for result in results if "failed" not in result]
+
+
+def size(result: Result) -> str:
+    return f"{result['options']['batch']}x{result['options']['length']}"
+
+
+def marked(value: float, spread: float | None, target: float | None) -> str:
+    around = "" if spread is None else f" ±{spread:.2f}"
+    if target is None:
+        return f"{value:.2f}{around}"
+    return f"{value:.2f}{around} {'✓' if round(value, 2) <= target else '✗'}"
+
+
+def figures(results: Sequence[Result], compiled: Sequence[Result]) -> str:
+    """One table per model and size: every ratio beside its target."""
+    measured = made([*results, *compiled])
+    shapes = dict.fromkeys((result["options"]["model"], size(result)) for result in measured)
+    blocks = ["✓: at most the target, to two digits; ✗: more than it; -: not measured."]
+    for model, shape in shapes:
+        here = [r for r in measured if (r["options"]["model"], size(r)) == (model, shape)]
+        lines = ["| ratio | target | bf16 | target | TF32 |", "|---|---|---|---|---|"]
+        for figure in FIGURES:
+            aimed = figure.targets if figure.size in (None, shape) else None
+            lines.append(f"| {figure.name} |" + _cells(here, figure.of, aimed))
+        for way in ("captured", "eager"):
+            name = f"peak memory per-instance / SAM, {way}"
+            for what, total in ((f"{name}, everything", True), (f"{name}, beyond weights and optimizer", False)):
+                aimed = (MEMORY_TARGET, MEMORY_TARGET) if shape == "32x128" else None
+
+                def ratio(result: Result, way: str = way, total: bool = total) -> tuple[float, None] | None:
+                    found = parts["memory_ratio"](result, way, total=total)
+                    return None if found is None else (found, None)
+
+                if any(ratio(result) for result in here):
+                    lines.append(f"| {what} |" + _cells(here, ratio, aimed))
+        blocks.append(f"### {model}, {shape.replace('x', ' x ')}\n\n" + "\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _cells(
+    results: Sequence[Result],
+    of: Callable[[Result], tuple[float, float | None] | None],
+    targets: tuple[float, float] | None,
+) -> str:
+    text = ""
+    for precision, target in zip(("bf16", "tf32"), targets or (None, None), strict=True):
+        found = [value for r in results if r["options"]["precision"] == precision and (value := of(r)) is not None]
+        text += f" {'' if target is None else f'<= {target:g}'} |"
+        text += f" {marked(*found[0], target) if found else '-'} |"
+    return text
+
+
+def provenance(results: Sequence[Result]) -> str:
+    """On what, of which commit and by which commands."""
+    facts = [result["machine"] for result in results]
+    devices = sorted({f"{fact['device']}, torch {fact['torch']}" for fact in facts})
+    commits = sorted({fact.get("commit", "unknown") for fact in facts})
+    commands = sorted({result["command"] for result in results if "command" in result})
+    text = f"{'; '.join(devices)}; commit {', '.join(commits)}."
+    return text + "".join(f"\n\n    PYTHONPATH=src {command}" for command in commands)
+
+
+def details(results: Sequence[Result]) -> str:
+    """The rows of every measurement, folded away."""
+    return "\n\n".join(
+        f"<details><summary>{parts['title'](result)}</summary>\n\n{parts['rows'](result)}\n\n</details>"
+        for result in results
+    )
+
+
+def failures(results: Sequence[Result]) -> str:
+    lines = []
+    for result in results:
+        options = result["options"]
+        where = (
+            f"{result['part']}: {options['model']}, {options['batch']} x {options['length']}, {options['precision']}"
+        )
+        if "failed" in result:
+            lines.append(f"- {where}: {result['failed']}")
+        lines += [f"- {where}, {name}: {why}" for name, why in result.get("failures", {}).items()]
     return "\n".join(lines)
 
 
-def figures(results: list[dict[str, Any]]) -> str:
-    shapes = [(r["options"]["model"], r["options"]["batch"], r["options"]["length"]) for r in results]
-    head = [
-        f"{model} {batch}x{length} {r['options']['precision']}"
-        for (model, batch, length), r in zip(shapes, results, strict=True)
-    ]
+def page(results: Path = RESULTS) -> str:
+    """The page; what was not measured is not on it."""
+    found = {part: read(results / part) for part in ("figures", "compiled", "loop", "growth", "adamw", "train")}
+    blocks = [INTRODUCTION.rstrip()]
+    steps = made([*found["figures"], *found["compiled"]])
+    if steps:
+        blocks += ["## The figures", provenance(steps), figures(found["figures"], found["compiled"]), details(steps)]
+    for part, heading in parts["SECTIONS"].items():
+        measured = made(found[part])
+        if measured:
+            where = [] if part == "train" else [provenance(measured)]
+            blocks += [f"## {heading}", *where, parts[part](measured)]
+    failed = failures([result for part in found if part != "train" for result in found[part]])
+    if failed:
+        blocks += ["## What could not be measured", failed]
+    for folder, heading in ((results, parts["OLDER"]), (results / "one-step", parts["ONE_STEP"])):
+        older = read(folder)
+        if older:
+            blocks += [heading, older_figures(older), details(older)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def older_figures(results: Sequence[Result]) -> str:
+    """Ratios of medians: these measurements did not keep their rounds."""
+    head = [f"{r['options']['model']} {size(r)} {r['options']['precision']}" for r in results]
     lines = ["| ratio | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
-    for name, ratio in FIGURES:
+    for figure in FIGURES:
         cells = []
         for result in results:
             seconds = {row["name"]: row["seconds"]["median"] for row in result["rows"]}
-            try:
-                cells.append(f"{ratio(seconds):.2f}")
-            except KeyError:
-                cells.append("-")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            known = figure.above in seconds and figure.below in seconds
+            cells.append(f"{seconds[figure.above] / seconds[figure.below] / figure.times:.2f}" if known else "-")
+        lines.append(f"| {figure.name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def page() -> str:
-    parts = [INTRODUCTION]
-    row = "### Steps in a row, as in training\n\n`PYTHONPATH=src python benchmarks/speed.py --out results/speed`"
-    single = (
-        "### One step at a time\n\nThe host waits for the device after every step, so its own work is in these times; "
-        "an earlier form of the command. Passes and memory of the captured rows, which it got wrong, are left out."
-    )
-    folders = ((RESULTS, row), (RESULTS / "one-step", single))
-    for folder, heading in folders:
-        results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-        if results:
-            parts += [heading, figures(results)]
-            parts += [f"<details><summary>{title(r)}</summary>\n\n{table(r)}\n\n</details>" for r in results]
-    return "\n\n".join(parts) + "\n"
+def plots(results: Path = RESULTS) -> dict[str, str]:
+    """The plots by file name."""
+    charts: dict[str, str] = parts["growth_plots"](made(read(results / "growth")))
+    return charts
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    for name, svg in plots().items():
+        (PLOTS / name).write_text(svg)
+    print(f"wrote {PAGE.relative_to(ROOT)} and {len(plots())} plots in {PLOTS.relative_to(ROOT)}")

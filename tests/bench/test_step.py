@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltasam.bench import report
+from deltasam.bench import report, step
 from deltasam.bench._contestants import Contestant, contestants, of_method
 from deltasam.bench._measure import measure
 from deltasam.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
@@ -190,13 +190,32 @@ def test_table_and_files(measured: Report, tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "x ERM" in shown
     assert "DeltaSAM" in shown
+    assert shown.count("±") >= 3 * len(measured.rows)  # spread of the time and of both ratios
     report.write_json(measured, tmp_path / "new" / "step.json")
     stored = json.loads((tmp_path / "new" / "step.json").read_text())
     assert stored["options"]["model"] == "mlp"
     assert [each["name"] for each in stored["rows"]] == [each.name for each in measured.rows]
+    spread = stored["rows"][1]["seconds"]
+    assert spread["low"] <= spread["median"] <= spread["high"]
     pytest.importorskip("matplotlib")
     report.plot(measured, tmp_path / "step.png")
     assert (tmp_path / "step.png").stat().st_size > 1000
+    report.plot(measured, tmp_path / "step.svg")
+    drawn = (tmp_path / "step.svg").read_text()
+    for text in ("time / eager SAM's", "milliseconds", "peak memory, MiB", "DeltaSAM"):
+        assert text in drawn
+
+
+def test_a_plot_that_cannot_be_drawn_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured_all_the_same(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("deltasam.bench._measure.measure", measured_all_the_same)
+    with pytest.raises(ValueError, match=r"plot=out\.gif must end in \.png, \.pdf or \.svg"):
+        step.run(StepOptions(plot=Path("out.gif")))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"plot=out\.svg needs matplotlib"):
+        step.run(StepOptions(plot=Path("out.svg")))
 
 
 def test_runs_without_tyro_and_pydantic(tmp_path: Path) -> None:

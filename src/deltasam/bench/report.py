@@ -76,11 +76,12 @@ def cells(report: Report) -> tuple[list[str], list[list[str]]]:
     """The table as text: its header and its rows, without the columns that were not measured."""
     columns = {
         "method": [row.name for row in report.rows],
-        "ms": [f"{row.seconds.median * 1e3:.1f}" for row in report.rows],
+        "ms": [f"{row.seconds.median * 1e3:.1f} ±{_half(row.seconds) * 1e3:.1f}" for row in report.rows],
         "x ERM": [_ratio(row.times_erm) for row in report.rows],
         "x SAM": [_ratio(row.times_sam) for row in report.rows],
         "x ours": [_ratio(row.times_ours) for row in report.rows],
         "passes": [_passes(row) for row in report.rows],
+        "MiB": ["" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f}" for row in report.rows],
         "memory": ["" if row.extra_copies is None else f"{row.extra_copies:+.2f}" for row in report.rows],
     }
     measured = {name: column for name, column in columns.items() if any(column)}
@@ -92,7 +93,11 @@ def show(report: Report) -> None:
     header, rows = cells(report)
     note = "median ± half the distance of the quartiles"
     if not report.options.isolate:
-        note += "; passes: forward/backward, counted by hooks; memory: peak beyond ERM, in copies of the parameters"
+        note += "; passes: forward/backward, counted by hooks"
+    if any(row.peak_bytes is not None for row in report.rows):
+        note += (
+            "; MiB: peak beyond the weights, no optimizer; memory: the same beyond ERM, in copies of the parameters"
+        )
     notes = [note, *(f"{name} could not run here: {why}" for name, why in report.failures.items())]
     print_table(report.title, header, rows, notes)
 
@@ -107,25 +112,18 @@ def write_json(report: Report, path: Path, **more: str) -> None:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Bars of the ratios with their quartiles."""
-    from matplotlib.figure import Figure
+    """Bars of the ratio to SAM, the time and the memory, with their quartiles; needs matplotlib."""
+    from deltasam.bench._plot import draw
 
-    shown = [(row, ratio) for row in report.rows if (ratio := row.times_erm or row.times_ours) is not None]
-    figure = Figure(figsize=(6, 0.5 + 0.3 * len(shown)), layout="constrained")
-    axes = figure.subplots()
-    names = [row.name for row, _ in shown]
-    middles = [ratio.median for _, ratio in shown]
-    errors = [[ratio.median - ratio.low for _, ratio in shown], [ratio.high - ratio.median for _, ratio in shown]]
-    colours = ["tab:blue" if row.origin == "deltasam" else "tab:gray" for row, _ in shown]
-    axes.barh(names, middles, xerr=errors, color=colours)
-    axes.invert_yaxis()
-    axes.set_xlabel("time of a step, x ERM" if not report.options.isolate else "time, x deltasam")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    draw(report, path)
 
 
 def _ratio(spread: Spread | None) -> str:
-    return "" if spread is None else f"{spread.median:.2f} ±{(spread.high - spread.low) / 2:.2f}"
+    return "" if spread is None else f"{spread.median:.2f} ±{_half(spread):.2f}"
+
+
+def _half(spread: Spread) -> float:
+    return (spread.high - spread.low) / 2
 
 
 def _passes(row: Row) -> str:

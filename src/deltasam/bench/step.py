@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib import util
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -19,7 +20,12 @@ def run(options: StepOptions) -> Any:
 
     Returns:
         The :class:`~deltasam.bench.report.Report`.
+
+    Raises:
+        ValueError: The plot cannot be drawn here; told before anything is measured.
     """
+    if options.plot is not None:
+        _check_plot(options.plot)
     from deltasam.bench import report
     from deltasam.bench._measure import measure
 
@@ -30,6 +36,13 @@ def run(options: StepOptions) -> Any:
     if options.plot is not None:
         report.plot(result, options.plot)
     return result
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"plot={path} must end in .png, .pdf or .svg")
+    if util.find_spec("matplotlib") is None:
+        raise ValueError(f"plot={path} needs matplotlib: pip install matplotlib, or write --json alone")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
