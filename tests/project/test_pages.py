@@ -1,0 +1,77 @@
+"""The pages say what there is: methods, packages, layers, commands, presets, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from deltasam.cli._commands import COMMANDS
+from deltasam.experiments import preset_names
+from deltasam.methods.catalogue import METHODS
+from deltasam.objectives import regularisers
+from deltasam.report import TABLES
+from helpers.data import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+PAGES = sorted([REPOSITORY / "README.md", *DOCS.rglob("*.md")])
+WRAPPERS = [name for name in ("RDrop", "R3F", "SMART", "VAT", "EmbeddingNoise") if hasattr(regularisers, name)]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+@pytest.mark.parametrize("known", [*METHODS, *WRAPPERS])
+def test_the_methods_page_has_it(known: str) -> None:
+    assert re.search(rf"{{class}}`~deltasam\.\w+\.{known}`", (DOCS / "methods.md").read_text())
+
+
+def test_the_api_has_every_package() -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    source = REPOSITORY / "src" / "deltasam"
+    packages = [path.parent for path in source.rglob("__init__.py") if "__all__ = [" in path.read_text()]
+    dotted = [".".join(path.relative_to(source.parent).parts) for path in packages]
+    # Shown by what exports their names; the commands have help of their own.
+    inside = {"deltasam", "deltasam.objectives.regularisers", "deltasam.cli"}
+    assert len(dotted) > len(inside)
+    assert not [each for each in dotted if each not in inside and f"automodule:: {each}\n" not in pages]
+
+
+def test_the_picture_of_the_layers_is_the_contract() -> None:
+    contract = (REPOSITORY / "pyproject.toml").read_text().split("layers = [")[1].split("]")[0]
+    drawn = re.findall(r'class="code[^"]*"[^>]*>([^<]+)<', (DOCS / "_static" / "layers.svg").read_text())
+    wanted = [re.findall(r"\w+", line) for line in re.findall(r'"([^"]+)"', contract)]
+    assert [re.findall(r"\w+", row) for row in drawn] == wanted
+
+
+def commands(page: Path) -> list[list[str]]:
+    """What follows the word deltasam where it begins a line of a shell block, or a piece of code in the text."""
+    text = page.read_text()
+    lines = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, flags=re.M | re.S)).replace("\\\n", " ").splitlines()
+    called = [line.partition("#")[0] for line in lines] + re.findall(r"`([^`\n]+)`", text)
+    return [shlex.split(line)[1:] for line in called if re.match(r"deltasam [a-z]", line) and "..." not in line]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
+def test_commands_on_a_page_exist(page: Path) -> None:
+    for words in commands(page):
+        known = words[0] if words[0] in COMMANDS else " ".join(words[:2])
+        assert known in COMMANDS or words[0] in {first.split()[0] for first in COMMANDS}, words
+        if words[0] == "table" and len(words) > 1:
+            assert words[1] in TABLES, words
+        if words[0] == "sweep" and len(words) > 1 and not words[1].startswith("my"):
+            stem = Path(words[1]).stem
+            assert (REPOSITORY / "configs" / "sweeps" / f"{stem}.yaml").is_file(), words
+        if "--preset" in words:
+            assert words[words.index("--preset") + 1] in preset_names(), words
+
+
+@pytest.mark.parametrize("page", [REPOSITORY / "README.md", REPOSITORY / "examples" / "README.md"], ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Those of the pages of the documentation are checked when it is built."""
+    links = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
+    assert links
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
