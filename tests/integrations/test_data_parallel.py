@@ -1,4 +1,7 @@
-"""Two processes under Trainer's DistributedDataParallel: the gradient of one process, and replicas that stay equal."""
+"""Two processes under Trainer and Accelerate, DDP and FSDP2: the weights of one process, and replicas that stay equal.
+
+Launched by ``torchrun`` and by ``accelerate launch``. Accelerate's FSDP wants a GPU; see ``helpers/fsdp_on_cpu.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,36 @@ import torch
 from helpers.data import REPOSITORY
 from helpers.trainers import largest_difference
 
-pytestmark = pytest.mark.slow
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ACCELERATE = [
+    "-m", "accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2",
+    "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+]  # fmt: skip
 
 
-def run(folder: Path, processes: int) -> None:
-    script = [str(REPOSITORY / "tests" / "helpers" / "ddp_run.py"), str(folder)]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
+def launch(launcher: list[str], script: str, *words: str) -> None:
     paths = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])
+    quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     result = subprocess.run(
-        [sys.executable, *launcher, *script],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        [sys.executable, *launcher, str(REPOSITORY / "tests" / "helpers" / script), *words],
+        env={**os.environ, "PYTHONPATH": paths, **quiet},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
 
 
+def loaded(path: Path) -> dict[str, dict[str, torch.Tensor]]:
+    found: dict[str, dict[str, torch.Tensor]] = torch.load(path, weights_only=True)
+    return found
+
+
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    for processes in (1, 2):
-        run(tmp_path, processes)
+    for launcher in ([], TORCHRUN):
+        launch(launcher, "ddp_run.py", str(tmp_path))
     for kind in (
         "bert",
         "t5",
@@ -44,3 +56,24 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     for rank in (0, 1):
         found = json.loads((tmp_path / f"found-{rank}.json").read_text())
         assert found == {"between the processes": 0.0, "after a resume": 0.0}
+
+
+def test_accelerate_launch_of_a_plain_loop(tmp_path: Path) -> None:
+    cases = {"ddp-loop": "DistributedDataParallel", "fsdp-loop": "FSDPSequential"}
+    launch(ACCELERATE, "accelerate_run.py", str(tmp_path), *cases)
+    for case, kind in cases.items():
+        found = loaded(tmp_path / f"{case}-2.pt")
+        assert found["kind"] == kind
+        assert largest_difference(found["one"], found["all"]) < 1e-10
+
+
+@pytest.mark.slow
+def test_accelerate_launch_of_the_trainer(tmp_path: Path) -> None:
+    cases = ("ddp-trainer", "fsdp-trainer")
+    for launcher in ([], ACCELERATE):
+        launch(launcher, "accelerate_run.py", str(tmp_path), *cases)
+    for case in cases:
+        one, two = (loaded(tmp_path / f"{case}-{n}.pt") for n in (1, 2))
+        wrong = {name: largest_difference(one[name], two[name]) for name in one}
+        assert max(wrong.values()) < 1e-10, (case, wrong)
+    assert two["resumed"] == 0.0  # from a sharded checkpoint, bit for bit
