@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -168,7 +168,8 @@ def perturbed(
 
     Extra memory: one copy of the moved parameters. On the CPU the new values are built inside the direction's own
     memory, which the parameters borrow for the while: no copy is made and none is copied back. Elsewhere the values
-    change in place (CUDA graphs, compiled and sharded models hold the addresses), and come back from a copy.
+    change in place (compiled and sharded models hold the addresses), and come back from a copy; while a CUDA graph is
+    recorded the copy is what moves, and nothing has to come back.
 
     Args:
         params: The parameters to move.
@@ -183,10 +184,18 @@ def perturbed(
     given = [d for d in direction if d is not None]
     if consume and isinstance(direction, list):
         direction.clear()
-    on_cpu = all(type(p.data) is Tensor and p.device.type == "cpu" for p in moved)
-    move = _borrowed if on_cpu else _in_place
-    with move(moved, given, step, consume) as handle:
+    with _way(moved)(moved, given, step, consume) as handle:
         yield handle
+
+
+def _way(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Moved]]:
+    """How to move these parameters."""
+    if any(type(p.data) is not Tensor for p in params):
+        return _in_place  # shards
+    if all(p.device.type == "cpu" for p in params):
+        return _borrowed
+    recording = all(p.is_cuda for p in params) and torch.cuda.is_current_stream_capturing()
+    return _beside if recording else _in_place
 
 
 @contextmanager
@@ -221,7 +230,7 @@ def _address(tensor: Tensor) -> int:
 def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
     weights = [local(p.data) for p in params]
     direction[:] = [local(d) for d in direction]
-    origin = [w.clone() for w in weights]
+    origin = _copies(weights)
     try:
         with torch.no_grad():
             add_scaled_(weights, direction, step)
@@ -232,6 +241,33 @@ def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
         with torch.no_grad():
             torch._foreach_copy_(weights, origin)
         torch.clear_autocast_cache()
+
+
+@contextmanager
+def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
+    """For a step that is being recorded: its kernels take whatever addresses they see, so nothing is copied back."""
+    origin = [p.data for p in params]
+    moved = _copies(origin)
+    try:
+        with torch.no_grad():
+            add_scaled_(moved, direction, step)
+        direction.clear()
+        for p, new in zip(params, moved, strict=True):
+            p.data = new
+        torch.clear_autocast_cache()
+        yield Moved(params, origin)
+    finally:
+        for p, w in zip(params, origin, strict=True):
+            p.data = w
+        torch.clear_autocast_cache()
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of all tensors, in few kernels where the device has them."""
+    made = [torch.empty_like(t) for t in tensors]
+    with torch.no_grad():
+        torch._foreach_copy_(made, tensors)
+    return made
 
 
 def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:

@@ -89,40 +89,55 @@ def dot(a: Factor, b: Factor) -> Tensor:
 def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
     """Terms (G,) that add up to the squared norms of factors of different parameters, in few large operations.
 
-    What is packed side by side is squared at once. Gram matrices of one shape are written next to each other, those of
-    the inputs once for all layers that share one (query, key, value), so that two operations are left for them all.
+    What is packed side by side is squared at once. Inputs of one shape are put side by side for their Gram matrices,
+    and so are gradients; a model has dozens of each, and on a fast device a small product costs its launch only.
     """
     terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense) and f.pack is None]
     packs = {id(f.pack): f.pack for f in factors if isinstance(f, Dense) and f.pack is not None}
     terms += [_sum(pack.square()) for pack in packs.values()]
     terms += [dot(f, f) for f in factors if isinstance(f, Rows)]
-    shapes: dict[Any, dict[tuple[int, bool], list[LowRank]]] = {}
+    shapes: dict[Any, list[LowRank]] = {}
     for f in factors:
         if isinstance(f, LowRank):
-            kind = (f.d.device, f.d.dtype, f.d.shape[:2])
-            shapes.setdefault(kind, {}).setdefault((id(f.x), f.bias), []).append(f)
-    for shared in shapes.values():
-        terms.append(_stacked_grams([*shared.values()]))
+            shapes.setdefault((f.d.device, f.d.dtype, f.d.shape, f.x.shape, f.bias), []).append(f)
+    for members in shapes.values():
+        terms += _low_rank_norms(members)
     return terms
 
 
-def _stacked_grams(shared: list[list[LowRank]]) -> Tensor:
-    """Squared norms (G,) of low-rank factors of one shape; each inner list shares its input and bias."""
-    shared = sorted(shared, key=lambda members: not members[0].bias)
-    first = shared[0][0].d
-    groups, positions = first.shape[:2]
-    dtype = torch.float32 if first.dtype is torch.float16 else first.dtype
-    inputs, outputs = first.new_empty(2, len(shared), groups, positions, positions, dtype=dtype).unbind(0)
-    for members, left, right in zip(shared, inputs.unbind(0), outputs.unbind(0), strict=True):
-        x = members[0].x.to(dtype)
-        torch.bmm(x, x.transpose(1, 2), out=left)
-        for number, factor in enumerate(members):
-            d = factor.d.to(dtype)
-            torch.baddbmm(right, d, d.transpose(1, 2), beta=min(number, 1), out=right)
-    biased = sum(members[0].bias for members in shared)
-    if biased:
-        inputs[:biased] += 1
-    return inputs.mul_(outputs).sum((0, 2, 3), dtype=wide_dtype(dtype))
+def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:
+    """Squared norms (G,) of low-rank factors of one shape, the sums of (X X^T + 1) * (D D^T), in a few terms."""
+    first = members[0]
+    dtype = torch.float32 if first.d.dtype is torch.float16 else first.d.dtype
+    several = max(1, together(first.d.device) // max(1, first.x.numel() + first.d.numel()))
+    terms, known = [], {}
+    for start in range(0, len(members), several):
+        some = members[start : start + several]
+        inputs = {id(f.x): f.x.to(dtype) for f in some if id(f.x) not in known}  # query, key and value share one
+        known = {name: gram for name, gram in known.items() if name in {id(f.x) for f in some}}
+        known.update(zip(inputs, _grams([*inputs.values()]), strict=True))
+        ours = [known[id(f.x)] for f in some]
+        gram = _grams([f.d.to(dtype) for f in some])
+        product = torch.stack(ours) if len(ours) > 1 else ours[0].unsqueeze(0)
+        product = torch.addcmul(gram, product, gram) if first.bias else product * gram
+        terms.append(product.sum((0, 2, 3), dtype=wide_dtype(dtype)))
+    return terms
+
+
+def _grams(tensors: list[Tensor]) -> Tensor:
+    """``t t^T`` of every group, (len, G, S, S)."""
+    if not tensors:
+        return torch.empty(0)
+    rows = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return torch.bmm(rows, rows.transpose(1, 2)).unflatten(0, (len(tensors), -1))
+
+
+def together(device: torch.device) -> int:
+    """How many elements to put side by side, to make few operations of many.
+
+    On a fast device a small operation costs its launch only; on the CPU the copy costs more than the call.
+    """
+    return 2**24 if device.type == "cuda" else 2**14
 
 
 def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.instances._factors import wide_dtype
+from deltasam.instances._factors import together, wide_dtype
 from deltasam.instances._step import Call
-
-#: Elements that are put side by side at a time: enough to make few operations of many, little beside the activations.
-TOGETHER = 2**24
 
 
 def norm_gradients(found: Sequence[tuple[Call, Tensor]]) -> Iterator[tuple[Call, Tensor, Tensor]]:
@@ -29,7 +26,7 @@ def norm_gradients(found: Sequence[tuple[Call, Tensor]]) -> Iterator[tuple[Call,
         x, d = call.arrange(call.inputs), call.arrange(gradient)
         alike.setdefault((call.normal, x.shape, x.dtype, d.dtype, d.device), []).append((call, x, d))
     for members in alike.values():
-        several = max(1, TOGETHER // max(1, members[0][1].numel()))
+        several = max(1, together(members[0][1].device) // max(1, members[0][1].numel()))
         for start in range(0, len(members), several):
             yield from _together(members[start : start + several])
 

@@ -166,9 +166,7 @@ class PassState:
         found = self.layout(x, weight, weight.parameter.ndim)
         return None if found.kind == "shared" else found
 
-    def norm(
-        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Normal
-    ) -> Tensor:
+    def norm(self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Normal) -> Tensor:
         """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
         if self.recording:
             offset = None if bias is None else bias.parameter
