@@ -6,6 +6,8 @@ Needs torch and transformers, and a CUDA device for all parts but ``adamw``:
     PYTHONPATH=src python benchmarks/speed.py --part adamw --device cpu
 
 Every measurement goes to a file of its own as soon as it is made; one that fails is recorded, and the rest goes on.
+Where only few files can be brought home, ``--out all.jsonl`` collects them in one, a line each, and
+``--unpack all.jsonl --out results/speed`` makes the files of it.
 ``python benchmarks/speed_page.py`` makes the page.
 """
 
@@ -102,12 +104,12 @@ def growth(wish: Wish) -> Iterator[Any]:
 
 
 def adamw(wish: Wish) -> Iterator[Any]:
-    """The implementations of AdamW on a CPU."""
-    for model in wish.models or ("bert-4x256",):
-        batch, length = map(int, (wish.sizes or SIZES)[0].split("x"))
+    """The implementations of AdamW on a CPU; processor time, which other work on the machine disturbs less."""
+    for model, size in product(wish.models or ("bert-4x256",), wish.sizes or ("4x32", "16x64")):
+        batch, length = map(int, size.split("x"))
         yield wish.options(
             model=model, batch=batch, length=length, methods=("sam",), adamw=("fused", "foreach", "for-loop"),
-            rounds=15, warmup=1, memory=False,
+            rounds=9, warmup=0, memory=False, clock="cpu", threads=1,
         )  # fmt: skip
 
 
@@ -126,31 +128,58 @@ def contestants(part: str, options: Any) -> list[Any] | None:
     return [each for each in found if each.method != "PerInstanceSAM-loop" or each.way == "eager"]
 
 
-def run(part: str, options: Any, out: Path, command: str, commit: str | None) -> None:
-    """One measurement, to one file and one line."""
-    from deltasam.bench._measure import measure
-    from deltasam.bench.report import write_json
+@dataclass(frozen=True)
+class Store:
+    """Where measurements go: files in a folder, or the lines of one ``.jsonl`` file."""
 
-    name = f"{options.model}-{options.batch}x{options.length}-{options.precision}"
-    path = out / part / f"{name}.json"
+    place: Path
+
+    def has(self, name: str) -> bool:
+        return (self.place / name).exists()
+
+    def put(self, name: str, record: dict[str, Any]) -> None:
+        if self.place.suffix == ".jsonl":
+            self.place.parent.mkdir(parents=True, exist_ok=True)
+            with self.place.open("a") as file:
+                file.write(json.dumps({"name": name, "record": record}, default=str) + "\n")
+            return
+        path = self.place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+
+    def unpack(self, lines: Path) -> None:
+        """The files of what another store collected in lines."""
+        for line in lines.read_text().splitlines():
+            self.put(**json.loads(line))
+
+
+def run(part: str, options: Any, store: Store, command: str, commit: str | None) -> None:
+    """One measurement, to one file and one line."""
+    from deltasam.bench import report as reports
+    from deltasam.bench._measure import measure
+
+    name = name_of(options)
+    about = {"part": part, "command": command}
     start = time.perf_counter()
     try:
         report = measure(options, contestants(part, options))
     except Exception as error:  # noqa: BLE001 - out of memory, most likely: the others can still be measured
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        record = {"part": part, "command": command, "options": asdict(options), "failed": why}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        store.put(f"{part}/{name}.json", {**about, "options": asdict(options), "failed": why})
         print(f"{part} {name}: failed after {time.perf_counter() - start:.1f} s: {why}", flush=True)
         return
     if commit is not None:
         report = replace(report, machine={**report.machine, "commit": commit})
-    write_json(report, path, part=part, command=command)
+    store.put(f"{part}/{name}.json", reports.record(report, **about))
     numbers = [f"{row.name} {row.seconds.median * 1e3:.1f}{_memory(row)}" for row in report.rows]
     failed = [f"{each} failed ({why})" for each, why in report.failures.items()]
     engine = "" if report.engine is None else f" [{report.engine}]"
     taken = time.perf_counter() - start
     print(f"{part} {name} ({taken:.1f} s): {', '.join([*numbers, *failed])} ms{engine}", flush=True)
+
+
+def name_of(options: Any) -> str:
+    return f"{options.model}-{options.batch}x{options.length}-{options.precision}"
 
 
 def _memory(row: Any) -> str:
@@ -173,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=["figures"])
-    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed"), help="a folder, or one .jsonl file")
+    parser.add_argument("--unpack", type=Path, metavar="FILE", help="measure nothing, make the files of a .jsonl file")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--sizes", nargs="*", metavar="NxT")
     parser.add_argument("--precisions", nargs="*")
@@ -183,18 +213,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--missing", action="store_true", help="leave out what lies in --out already")
     parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
     options = parser.parse_args(given)
+    store = Store(options.out)
+    if options.unpack is not None:
+        store.unpack(options.unpack)
+        return
     command = shlex.join(["python", "benchmarks/speed.py", *_without_places(given)])
     wish = Wish(options.models, options.sizes, options.precisions, options.device, options.rounds)
     for part in options.part:
         start = time.perf_counter()
         for each in PARTS[part](wish):
-            name = f"{each.model}-{each.batch}x{each.length}-{each.precision}"
-            if options.missing and (options.out / part / f"{name}.json").exists():
+            if options.missing and store.has(f"{part}/{name_of(each)}.json"):
                 continue
             if time.perf_counter() - start > options.seconds:
-                print(f"{part} {name}: left out for want of time", flush=True)
+                print(f"{part} {name_of(each)}: left out for want of time", flush=True)
                 continue
-            run(part, each, options.out, command, options.commit)
+            run(part, each, store, command, options.commit)
             gc.collect()  # what a failed measurement held: its frames are gone now
 
 

@@ -27,6 +27,7 @@ def test_one_line_and_one_file_for_each(
     stored = json.loads((tmp_path / "loop" / "bert-tiny-2x4-fp32.json").read_text())
     assert (stored["part"], stored["machine"]["commit"]) == ("loop", "abc")
     assert "--part loop --models bert-tiny" in stored["command"]
+    assert str(tmp_path) not in json.dumps(stored)
     names = [row["name"] for row in stored["rows"]]
     assert "PerInstanceSAM-loop" in names
     assert "PerInstanceSAM-loop captured" not in names
@@ -48,8 +49,10 @@ def test_a_measurement_that_fails_is_recorded_and_the_rest_goes_on(
         return real(options, field)
 
     monkeypatch.setattr(_measure, "measure", out_of_memory_once)
-    speed["main"](["--part", "adamw", *TINY, "--sizes", "3x4", "--out", str(tmp_path)])
-    speed["main"](["--part", "adamw", *TINY, "--out", str(tmp_path)])
+    lines = tmp_path / "all.jsonl"  # both in one file, then in files of their own
+    speed["main"](["--part", "adamw", *TINY, "--sizes", "3x4", "2x4", "--out", str(lines)])
+    assert len(lines.read_text().splitlines()) == 2
+    speed["main"](["--unpack", str(lines), "--out", str(tmp_path)])
     failed, made = (json.loads((tmp_path / "adamw" / f"bert-tiny-{n}x4-fp32.json").read_text()) for n in (3, 2))
     assert failed["failed"] == "RuntimeError: CUDA out of memory. Tried to allocate"
     assert len(made["rows"]) == 6

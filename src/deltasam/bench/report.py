@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from deltasam.bench._clock import Spread
 from deltasam.bench._table import print_table
@@ -102,13 +102,18 @@ def show(report: Report) -> None:
     print_table(report.title, header, rows, notes)
 
 
-def write_json(report: Report, path: Path, **more: str) -> None:
-    """Writes everything, options and machine included, but for where the files go; ``more`` goes on top."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = asdict(report)
+def record(report: Report, **more: str) -> dict[str, Any]:
+    """Everything as plain data, options and machine included, but for where the files go; ``more`` goes on top."""
+    plain = asdict(report)
     for name in ("json", "plot"):
-        del record["options"][name]
-    path.write_text(json.dumps({**more, **record}, indent=2, default=str) + "\n")
+        del plain["options"][name]
+    return {**more, **plain}
+
+
+def write_json(report: Report, path: Path) -> None:
+    """Writes everything."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record(report), indent=2, default=str) + "\n")
 
 
 def plot(report: Report, path: Path) -> None:
