@@ -241,7 +241,8 @@ def adamw(results: Sequence[Result]) -> str:
             lines.append(f"| {kind} | {' | '.join([*numbers, *shown])} |")
         blocks.append("\n".join(lines))
     blocks.append(
-        "torch takes the for-loop on a CPU unless told otherwise: pass `fused=True` to `torch.optim.AdamW` there, too "
-        "(Hugging Face's Trainer does so by itself)."
+        "Processor time on a shared machine; the smaller the batch, the more the optimizer weighs. torch takes the "
+        "for-loop on a CPU unless told otherwise: pass `fused=True` to `torch.optim.AdamW` there, too (Hugging Face's "
+        "Trainer does so by itself)."
     )
     return "\n\n".join(blocks)
