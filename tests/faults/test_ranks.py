@@ -1,4 +1,4 @@
-"""A process of several is killed: all end and say so, the same command goes on to the weights of an undisturbed one."""
+"""A process of several is killed: all end and say so; the same command goes on to the weights of a whole run."""
 
 from __future__ import annotations
 

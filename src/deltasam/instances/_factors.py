@@ -110,7 +110,8 @@ def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:
     first = members[0]
     dtype = torch.float32 if first.d.dtype is torch.float16 else first.d.dtype
     several = max(1, together(first.d.device) // max(1, first.x.numel() + first.d.numel()))
-    terms, known = [], {}
+    terms: list[Tensor] = []
+    known: dict[int, Tensor] = {}
     for start in range(0, len(members), several):
         some = members[start : start + several]
         inputs = {id(f.x): f.x.to(dtype) for f in some if id(f.x) not in known}  # query, key and value share one
@@ -129,7 +130,8 @@ def _grams(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.empty(0)
     rows = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    return torch.bmm(rows, rows.transpose(1, 2)).unflatten(0, (len(tensors), -1))
+    grams = torch.bmm(rows, rows.transpose(1, 2))
+    return grams.view(len(tensors), -1, *grams.shape[1:])
 
 
 def together(device: torch.device) -> int:

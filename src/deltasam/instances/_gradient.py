@@ -72,11 +72,14 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
             uses.setdefault(id(call.weight), []).append((call, gradient.detach()))
     partners = _biases(uses)
     factors: dict[int, list[Factor]] = {}
+    norms = [use for found in uses.values() for use in found if use[0].form == "norm"]
     for name, found in uses.items():
         bias = partners[name]
         low_rank = _pays(found)
         for call, d in found:
             match call.form:
+                case "norm":
+                    continue  # below, all of one shape together
                 case "dense":
                     factors.setdefault(name, []).append(Dense(grouping.total(d)))
                 case "rows":
@@ -84,8 +87,6 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                     if call.padding is not None:
                         d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
                     factors.setdefault(name, []).append(Rows(call.inputs, d, call.weight.shape[0]))
-                case "norm":
-                    pass  # below, all of one shape together
                 case _:
                     assert call.inputs is not None
                     folded = low_rank and bias is not None and call.bias is not None
@@ -96,14 +97,19 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                         _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
                         _accumulate(factors, id(call.bias), _over_positions(d))
-    for call, scale, shift in norm_gradients([it for found in uses.values() for it in found if it[0].form == "norm"]):
+    vectors = _add_norms(factors, norms)
+    _pack(factors, vectors)
+    return InstanceGradients(grouping, factors, vectors)
+
+
+def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:
+    """Adds the gradients of scales and shifts; gives those parameters of which that is all, by ``id``."""
+    for call, scale, shift in norm_gradients(norms):
         _accumulate(factors, id(call.weight), scale)
         if call.bias is not None:
             _accumulate(factors, id(call.bias), shift)
-    norms = {id(p): p for call in calls if call.form == "norm" for p in (call.weight, call.bias) if p is not None}
-    vectors = {name: p for name, p in norms.items() if len(factors.get(name, ())) == 1}
-    _pack(factors, vectors)
-    return InstanceGradients(grouping, factors, vectors)
+    theirs = {id(p): p for call, _ in norms for p in (call.weight, call.bias) if p is not None}
+    return {name: p for name, p in theirs.items() if len(factors.get(name, ())) == 1}
 
 
 def _pack(factors: dict[int, list[Factor]], vectors: dict[int, Tensor]) -> None:

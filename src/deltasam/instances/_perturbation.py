@@ -49,7 +49,7 @@ class Perturbation:
         return value.expand(self.grouping.size, *parameter.shape)
 
     def beside_rows(self, parameter: Tensor) -> Tensor | None:
-        """A vector of every instance as ``(N, 1, length)``, to meet rows ``(N, S, length)``; None for anything else."""
+        """A vector of every instance as ``(N, 1, length)``, to meet rows ``(N, S, length)``; None for the rest."""
         terms = self.terms.get(id(parameter), ())
         if len(terms) == 1 and parameter.ndim == 1 and id(parameter) in self.vectors:
             return self._vectors(*terms[0])[id(parameter)]

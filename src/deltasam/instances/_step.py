@@ -123,8 +123,8 @@ class PassState:
         """Inputs as ``(G, S, in)``, cast once under autocast, with and without a graph; the same for query and key."""
         last = self._last
         if last is None or last[0] is not x or last[1] != layout.kind:
-            hidden = type(x) is PerInstance
-            source = x.inner if hidden else x  # type: ignore[attr-defined]
+            hidden = isinstance(x, PerInstance)
+            source = x.inner if isinstance(x, PerInstance) else x
             kind = source.device.type
             if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
                 source = source.to(torch.get_autocast_dtype(kind))

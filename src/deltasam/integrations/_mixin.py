@@ -191,6 +191,7 @@ class MethodMixin(_Base):
         objective = getattr(self.objective, "state_dict", dict)
         state = {
             "type": type(self.method).__name__,
+            "processes": self.args.world_size,
             "method": self.method.state_dict(),
             "objective": objective(),
             "forwards": self.forwards,
@@ -204,10 +205,13 @@ class MethodMixin(_Base):
         if checkpoint is None:
             return
         state = load_state(Path(checkpoint), self._state_name(), self.args.device)
-        name = type(self.method).__name__
+        name, world = type(self.method).__name__, self.args.world_size
         if state is None or state["type"] != name:
             saved = "no method" if state is None else state["type"]
             _log.warning("%s holds the state of %s; %s starts without state", checkpoint, saved, name)
+        elif state.get("processes", world) != world:  # each process has a state of its own, of its data or its shards
+            saved = state["processes"]
+            _log.warning("%s is of %s processes, not %d; %s starts without state", checkpoint, saved, world, name)
         else:
             self._load_states(state)
 

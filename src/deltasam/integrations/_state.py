@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam.distributed import local
 from deltasam.storage import StorageError, write_bytes, write_text
 
 _TENSOR = "$tensor"
@@ -67,7 +68,9 @@ def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
     """The value with every tensor replaced by its name in ``tensors``."""
     if isinstance(value, Tensor):
         name = "/".join(path)
-        tensors[name] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
+        # Of shards the part that lies here: every process has a file of its own. A copy, because safetensors refuses
+        # tensors that share memory.
+        tensors[name] = local(value).detach().cpu().contiguous().clone()
         return {_TENSOR: name}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _split(part, (*path, key), tensors) for key, part in value.items()}

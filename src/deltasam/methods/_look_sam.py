@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deltasam.distributed import is_shard, shard_like
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
 from deltasam.perturb import combine, dot, global_norm
@@ -59,9 +60,20 @@ class LookSAM(Method):
     def _step(self, passes: Passes) -> Step:
         if self._is_plain():
             return plain_step(passes)
-        if self.steps % self.k == 0 or "gv" not in self.state:
+        if self.steps % self.k == 0 or not self._remembers(passes):
             return self._look(passes)
         return self._reuse(passes)
+
+    def _remembers(self, passes: Passes) -> bool:
+        """Whether there is something to reuse; makes what a checkpoint held of shards shards again."""
+        kept: dict[str, Tensor] | None = self.state.get("gv")
+        if kept is None:
+            return False
+        for name, p in passes.trainable.items():
+            value = kept.get(name)
+            if value is not None and is_shard(p) and not is_shard(value):
+                kept[name] = shard_like(value.to(p.device), p)
+        return True
 
     def _look(self, passes: Passes) -> Step:
         self.state.pop("gv", None)  # its memory is needed; if this step fails, the next one looks again
