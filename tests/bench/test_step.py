@@ -156,6 +156,13 @@ def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way() -> None
     assert result.engine == {"low-rank": 4, "materialised": 0}  # one position: rank one
 
 
+@pytest.mark.slow
+def test_compiled_steps_are_measured_with_the_passes_of_eager_ones() -> None:
+    result = measure(StepOptions(**{**vars(SMALL), "methods": ("sam",), "ways": ("compiled",), "hidden": 8}))
+    assert [each.name for each in result.rows] == ["ERM", "SAM", "ERM compiled", "SAM compiled"], result.failures
+    assert (row(result, "SAM compiled").forwards, row(result, "SAM compiled").backwards) == (2, 2)
+
+
 def test_the_engine_writes_out_what_low_rank_would_not_save() -> None:
     pytest.importorskip("transformers")
     options = {"model": "bert-tiny", "batch": 2, "methods": ("per-instance-sam",), "memory": False, "rounds": 1}

@@ -15,6 +15,9 @@ from deltasam import __version__
 from deltasam.bench._workbench import Workbench
 
 UNKNOWN = "unknown"
+VARIABLE = (
+    "DELTASAM_COMMIT"  # says the commit where the sources lie in no checkout, as on a machine they were copied to
+)
 
 
 def machine(bench: Workbench) -> dict[str, str]:
@@ -35,17 +38,24 @@ def machine(bench: Workbench) -> dict[str, str]:
 
 @functools.cache
 def commit() -> str:
-    """The commit of the sources, and whether they were changed since; "unknown" where they lie in no checkout."""
+    """The commit of the sources, and whether they were changed since.
+
+    Where they lie in no checkout, what the environment variable ``DELTASAM_COMMIT`` says, or "unknown".
+    """
+    return _head() or os.environ.get(VARIABLE) or UNKNOWN
+
+
+def _head() -> str | None:
     sources = Path(__file__).parents[1]
     git = ("git", "-C", str(sources))
     try:
         tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
         if tracked.returncode != 0:
-            return UNKNOWN
+            return None
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return UNKNOWN
+        return None
     return head.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
 
 
