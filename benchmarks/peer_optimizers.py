@@ -1,0 +1,191 @@
+"""Who is put to the test in ``peers.py``: the methods of this package and the SAM optimizers people can install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from deltasam.methods import Method
+
+Batch = tuple[Tensor, Tensor]
+Made = tuple[Callable[[Batch], Any], Any]  # a step, and what holds the state to be saved
+
+#: Without what they depend on: all they need of it for a step is torch.
+PACKAGES = ("sam-pytorch==0.0.1", "zij==0.1.1", "atorch==0.2.5", "heavyball==3.2.1", "torchzero==0.4.4")
+
+
+def fetch(folder: Path) -> None:
+    """Installs the other peers outside the environment, and makes them importable."""
+    if not folder.is_dir():
+        constraints = Path(__file__).parents[1] / "constraints.txt"
+        words = ["install", "--quiet", "--no-deps", "--target", str(folder), "--constraint", str(constraints)]
+        subprocess.run([sys.executable, "-m", "pip", *words, *PACKAGES], check=True, stdout=sys.stderr)
+    sys.path.append(str(folder))
+
+
+def losses(model: nn.Module, batch: Batch) -> Tensor:
+    return cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
+
+
+def adamw(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """``build(model, options, lr)`` gives a step, ``step(batch)``, and what holds the state of the base optimizer."""
+
+    name: str
+    build: Callable[[nn.Module, dict[str, Any], float], Made]
+    has_rho: bool = True  # and with rho = 0 it is its base optimizer
+    ascends: bool = True  # its first backward serves the perturbation only
+    moves: bool = True  # the weights themselves
+    radius: bool = True  # the norm of the move is rho
+    base: Callable[[nn.Module, float], Any] = adamw
+
+
+def ours(name: str, kind: type[Method]) -> Contestant:
+    def build(model: nn.Module, options: dict[str, Any], lr: float) -> Made:
+        where = {"embeddings": "embeddings"} if "embeddings" in kind.__dataclass_fields__ else {}
+        method = kind(**where, **(options if "rho" in kind.__dataclass_fields__ else {}))
+        optimizer = adamw(model, lr)
+
+        def step(batch: Batch) -> None:
+            method.backward(model, batch, losses)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def load(state: dict[str, Any]) -> None:
+            optimizer.load_state_dict(state["optimizer"])
+            method.load_state_dict(state["method"])
+
+        save = lambda: {"optimizer": optimizer.state_dict(), "method": method.state_dict()}  # noqa: E731
+        return step, SimpleNamespace(state_dict=save, load_state_dict=load)
+
+    perturbs = "rho" in kind.__dataclass_fields__
+    return Contestant(name, build, perturbs, perturbs, moves=perturbs and name != "PerInstanceSAM")
+
+
+def by_closure(
+    make: Callable[[nn.Module, dict[str, Any], float], Any], *, first: bool = False, answer: Any = lambda loss: loss
+) -> Callable[[nn.Module, dict[str, Any], float], Made]:
+    """A step with a closure; ``first``: which wants the gradient at w before."""
+
+    def build(model: nn.Module, options: dict[str, Any], lr: float) -> Made:
+        optimizer = make(model, options, lr)
+        held: dict[str, Any] = {}
+
+        def closure(backward: bool = True) -> Any:
+            with torch.enable_grad():
+                loss = losses(model, held["batch"]).mean()
+            if backward:
+                optimizer.zero_grad()
+                loss.backward()
+            return answer(loss)
+
+        def step(batch: Batch) -> None:
+            held["batch"] = batch
+            if first:
+                closure()
+            optimizer.step(closure)
+            optimizer.zero_grad()
+
+        return step, optimizer
+
+    return build
+
+
+def pytorch_optimizer(name: str) -> Contestant:
+    import pytorch_optimizer as package
+
+    kind, base = getattr(package, name), torch.optim.AdamW
+
+    def make(model: nn.Module, options: dict[str, Any], lr: float) -> Any:
+        if name == "BSAM":
+            return kind(model.parameters(), num_data=100, lr=lr, weight_decay=0.0, **options)
+        if name == "WSAM":
+            return kind(model, model.parameters(), base, lr=lr, weight_decay=0.0, **options)
+        if name != "GSAM":
+            return kind(model.parameters(), base, lr=lr, weight_decay=0.0, **options)
+        rho = options.get("rho", 0.05)
+        inner = base(model.parameters(), lr=lr, weight_decay=0.0)
+        schedule = package.ProportionScheduler(
+            package.LinearScheduler(inner, t_max=10**6, max_lr=max(lr, 1e-12)), max_lr=max(lr, 1e-12),
+            min_lr=0.0, max_value=rho, min_value=rho,
+        )  # fmt: skip
+        optimizer = kind(model.parameters(), inner, model, schedule)
+        optimizer.rho_t = rho
+        inner.param_groups[0]["lr"] = lr
+        return optimizer
+
+    answer = (lambda loss: (None, loss)) if name == "GSAM" else (lambda loss: loss)
+    build = by_closure(make, first=name not in ("WSAM", "GSAM"), answer=answer)
+    return Contestant(name, build, has_rho=name != "BSAM", radius=name != "BSAM")
+
+
+def sam_pytorch() -> Contestant:
+    from sam import SAM
+
+    return Contestant("sam-pytorch SAM", by_closure(lambda m, o, lr: SAM(m.parameters(), adamw(m, lr), **o)))
+
+
+def zij() -> Contestant:
+    from zij import SAM
+
+    def make(model: nn.Module, options: dict[str, Any], lr: float) -> Any:
+        return SAM(model.parameters(), torch.optim.AdamW, lr=lr, weight_decay=0.0, **options)
+
+    return Contestant("zij SAM (davda54's)", by_closure(make, first=True))
+
+
+def atorch() -> Contestant:
+    from atorch.optimizers.wsam import WeightedSAM
+
+    return Contestant("atorch WSAM", by_closure(lambda m, o, lr: WeightedSAM(m, adamw(m, lr), **o)))
+
+
+def heavyball() -> Contestant:
+    import heavyball as package
+
+    package.utils.compile_mode = None  # it compiles every step; the arithmetic is the same without
+
+    def base(model: nn.Module, lr: float) -> Any:
+        return package.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+
+    def make(model: nn.Module, options: dict[str, Any], lr: float) -> Any:
+        radius = {"ball": options["rho"]} if "rho" in options else {}
+        return package.SAMWrapper(model.parameters(), base(model, lr), **radius)
+
+    return Contestant("heavyball SAMWrapper", by_closure(make), base=base, radius=False)
+
+
+def torchzero() -> Contestant:
+    import torchzero as tz
+
+    def make(model: nn.Module, options: dict[str, Any], lr: float) -> Any:
+        return tz.Optimizer(model.parameters(), tz.m.SAM(**options), tz.m.Adam(), tz.m.LR(lr))
+
+    def base(model: nn.Module, lr: float) -> Any:
+        return tz.Optimizer(model.parameters(), tz.m.Adam(), tz.m.LR(lr))
+
+    return Contestant("torchzero SAM", by_closure(make), base=base)
+
+
+OTHERS = (sam_pytorch, zij, atorch, heavyball, torchzero)
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
