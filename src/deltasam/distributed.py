@@ -155,8 +155,10 @@ class Ranks:
                 p.grad.copy_(mean)
             else:
                 p.grad = mean
-        if self._wrapper.broadcast_buffers and self._wrapper.modules_buffers:
-            self._wrapper._sync_buffers()  # type: ignore[no-untyped-call]
+        if self._wrapper.broadcast_buffers:
+            group = self._wrapper.process_group
+            for buffer in self._wrapper.modules_buffers:
+                torch.distributed.broadcast(buffer, torch.distributed.get_global_rank(group, 0), group=group)
 
 
 def rank() -> int:
@@ -273,9 +275,24 @@ def require_whole(what: str, params: Sequence[Any]) -> None:
 
 
 def _parameter_groups(module: Any) -> list[Any]:
-    state = module._get_fsdp_state()
-    found = getattr(state, "_fsdp_param_groups", None)  # several since torch 2.12
-    return [group for group in ([state._fsdp_param_group] if found is None else found) if group is not None]
+    """What ``fully_shard`` keeps about a module's parameters. Private to torch, so it may not be there.
+
+    Raises:
+        RuntimeError: This version of torch keeps it elsewhere.
+    """
+    try:
+        state = module._get_fsdp_state()
+        found = getattr(state, "_fsdp_param_groups", None)  # several since torch 2.12
+        groups = [group for group in ([state._fsdp_param_group] if found is None else found) if group is not None]
+        for group in groups:
+            _ = group.post_forward_mesh_info, group.reshard_after_backward
+    except AttributeError as error:
+        raise RuntimeError(
+            f"torch {torch.__version__} keeps sharded parameters where deltasam does not find them ({error}), so they "
+            "cannot be whole for the length of a step: pass sharpness='global' where the method takes it, use "
+            "DistributedDataParallel, or a version of torch that deltasam is tested with (2.13)"
+        ) from error
+    return groups
 
 
 def _dense(value: Tensor | None, like: Tensor) -> Tensor:

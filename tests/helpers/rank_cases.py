@@ -23,6 +23,7 @@ from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
 from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, SubsetSAM
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
+from helpers.rank_blocks import blocks
 from helpers.regulariser_rows import Outputs
 
 PART = 3  # instances per process
@@ -361,7 +362,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 
 
 CASES = {case.__name__: case for case in (
-    replicas, accumulation, communication, decisions, shards, gathered, directions, refusals
+    replicas, accumulation, communication, decisions, shards, gathered, blocks, directions, refusals
 )}  # fmt: skip
 
 
