@@ -22,6 +22,7 @@ from deltasam.experiments import ConfigError, Result, RunConfig, resolve
 from deltasam.instances import InstancesMixedError, UncoveredError
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods.catalogue import METHODS
+from deltasam.splitting import Splitting
 from deltasam.storage import StorageError, seal, sealed
 
 EXAMPLES = int(os.environ.get("DELTASAM_FUZZ", "60"))
@@ -177,6 +178,10 @@ class Net(nn.Module):
         return self.body(self.embeddings(ids).mean(1))
 
 
+def no_memory(losses: Tensor) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
 SPOILED: dict[str, Callable[[Tensor], Any]] = {
     "as it should be": lambda x: x,
     "scalar": lambda x: x.mean(),
@@ -191,6 +196,7 @@ SPOILED: dict[str, Callable[[Tensor], Any]] = {
     "zero": lambda x: x * 0,
     "huge": lambda x: x * 1e38,
     "one fewer": lambda x: x[1:],
+    "no memory": no_memory,
 }
 
 
@@ -198,9 +204,10 @@ SPOILED: dict[str, Callable[[Tensor], Any]] = {
 @given(
     st.sampled_from(sorted(METHODS)), st.sampled_from(sorted(SPOILED)), st.integers(0, 5), st.integers(1, 4),
     st.integers(1, 6), st.booleans(), st.sampled_from(["shared", "independent"]), st.sampled_from(["all", "norms"]),
+    st.booleans(),
 )  # fmt: skip
 def test_batches(
-    name: str, spoiled: str, size: int, length: int, at: int, split: bool, randomness: str, params: str
+    name: str, spoiled: str, size: int, length: int, at: int, split: bool, randomness: str, params: str, halve: bool
 ) -> None:
     torch.manual_seed(size)
     model = Net().train()
@@ -219,10 +226,15 @@ def test_batches(
         batch = MicroBatches([(batch[0][:1], batch[1][:1]), (batch[0][1:], batch[1][1:])])
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
+    earlier = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    for key, p in model.named_parameters():
+        p.grad = earlier[key].clone()
     try:
-        step = method.backward(model, batch, objective)
-    except (ValueError, TypeError, InstancesMixedError, UncoveredError) as error:
+        step = (Splitting(method) if halve else method).backward(model, batch, objective)
+    except (ValueError, TypeError, InstancesMixedError, UncoveredError, torch.OutOfMemoryError) as error:
         clear(error)
+        if halve:  # a failed attempt leaves no gradient
+            assert all(torch.equal(p.grad, earlier[key]) for key, p in model.named_parameters() if p.grad is not None)
     else:
         assert step.losses.ndim == 1
         assert step.forwards >= 1
