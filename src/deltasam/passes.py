@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -95,7 +96,7 @@ class Passes:
         self._moved: Moved | None = None
         self._shares = self._micro_batch_shares()
         devices = accelerators([*every.values(), *tensors(self.batches)])
-        self._from_here: Callable[[], Replay] = lambda: Replay(self.inner, devices, randomness)
+        self._from_here: Callable[[], Replay] = partial(Replay, self.inner, devices, randomness)
         self._replay = self._from_here() if replay else None
 
     @property

@@ -5,8 +5,10 @@ All methods; one joins by a row in ``helpers/rows.py``.
 
 from __future__ import annotations
 
+import gc
 import random
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deltasam.instances._step import PassState
+from deltasam.passes import Passes
 from helpers.problems import TRANSFORMER, Problem, grads
 from helpers.promises import assert_intact, problems, rows, skip_exempt, snapshot
 from helpers.rows import Row
@@ -31,6 +35,32 @@ def test_weights_come_back_bit_for_bit(row: Row, problem: Problem, dtype: torch.
         method.backward(model, batch, row.wrap(objective))
         assert_intact(model, before)
     assert all(torch.isfinite(g).all() for g in grads(model).values())
+
+
+@rows
+def test_a_step_is_freed_without_the_garbage_collector(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A cycle would keep activations until the collector comes by: memory grows, and old graphs disturb recordings.
+    made: list[weakref.ref[Any]] = []
+    for kind in (Passes, PassState):
+        original = kind.__init__
+
+        def remember(self: Any, *args: Any, original: Any = original, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            made.append(weakref.ref(self))
+
+        monkeypatch.setattr(kind, "__init__", remember)
+    model, batch, objective = TRANSFORMER.make()
+    method, wrapped = row.method(), row.wrap(objective)
+    method.backward(model, batch, wrapped)
+    gc.collect()
+    gc.disable()
+    try:
+        made.clear()
+        method.backward(model, batch, wrapped)
+        assert made
+        assert [ref() for ref in made if ref() is not None] == []
+    finally:
+        gc.enable()
 
 
 class BoomError(Exception):

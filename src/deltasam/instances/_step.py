@@ -170,10 +170,10 @@ class PassState:
         """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
         if self.recording:
             offset = None if bias is None else bias.parameter
-            features = weight.parameter.ndim
+            features, grouping = weight.parameter.ndim, self.grouping
 
-            def arrange(tensor: Tensor) -> Tensor:
-                return self.grouping.rows(layout.split(tensor, features))
+            def arrange(tensor: Tensor) -> Tensor:  # not of self, whose calls it is kept in: that would be a cycle
+                return grouping.rows(layout.split(tensor, features))
 
             call = Call(weight.parameter, offset, x.detach(), edge_of(y), "norm", layout.kind)
             self.calls.append(call._replace(normal=normal, arrange=arrange))
