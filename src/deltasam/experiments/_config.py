@@ -108,7 +108,11 @@ class RunConfig:
         if given.get("method") is not None:
             parts["method"] = to_method(given["method"])
         wrappers = given.get("regularisers") or ()
-        listed = [wrappers] if isinstance(wrappers, (str, Mapping)) else list(wrappers)
+        listed = [wrappers] if isinstance(wrappers, (str, Mapping)) else wrappers
+        if not isinstance(listed, (list, tuple)):
+            raise ConfigError(
+                f"regularisers={wrappers!r}: must be a name, a mapping with `name`, or a list of them, such as [RDrop]"
+            )
         parts["regularisers"] = tuple(to_regulariser(one, f"regularisers.{i}") for i, one in enumerate(listed))
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("batch", Batch)):
             parts[name] = _section(kind, given.get(name) or {}, name)
