@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
@@ -18,6 +19,7 @@ from deltasam.cli import main
 from deltasam.experiments import ConfigError, RunConfig, RunFolder, run
 from deltasam.experiments._trainer import RunTrainer
 from deltasam.integrations._lost import LostError, lost_told
+from deltasam.methods import Method
 from helpers.fault_runs import config
 from helpers.trainers import assert_same_bits
 
@@ -126,6 +128,36 @@ def test_a_folder_with_anything_else_in_it_is_refused(one: RunConfig, tmp_path: 
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="is not empty and holds no run"):
         RunFolder(tmp_path).finished(one)
+
+
+def test_memory_runs_out_and_the_run_goes_on_in_parts(
+    one: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = one.to_plain() | {"workers": 0, "schedule": {"steps": 4}, "method": "SAM"}
+    plain["model"] = plain["model"] | {"dropout": 0.0}
+    whole = RunConfig.from_plain(plain)
+    split = RunConfig.from_plain(plain | {"on_out_of_memory": "split"})
+    assert whole.run_id == split.run_id
+    run(whole, tmp_path / "whole")
+    take = Method.take
+
+    def hungry(self: Method, passes: Any) -> Any:
+        if len(passes.batches[0]["labels"]) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return take(self, passes)
+
+    monkeypatch.setattr(Method, "take", hungry)
+    run(split, tmp_path / "split")
+    assert [record.getMessage().split(";")[0] for record in caplog.records if "memory ran out" in record.message] == [
+        "memory ran out in a step over parts of 8 instances",
+        "memory ran out in a step over parts of 4 instances",
+    ]
+    first, second = (load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "split"))
+    # The bias of the keys does not matter to a softmax: its gradient is rounding, which Adam makes as large as any.
+    assert max(float((first[n] - second[n]).abs().max()) for n in first if not n.endswith("key.bias")) < 1e-4
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"on_out_of_memory=split works in one process, here are 2"):
+        run(split, tmp_path / "two")
 
 
 @pytest.mark.parametrize(

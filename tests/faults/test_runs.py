@@ -179,20 +179,29 @@ def test_an_update_that_is_not_finite_is_left_out() -> None:
 
 @pytest.mark.slow
 def test_torchrun_two_processes(tmp_path: Path) -> None:
-    """``deltasam train`` by two processes is the run of one."""
+    """``deltasam train`` by two processes is the run of one: DDP by ``torchrun``, FSDP2 by ``accelerate launch``."""
     (tmp_path / "parts").mkdir()
     plain = config(tmp_path / "parts").to_plain() | {"method": {"name": "SAM", "sharpness": "global"}}
     plain["model"] = plain["model"] | {"dropout": 0.0}
     described = tmp_path / "config.yaml"
     described.write_text(RunConfig.from_plain(plain).to_yaml())
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "deltasam.cli"]
-    for words, place in ((["-m", "deltasam.cli"], "one"), (torchrun, "two")):
+    script = str(REPOSITORY / "tests" / "helpers" / "accelerate_run.py")
+    accelerate = [
+        "-m", "accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+        "--fsdp_transformer_layer_cls_to_wrap", "BertLayer", "--fsdp_state_dict_type", "FULL_STATE_DICT",
+        script, "cli",
+    ]  # fmt: skip
+    places = {"one": ["-m", "deltasam.cli"], "two": torchrun, "sharded": accelerate}
+    for place, words in places.items():
         result = launched(*words, "train", "--config", str(described), "--output", str(tmp_path / place))
         assert result.returncode == 0, result.stderr[-4000:]
-    one, two = (load_file(tmp_path / place / "model/model.safetensors") for place in ("one", "two"))
-    # The bias of the keys does not matter to a softmax: its gradient is rounding, which Adam makes as large as any.
-    differences = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("key.bias")}
-    assert max(differences.values()) < 1e-4, max(differences, key=lambda name: differences[name])
-    logs = [[json.loads(line) for line in (tmp_path / place / "metrics.jsonl").open()] for place in ("one", "two")]
-    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in logs]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    one, *others = (load_file(tmp_path / place / "model/model.safetensors") for place in places)
+    first, *rest = ([json.loads(line) for line in (tmp_path / place / "metrics.jsonl").open()] for place in places)
+    for other, log in zip(others, rest, strict=True):
+        # The bias of the keys does not matter to a softmax: its gradient is rounding, which Adam makes large.
+        apart = {name: float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("key.bias")}
+        assert max(apart.values()) < 1e-4, max(apart, key=lambda name: apart[name])
+        losses = [[entry["loss"] for entry in entries if "loss" in entry] for entries in (first, log)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)

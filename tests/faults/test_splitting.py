@@ -143,6 +143,15 @@ def test_refusals(method: Any, objective: Any, said: str) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Splitting(SAM())
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    model, batch, objective = TRANSFORMER.make()
+    with pytest.raises(ValueError, match=r"works in one process, here are 4.*MicroBatches in all of them"):
+        method.backward(model, batch, objective)
+
+
 def hopeless(model: nn.Module, batch: Any) -> Tensor:
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
