@@ -88,8 +88,8 @@ def soak(name: str, steps: int, build: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_300_steps(name: str) -> None:
-    soak(name, 300, TinyTransformer)
+def test_150_steps(name: str) -> None:
+    soak(name, 150, TinyTransformer)
 
 
 @pytest.mark.slow
