@@ -20,7 +20,7 @@ from deltasam.methods import ERM, Method
 from deltasam.splitting import OnOutOfMemory
 from deltasam.tasks import Task
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 # What says where or how often something is stored, not what is computed: it does not make a run another run.
 _NOT_IDENTITY = ("data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
@@ -38,7 +38,7 @@ class RunConfig:
         optimizer: AdamW.
         schedule: How long, and how the learning rate moves.
         batch: Instances per update.
-        precision: ``fp32``, or mixed precision by autocast.
+        precision: ``fp32``; ``tf32``: its matrix products with TF32 (CUDA); or mixed precision by autocast.
         capture: On a GPU, record steps as CUDA graphs, see :class:`~deltasam.capture.Captured`; texts are then padded
             to multiples of 32 tokens, so that few shapes occur. The same run, to rounding.
         on_out_of_memory: ``"stop"``: the run ends and says what to lower; ``"split"``: it goes on with the batches in

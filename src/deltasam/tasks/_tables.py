@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import read_rows
 from deltasam.tasks._source import DataSource, Split
 
+_SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d+%?)?:(?P<stop>\d+%?)?\]")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Where the table of each split is.
+    """Where the table of each split is. A part of one is named as on the hub: ``train[:90%]``, ``train[90%:]``.
 
     Attributes:
         dataset: Folder of the dataset in the local layout ``<dataset>/<split>.jsonl.gz``.
@@ -27,7 +30,14 @@ class Table:
     stand_ins: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def read(self, source: DataSource, split: str) -> Split:
-        """The rows of a split as they are stored."""
+        """The rows of a split, or of a part of one, as they are stored."""
+        part = _SLICE.fullmatch(split)
+        if part is not None:
+            whole = self.read(source, part["name"])
+            start, stop = _bounds(part, len(whole.rows))
+            if start >= stop:
+                raise DataError(f"{split!r} has no rows: {whole.origin} has {len(whole.rows)}")
+            return Split(whole.rows[start:stop], f"{whole.origin}[{start}:{stop}]")
         if self.files:
             if split not in self.files:
                 raise DataError(
@@ -42,3 +52,14 @@ class Table:
             )
         names = (split, *self.stand_ins.get(split, ()))
         return source.split(self.dataset or str(self.hub), names, self.hub)
+
+
+def _bounds(part: re.Match[str], rows: int) -> tuple[int, int]:
+    """Number of the first row, and of the first that is no longer in it."""
+
+    def place(text: str | None, default: int) -> int:
+        if text is None:
+            return default
+        return min(rows, round(int(text[:-1]) * rows / 100) if text.endswith("%") else int(text))
+
+    return place(part["start"], 0), place(part["stop"], rows)

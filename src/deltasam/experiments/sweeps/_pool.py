@@ -1,4 +1,4 @@
-"""Many runs on one machine: a fresh process for each, GPUs shared out, a second try for what failed."""
+"""Many runs on one machine: processes that share out the GPUs, a second try for what failed."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class _Active:
     attempt: int
     slot: int
     process: Any
+    more: Connection  # further runs for the process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +58,13 @@ class LocalPool:
     Attributes:
         workers: Runs at a time; by default one per GPU, or one per four cores where there is none.
         gpus: The GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; runs are dealt out to them in turn.
+        reuse: On GPUs, where a process takes long to start, let it make one run after the other. A run sets the seeds
+            and the precision it needs, so it is the same in a fresh process.
     """
 
     workers: int
     gpus: tuple[str, ...] = field(default=())
+    reuse: bool = True
 
     @classmethod
     def find(cls, workers: int | None = None) -> LocalPool:
@@ -85,11 +89,17 @@ class LocalPool:
         waiting = deque((job, 1) for job in jobs)
         free = deque(range(self.workers))
         active: dict[Connection, _Active] = {}
+        idle: dict[Connection, _Active] = {}
         try:
             while waiting or active:
-                while waiting and free:
+                while waiting and (idle or free):
                     job, attempt = waiting.popleft()
-                    connection, started = self._start(context, job, attempt, free.popleft())
+                    if idle:
+                        connection, started = idle.popitem()
+                        started.job, started.attempt = job, attempt
+                        started.more.send(job)
+                    else:
+                        connection, started = self._start(context, job, attempt, free.popleft())
                     active[connection] = started
                     yield Event(kind="started", run=job.name, attempt=attempt)
                 for ready in wait(list(active), timeout=1.0):
@@ -97,24 +107,37 @@ class LocalPool:
                     event = _receive(ready, active[ready])
                     if event.kind != "step":
                         ended = active.pop(ready)
-                        ended.process.join()
-                        ready.close()
-                        free.append(ended.slot)
+                        if self.reuse and self.gpus and event.kind in ("finished", "found"):
+                            idle[ready] = ended
+                        else:
+                            _dismiss(ended, ready)
+                            free.append(ended.slot)
                         if event.kind == "retried":
                             waiting.append((ended.job, ended.attempt + 1))
                     yield event
         finally:
+            for connection, one in idle.items():
+                _dismiss(one, connection)
             _end([one.process for one in active.values()])
 
     def _start(self, context: Any, job: Job, attempt: int, slot: int) -> tuple[Connection, _Active]:
         ours, theirs = context.Pipe()
+        further, more = context.Pipe(duplex=False)
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
         cores = os.cpu_count() or 1
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // self.workers))
-        process = context.Process(target=work, args=(job, theirs, gpu, threads), daemon=True)
+        process = context.Process(target=work, args=(job, theirs, further, gpu, threads), daemon=True)
         process.start()
         theirs.close()
-        return ours, _Active(job, attempt, slot, process)
+        further.close()
+        return ours, _Active(job, attempt, slot, process, more)
+
+
+def _dismiss(one: _Active, connection: Connection) -> None:
+    """Lets a process end that has nothing to do."""
+    one.more.close()
+    one.process.join()
+    connection.close()
 
 
 def _end(processes: list[Any]) -> None:

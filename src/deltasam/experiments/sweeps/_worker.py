@@ -49,21 +49,38 @@ class Job:
         return self.folder / "failures" / f"{self.name}.txt"
 
 
-def work(job: Job, connection: Connection, gpu: str | None, threads: int) -> None:
-    """The process: makes the run and tells ``connection`` how it goes.
+def work(job: Job | None, connection: Connection, more: Connection, gpu: str | None, threads: int) -> None:
+    """The process: makes a run, and those that come by ``more`` until that ends, and tells ``connection`` how it goes.
 
     Messages: ``("step", step, total, latest)``, then one of ``("finished", trained, metric, value)`` and
-    ``("failed", error)``.
+    ``("failed", error)``. After a failure the process ends: nobody knows what state it is in.
     """
     os.setsid()  # Ctrl-C is for the sweep, which ends its processes itself
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     threading.Thread(target=_end_with_the_sweep, args=(connection,), daemon=True).start()
+    while job is not None and _worked(job, connection, threads):
+        job = _next(more)
+
+
+def _next(more: Connection) -> Job | None:
+    """The next run, or None when there will be no other."""
+    try:
+        found: Job = more.recv()
+    except EOFError:
+        return None
+    return found
+
+
+def _worked(job: Job, connection: Connection, threads: int) -> bool:
+    """Makes one run and says whether it went well."""
     from deltasam.experiments._errors import RunStoppedError
 
     with _log(job.folder / "logs" / f"{job.name}.log"):
+        well = False
         try:
             connection.send(("finished", *make(job, threads, connection.send)))
+            well = True
         except RunStoppedError:  # the sweep is ending; the run goes on from its checkpoint next time
             pass
         except Exception as error:  # noqa: BLE001 - whatever went wrong is recorded, and the sweep goes on
@@ -71,6 +88,7 @@ def work(job: Job, connection: Connection, gpu: str | None, threads: int) -> Non
             connection.send(("failed", f"{type(error).__name__}: {error}"))
         sys.stdout.flush()
         sys.stderr.flush()
+    return well
 
 
 def record_failure(job: Job) -> None:
@@ -112,7 +130,8 @@ def make(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> t
 
     with _alone(job.folder / "locks" / f"{job.name}.lock"):
         there = (job.place / "result.json").is_file()
-        result = run(RunConfig.from_plain(job.config), job.place, watch=watch)
+        kept = job.keep != "results" or job.risk is not None  # the risk is measured at the final weights
+        result = run(RunConfig.from_plain(job.config), job.place, watch=watch, keep_weights=kept)
         if job.risk is not None and (job.place / "model").is_dir():
             record_risk(job.place, **{"data": job.config.get("data"), **job.risk})
         _tidy(job)
