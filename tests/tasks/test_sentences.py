@@ -77,6 +77,10 @@ def test_siamese_starts_from_the_cosine_and_survives_saving(bert: str, tmp_path:
     model.save_pretrained(tmp_path / "saved")
     again = task.model(str(tmp_path / "saved"), data).eval()
     torch.testing.assert_close(again(**{k: v for k, v in batch.items() if k != "labels"}), logits + 1.0)
+    whole = {name: w + 1.0 if name == "head.bias" else w for name, w in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "gathered", state_dict=whole)  # as of a model that is sharded
+    again = task.model(str(tmp_path / "gathered"), data).eval()
+    torch.testing.assert_close(again(**{k: v for k, v in batch.items() if k != "labels"}), logits + 2.0)
 
 
 def test_head_follows_the_seed(bert: str) -> None:
