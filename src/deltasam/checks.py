@@ -38,4 +38,5 @@ def check_losses(losses: Any, *, graph: bool) -> None:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an accelerator, or the host, had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    host = ("DefaultCPUAllocator", "can't allocate memory", "bad_alloc")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in host)

@@ -53,9 +53,16 @@ def test_weights_and_message(row: Row, at: int) -> None:
     method.backward(model, batch, objective)  # and the next step works
 
 
-def test_host_memory() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ...",
+        "[enforce fail at alloc_cpu.cpp:113] data. DefaultCPUAllocator: not enough memory: you tried to allocate ...",
+        "std::bad_alloc",
+    ],
+)
+def test_host_memory(text: str) -> None:
     model, batch, objective = TRANSFORMER.make()
-    text = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."
     with pytest.raises(torch.OutOfMemoryError, match="in pass 2 of a step"):
         ROWS[1].method().backward(model, batch, Hungry(objective, 2, RuntimeError, text))
 
