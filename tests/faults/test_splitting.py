@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,36 @@ def test_what_cannot_be_split() -> None:
     with pytest.raises(torch.OutOfMemoryError, match=r"ran out of memory in pass 1.*\n.*of no help"):
         Splitting(PerInstanceSAM(group=4)).backward(model, batch, hopeless)
     assert all(p.grad is None for p in model.parameters())
+
+
+REAL = """
+import resource, torch
+from deltasam import SAM, MicroBatches
+from deltasam.splitting import Splitting
+from torch import nn
+
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(8, 2048), nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.Linear(2048, 1)).double()
+x = torch.randn(16384, 8).double()
+objective = lambda model, x: model(x).squeeze(-1) ** 2
+SAM().backward(model, MicroBatches(x.split(256)), objective)
+wanted = [p.grad.clone() for p in model.parameters()]
+model.zero_grad()
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + 300 * 2**20, resource.RLIM_INFINITY))
+method = Splitting(SAM())
+method.backward(model, x, objective)
+assert method.largest < 16384, "memory did not run out"
+assert all(float((p.grad - w).norm() / w.norm()) < 1e-10 for p, w in zip(model.parameters(), wanted))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="limits the address space as Linux does")
+def test_memory_that_really_runs_out() -> None:
+    result = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "memory ran out in a step over parts of 16384 instances" in result.stderr
 
 
 def trained(folder: Path, objective: Any = None, **options: Any) -> MethodTrainer:
