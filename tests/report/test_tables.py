@@ -26,6 +26,7 @@ from deltasam.report import (
     to_markdown,
 )
 from deltasam.report import _formats as formats
+from deltasam.report._select import by_cell
 
 # Made with `deltasam sweep` from the files beside it: models of a few thousand weights, a few rows, a dozen updates.
 GOLDEN = Path(__file__).parent / "golden"
@@ -187,3 +188,30 @@ def test_methods_are_compared_seed_by_seed() -> None:
     assert comparison.difference == pytest.approx(0.5)
     assert str(wins) == "1 of 1"
     assert compare(scores, "DeltaSAM", "ERM") is None
+
+
+def test_runs_that_chose_the_settings_are_not_reported(tmp_path: Path) -> None:
+    # Tuned on a part of the training set: better there, and no figure of the development set.
+    source = next(path for path in sorted((GOLDEN / "runs").rglob("result.json")) if "SAM" in path.parent.name)
+    found = json.loads(source.read_text())
+    for name, split, value in (("final", "validation", 0.5), ("tuning", "train[90%:]", 0.9)):
+        changed = {**found, "run_id": name, "metrics": {**found["metrics"], found["primary_metric"]: value}}
+        changed["config"] = {**found["config"], "task": {**found["config"]["task"], "eval_split": split}}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(changed))
+    cells = by_cell(read_runs(tmp_path).finished)
+    assert [[run.run_id for run in cell] for cell in cells.values()] == [["final"]]
+
+
+def test_other_weights_are_another_method(tmp_path: Path) -> None:
+    source = next(path for path in (GOLDEN / "runs").rglob("result.json") if "DeltaSAM" in path.parent.name)
+    found = json.loads(source.read_text())
+    method = {**found["config"]["method"], "weighting": {"name": "RandomWeights"}}
+    changed = {**found, "run_id": "other", "config": {**found["config"], "method": method}}
+    for name, result in (("paper", found), ("shuffled", changed)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+    assert {run.method.partition("+")[0] for run in read_runs(tmp_path).finished} == {
+        "DeltaSAM",
+        "DeltaSAM(RandomWeights)",
+    }

@@ -88,6 +88,8 @@ def prepare(config: RunConfig) -> Prepared:
         DataError: The data or the model is missing or wrong.
         ConfigError: The configuration does not fit the data.
     """
+    if config.precision == "tf32" and not torch.cuda.is_available():
+        raise ConfigError("precision=tf32: needs a CUDA device; use fp32")
     if isinstance(config.method, PerInstanceSAM) and not config.task.objective().separable:
         raise ConfigError(
             f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so "
@@ -160,8 +162,6 @@ def run(
 @contextmanager
 def _matrix_products(precision: str) -> Iterator[None]:
     """TF32 for the length of a run, or its absence, whatever the process had before."""
-    if precision == "tf32" and not torch.cuda.is_available():
-        raise ConfigError("precision=tf32: needs a CUDA device; use fp32")
     before = torch.get_float32_matmul_precision()
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

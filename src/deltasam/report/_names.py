@@ -16,6 +16,12 @@ _METHODS = {
     "SAM+EmbeddingNoise": "SAM + random noise",
     "DeltaSAM+EmbeddingNoise": "δ-SAM + random noise",
 }
+_WEIGHTS = {
+    "RandomWeights": "weights shuffled",
+    "Directional": "directional weights",
+    "OwnGradient": "weights along own gradients",
+    "Uniform": "uniform weights",
+}
 _ORDER = [
     "ERM", "ERM+RDrop", "FreeLB", "ERM+SMART", "ERM+R3F", "ERM+EmbeddingNoise", "ERM+VAT", "SAM", "DeltaSAM",
     "SAM+EmbeddingNoise", "DeltaSAM+EmbeddingNoise", "PerInstanceSAM",
@@ -31,11 +37,15 @@ def method_name(method: str) -> str:
     Example:
         >>> method_name("DeltaSAM+RDrop"), method_name("ERM+RDrop"), method_name("LookSAM")
         ('δ-SAM + RDrop', 'R-Drop', 'LookSAM')
+        >>> method_name("DeltaSAM(RandomWeights)")
+        'δ-SAM, weights shuffled'
     """
     if method in _METHODS:
         return _METHODS[method]
     first, *others = method.split("+")
-    return " + ".join([_METHODS.get(first, first), *others])
+    kind, _, weights = first.removesuffix(")").partition("(")
+    name = _METHODS.get(kind, kind) + (f", {_WEIGHTS.get(weights, weights)}" if weights else "")
+    return " + ".join([name, *others])
 
 
 def method_order(method: str) -> tuple[int, str]:

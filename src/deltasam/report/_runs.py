@@ -24,9 +24,11 @@ class Run:
         run_id: Hash of its configuration.
         task: Name of the task.
         model: Last part of the model's path.
-        method: Class of the method, and of the regularisers, joined by ``+``.
+        method: Class of the method, and of the regularisers, joined by ``+``; weights other than the paper's in
+            brackets, as in ``DeltaSAM(RandomWeights)``.
         seed: The seed.
         variant: The configuration but for the seed, as a number: runs of one variant are repetitions of each other.
+        split: What it was evaluated on.
         settings: Hyperparameters by which variants of one method differ: ``rho``, ``eta``, ``scale``, ``lr``, ...
         primary: Name of the primary metric.
         higher_is_better: Whether more of it is better.
@@ -47,6 +49,7 @@ class Run:
     method: str
     seed: int
     variant: int
+    split: str
     settings: tuple[tuple[str, float], ...]
     primary: str
     higher_is_better: bool
@@ -148,9 +151,10 @@ def _run(place: Path) -> Run:
         run_id=str(given["run_id"]),
         task=intern(str(given["task"])),
         model=intern(str(given["model"]).rstrip("/").rpartition("/")[2]),
-        method=intern(str(given["method"])),
+        method=intern(_method(str(given["method"]), config["method"])),
         seed=int(given["seed"]),
         variant=hash(json.dumps(identity, sort_keys=True)),
+        split=intern(str(config["task"].get("eval_split", ""))),
         settings=_settings(config),
         primary=intern(str(given["primary_metric"])),
         higher_is_better=bool(given["higher_is_better"]),
@@ -163,6 +167,16 @@ def _run(place: Path) -> Run:
         memory=int(given["peak_memory_bytes"]),
         device=intern(str(given["device"])),
     )
+
+
+def _method(name: str, config: Mapping[str, Any]) -> str:
+    """The method with its weights, where those are not the paper's: another method as far as tables go."""
+    weighting = config.get("weighting")
+    kind = weighting.get("name") if isinstance(weighting, Mapping) else None
+    if kind in (None, "FiniteDifference"):
+        return name
+    first, plus, others = name.partition("+")
+    return f"{first}({kind}){plus}{others}"
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:

@@ -17,10 +17,13 @@ RULE = (
 
 
 def by_cell(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True) -> dict[Key, list[Run]]:
-    """The runs of the chosen variant of each (task, model, method), in the order of their seeds."""
+    """The runs of the chosen variant of each (task, model, method), in the order of their seeds.
+
+    Runs on a part of a split (``train[90%:]``) are left out: they chose the settings, on other rows.
+    """
     cells: dict[Key, dict[int, dict[int, Run]]] = {}
     for run in runs:
-        if wanted(run):
+        if wanted(run) and not run.split.endswith("]"):
             cells.setdefault((run.task, run.model, run.method), {}).setdefault(run.variant, {})[run.seed] = run
     return {key: _chosen(list(variants.values())) for key, variants in cells.items()}
 

@@ -1,0 +1,54 @@
+"""Processes that make one run after the other, as they do on GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deltasam.experiments.sweeps import LocalPool, read_sweep, run_sweep
+from helpers.pretrained import bert_folder
+
+
+def sweep(folder: Path, **changes: Any) -> Any:
+    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(24))]
+    (folder / "rows.csv").write_text("\n".join(rows))
+    files = dict.fromkeys(("train", "validation"), str(folder / "rows.csv"))
+    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
+    common = {"schedule": {"steps": 3}, "batch": {"size": 8}, "evaluate_every": "end", "checkpoint_every": "never"}
+    model = str(bert_folder(folder / "bert"))
+    plain = {"tasks": [task], "models": [model], "methods": ["sam"], "common": common, "seeds": [1, 2]}
+    (folder / "s.yaml").write_text(yaml.safe_dump({**plain, "keep": "results", **changes}))
+    return read_sweep(folder / "s.yaml")
+
+
+def losses(folder: Path) -> dict[str, float]:
+    found = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
+    return {name: result["metrics"]["loss"] for name, result in found.items()}
+
+
+def test_a_process_makes_all_runs_and_they_are_those_of_fresh_processes(tmp_path: Path) -> None:
+    # An empty name of a GPU hides them all: what is tested is the way runs are handed on.
+    methods = {"sam": "sam", "broken": {"method": "sam", "batch": {"size": 25, "drop_last": True}}, "erm": "erm"}
+    plan = sweep(tmp_path, methods=methods, seeds=[1])
+    pools = {"reused": LocalPool(workers=1, gpus=("",)), "fresh": LocalPool(workers=1, gpus=("",), reuse=False)}
+    outcomes = {name: run_sweep(plan, tmp_path / name, pool) for name, pool in pools.items()}
+    assert {name: len(outcome.failed) for name, outcome in outcomes.items()} == {"reused": 1, "fresh": 1}
+    assert len(losses(tmp_path / "reused")) == 2
+    assert losses(tmp_path / "reused") == losses(tmp_path / "fresh")
+    assert not list((tmp_path / "reused").glob("*/model"))  # keep: results
+
+
+def test_tf32_needs_a_gpu(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    from deltasam.experiments import ConfigError, RunConfig, run
+
+    config = RunConfig.from_plain({"task": "cola", "model": str(bert_folder(tmp_path / "b")), "precision": "tf32"})
+    with pytest.raises(ConfigError, match="precision=tf32: needs a CUDA device; use fp32"):
+        run(config, tmp_path / "run")
