@@ -172,9 +172,14 @@ def rank() -> int:
 
 def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules that ``fully_shard`` was called on, whether their parameters are gathered at the moment or not."""
+    return [module for module in model.modules() if is_sharded_module(module)]
+
+
+def is_sharded_module(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on this very module."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
-    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+    return kind is not None and isinstance(module, kind)
 
 
 def is_shard(tensor: Any) -> bool:

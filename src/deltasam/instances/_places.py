@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.distributed import require_whole, sharded_modules
+from deltasam.distributed import is_sharded_module, require_whole
 from deltasam.instances._errors import InstancesMixedError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
@@ -37,7 +37,9 @@ class Places:
         self.memory = memory_of(model)
         self.names = {id(p): name for name, p in params.items()}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
-        for module in model.modules():
+        self._is_sharded = False
+        for module in model.modules():  # one walk for all questions: on a fast device its time counts
+            self._is_sharded = self._is_sharded or is_sharded_module(module)
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 refuse_batch_statistics(model)
             own: dict[str, Any] = module._parameters
@@ -54,7 +56,7 @@ class Places:
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
             # FSDP takes the gradients of a layer when its backward is over; those of a pack come later.
-            packed = len(terms) == 1 and not sharded_modules(self.model)
+            packed = len(terms) == 1 and not self._is_sharded
             vectors = terms[0][0].vectors if packed else {}
             perturbation = Perturbation(grouping, _by_parameter(terms), vectors) if terms else None
             memory = self.memory

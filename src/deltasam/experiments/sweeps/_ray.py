@@ -15,7 +15,15 @@ from deltasam.experiments.sweeps._pool import ATTEMPTS, Event
 from deltasam.experiments.sweeps._worker import Job, make, record_failure
 
 LOST = 5  # tries of a run whose worker or node died, which is not the run's fault
-_PASSED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "DELTASAM_DATA", "PYTHONPATH", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+_PASSED_ON = (
+    "HF_HUB_OFFLINE",
+    "HF_HOME",
+    "DELTASAM_DATA",
+    "DELTASAM_MODELS",
+    "PYTHONPATH",
+    "OMP_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
