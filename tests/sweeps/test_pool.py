@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from deltasam.experiments.sweeps import LocalPool, read_sweep, run_sweep
+from deltasam.experiments import ConfigError, RunConfig, run
+from deltasam.experiments.sweeps import LocalPool, final_runs, read_sweep, run_sweep
 from helpers.pretrained import bert_folder
 
 
@@ -30,25 +32,32 @@ def losses(folder: Path) -> dict[str, float]:
     return {name: result["metrics"]["loss"] for name, result in found.items()}
 
 
-def test_a_process_makes_all_runs_and_they_are_those_of_fresh_processes(tmp_path: Path) -> None:
+def test_a_process_makes_all_runs_and_they_are_those_made_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # the sums of a run depend on it
     # An empty name of a GPU hides them all: what is tested is the way runs are handed on.
-    methods = {"sam": "sam", "broken": {"method": "sam", "batch": {"size": 25, "drop_last": True}}, "erm": "erm"}
-    plan = sweep(tmp_path, methods=methods, seeds=[1])
-    pools = {"reused": LocalPool(workers=1, gpus=("",)), "fresh": LocalPool(workers=1, gpus=("",), reuse=False)}
-    outcomes = {name: run_sweep(plan, tmp_path / name, pool) for name, pool in pools.items()}
-    assert {name: len(outcome.failed) for name, outcome in outcomes.items()} == {"reused": 1, "fresh": 1}
-    assert len(losses(tmp_path / "reused")) == 2
-    assert losses(tmp_path / "reused") == losses(tmp_path / "fresh")
-    assert not list((tmp_path / "reused").glob("*/model"))  # keep: results
+    plan = sweep(tmp_path)
+    outcome = run_sweep(plan, tmp_path / "out", LocalPool(workers=1, gpus=("",)))
+    assert not outcome.failed
+    found = losses(tmp_path / "out")
+    alone = [run(planned.config, tmp_path / "alone" / str(k)) for k, planned in enumerate(final_runs(plan, {}))]
+    assert sorted(found.values()) == sorted(result.metrics["loss"] for result in alone)
+    assert len(set(found.values())) == 2
+    assert not list((tmp_path / "out").glob("*/model"))  # keep: results
+
+
+@pytest.mark.slow
+def test_after_a_failure_another_process_goes_on(tmp_path: Path) -> None:
+    methods = {"broken": {"method": "sam", "batch": {"size": 25, "drop_last": True}}, "erm": "erm"}
+    outcome = run_sweep(sweep(tmp_path, methods=methods), tmp_path / "out", LocalPool(workers=1, gpus=("",)))
+    assert len(outcome.failed) == 2
+    assert len(losses(tmp_path / "out")) == 2
 
 
 def test_tf32_needs_a_gpu(tmp_path: Path) -> None:
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    from deltasam.experiments import ConfigError, RunConfig, run
-
     config = RunConfig.from_plain({"task": "cola", "model": str(bert_folder(tmp_path / "b")), "precision": "tf32"})
     with pytest.raises(ConfigError, match="precision=tf32: needs a CUDA device; use fp32"):
         run(config, tmp_path / "run")

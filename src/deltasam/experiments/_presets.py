@@ -31,7 +31,8 @@ def preset_folder() -> Path:
 def preset_variants() -> dict[str, list[str]]:
     """All presets by name, each with the names of its variants."""
     root = preset_folder()
-    files = [path for path in sorted(root.rglob("*.yaml")) if path.name[0] != "_" and path.parent.name != "sweeps"]
+    found = {path: path.relative_to(root).parts for path in sorted(root.rglob("*.yaml"))}
+    files = [path for path, parts in found.items() if path.name[0] != "_" and "sweeps" not in parts]
     return {path.relative_to(root).with_suffix("").as_posix(): list(_read(path)["variants"]) for path in files}
 
 
