@@ -142,7 +142,8 @@ def growth(results: Sequence[Result]) -> str:
     blocks = [text]
     for axis, (heading, name, _) in AXES.items():
         found = on_axis(results, axis)
-        if not found:
+        if len(found) < 2:
+            blocks.append(f"{heading}: not measured yet.")
             continue
         lines = [f"| {' | '.join([name, *head])} |", "|" + "---|" * (len(head) + 1)]
         for place, result in found:
