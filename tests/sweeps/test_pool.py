@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from deltasam.experiments import ConfigError, RunConfig, run
-from deltasam.experiments.sweeps import LocalPool, final_runs, read_sweep, run_sweep
+from deltasam.experiments.sweeps import LocalPool, read_sweep, run_sweep
 from helpers.pretrained import bert_folder
 
 
@@ -32,19 +32,16 @@ def losses(folder: Path) -> dict[str, float]:
     return {name: result["metrics"]["loss"] for name, result in found.items()}
 
 
-def test_a_process_makes_all_runs_and_they_are_those_made_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # the sums of a run depend on it
+def test_a_process_makes_all_runs_and_the_second_is_that_of_a_fresh_process(tmp_path: Path) -> None:
     # An empty name of a GPU hides them all: what is tested is the way runs are handed on.
-    plan = sweep(tmp_path)
-    outcome = run_sweep(plan, tmp_path / "out", LocalPool(workers=1, gpus=("",)))
-    assert not outcome.failed
-    found = losses(tmp_path / "out")
-    alone = [run(planned.config, tmp_path / "alone" / str(k)) for k, planned in enumerate(final_runs(plan, {}))]
-    assert sorted(found.values()) == sorted(result.metrics["loss"] for result in alone)
-    assert len(set(found.values())) == 2
-    assert not list((tmp_path / "out").glob("*/model"))  # keep: results
+    pool = LocalPool(workers=1, gpus=("",))
+    assert not run_sweep(sweep(tmp_path), tmp_path / "both", pool).failed
+    assert not run_sweep(sweep(tmp_path, seeds=[2]), tmp_path / "second", pool).failed
+    both, second = losses(tmp_path / "both"), losses(tmp_path / "second")
+    assert len(set(both.values())) == 2
+    assert len(second) == 1
+    assert second.items() <= both.items()
+    assert not list((tmp_path / "both").glob("*/model"))  # keep: results
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ class BenchTrain:
     steps: int | None = None
     """Number of updates, instead of epochs."""
 
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Mixed precision by autocast, or none."""
 
     repeats: int = 1
