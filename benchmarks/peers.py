@@ -1,6 +1,6 @@
 """Runs every method of this package, and the SAM optimizers people install, through the traps of the field.
 
-    python benchmarks/peers.py --fetch /tmp/peers > docs/robustness.md
+    python benchmarks/peers.py --fetch build/peers > docs/robustness.md
 
 The peers are used as their documentation says. ``--fetch`` installs those that are not in the environment into a
 folder outside it; without it they are left out.
@@ -294,7 +294,7 @@ def main() -> None:
 
 HEAD = """# Robustness
 
-Made by `python benchmarks/peers.py --fetch /tmp/peers > docs/robustness.md` with torch {torch}: the {methods} methods
+Made by `python benchmarks/peers.py --fetch build/peers > docs/robustness.md` with torch {torch}: the {methods} methods
 of this package, and the optimizers of pytorch_optimizer {version} (the other columns), each used as its documentation
 says, with AdamW (BSAM is an optimizer of its own), on a small model with dropout. In brackets: the largest error of a
 weight. A dash means that the check does not apply: a method without a radius, or one whose first backward trains.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ def shared() -> Path:
     if folder is None:
         pytest.skip("the folder shared/ with the real data is not beside this repository (or set DELTASAM_SHARED)")
     return folder
+
+
+@pytest.fixture
+def libraries_speak_again() -> Iterator[None]:
+    """The commands silence the libraries; other tests want to hear them."""
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    yield
+    transformers.logging.set_verbosity(level)
+    transformers.logging.enable_progress_bar()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

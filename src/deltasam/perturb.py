@@ -200,25 +200,34 @@ def _way(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Mov
 
 @contextmanager
 def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
-    origin = [p.data for p in params]
     size = float(step)  # the value is on the host already: nothing waits
     uses = Counter(_address(d) for d in direction)
+    values = [p.data for p in params]
+    with torch.no_grad():
+        for k, (w, d) in enumerate(zip(values, direction, strict=True)):
+            if size == 0:  # keeps what is not finite in the direction out of the weights
+                break
+            # Another layout or dtype would leak into .grad, which takes after the parameter; and autograd may hand
+            # the same tensor to two parameters.
+            alike = not d.is_sparse and d.dtype == w.dtype and d.stride() == w.stride()
+            fits = consume and alike and uses[_address(d)] == 1
+            values[k] = torch.add(w, d, alpha=size, out=d if fits else None)
+    with _lent(params, values) as moved:
+        yield moved
+
+
+@contextmanager
+def _lent(params: list[nn.Parameter], values: list[Tensor]) -> Iterator[Moved]:
+    """The parameters hold other tensors for the while; the memory of their own is not touched."""
+    origin = [p.data for p in params]
     try:
-        with torch.no_grad():
-            for p, d, w in zip(params, direction, origin, strict=True):
-                if size == 0:  # keeps what is not finite in the direction out of the weights
-                    continue
-                # Another layout or dtype would leak into .grad, which takes after the parameter; and autograd may hand
-                # the same tensor to two parameters.
-                alike = not d.is_sparse and d.dtype == w.dtype and d.stride() == w.stride()
-                fits = consume and alike and uses[_address(d)] == 1
-                p.data = torch.add(w, d, alpha=size, out=d if fits else None)
-        torch.clear_autocast_cache()
+        for p, value in zip(params, values, strict=True):
+            p.data = value
+        torch.clear_autocast_cache()  # autocast remembers its casts of the weights by parameter, not by value
         yield Moved(params, origin)
     finally:
         for p, w in zip(params, origin, strict=True):
             p.data = w
-        # Autocast remembers its casts of the weights by parameter, not by value.
         torch.clear_autocast_cache()
 
 
@@ -246,20 +255,12 @@ def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
 @contextmanager
 def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
     """For a step that is being recorded: its kernels take whatever addresses they see, so nothing is copied back."""
-    origin = [p.data for p in params]
-    moved = _copies(origin)
-    try:
-        with torch.no_grad():
-            add_scaled_(moved, direction, step)
-        direction.clear()
-        for p, new in zip(params, moved, strict=True):
-            p.data = new
-        torch.clear_autocast_cache()
-        yield Moved(params, origin)
-    finally:
-        for p, w in zip(params, origin, strict=True):
-            p.data = w
-        torch.clear_autocast_cache()
+    values = _copies([p.data for p in params])
+    with torch.no_grad():
+        add_scaled_(values, direction, step)
+    direction.clear()
+    with _lent(params, values) as moved:
+        yield moved
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:

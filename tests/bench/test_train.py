@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import transformers
 
 from deltasam.bench.train import Pace, Trained, Training, cells, measure, show
 from deltasam.cli import main
@@ -18,12 +16,7 @@ from helpers.pretrained import bert_folder
 SMALL = ("batch.size=4", "--steps", "2", "--warmup", "1")
 
 
-@pytest.fixture(autouse=True)
-def _libraries_speak_again() -> Iterator[None]:
-    level = transformers.logging.get_verbosity()
-    yield
-    transformers.logging.set_verbosity(level)
-    transformers.logging.enable_progress_bar()
+pytestmark = pytest.mark.usefixtures("libraries_speak_again")
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from deltasam.cli import main
@@ -35,13 +33,7 @@ def here(*words: object) -> int:
     return main([str(word) for word in words])
 
 
-@pytest.fixture(autouse=True)
-def _libraries_speak_again() -> Iterator[None]:
-    """The commands silence the libraries; other tests want to hear them."""
-    level = transformers.logging.get_verbosity()
-    yield
-    transformers.logging.set_verbosity(level)
-    transformers.logging.enable_progress_bar()
+pytestmark = pytest.mark.usefixtures("libraries_speak_again")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from helpers.data import REPOSITORY
 
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
 LONGEST_FILE = 400
-LOCAL_PATH = re.compile(r"(?<![\w.:/])/(?:root|home|work|Users)/\w")
+LOCAL_PATH = re.compile(r"(?<![\w.:/])/(?:root|home|work|tmp|Users)/\w")
 CORE = ("methods", "weighting", "instances", "passes", "held", "perturb", "randomness", "batches", "objectives")
 
 

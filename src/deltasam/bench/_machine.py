@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
-import subprocess
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 from deltasam import __version__
 from deltasam.bench._workbench import Workbench
-
-UNKNOWN = "unknown"
-VARIABLE = (
-    "DELTASAM_COMMIT"  # says the commit where the sources lie in no checkout, as on a machine they were copied to
-)
+from deltasam.commit import commit
 
 
 def machine(bench: Workbench) -> dict[str, str]:
@@ -30,33 +23,10 @@ def machine(bench: Workbench) -> dict[str, str]:
         "torch": torch.__version__,
         "transformers": _version("transformers"),
         "deltasam": __version__,
-        "commit": commit(),
+        "commit": commit() or "unknown",
         "parameters": str(sum(p.numel() for p in bench.model.parameters())),
         "parameter_bytes": str(bench.parameter_bytes),
     }
-
-
-@functools.cache
-def commit() -> str:
-    """The commit of the sources, and whether they were changed since.
-
-    Where they lie in no checkout, what the environment variable ``DELTASAM_COMMIT`` says, or "unknown".
-    """
-    return _head() or os.environ.get(VARIABLE) or UNKNOWN
-
-
-def _head() -> str | None:
-    sources = Path(__file__).parents[1]
-    git = ("git", "-C", str(sources))
-    try:
-        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
-        if tracked.returncode != 0:
-            return None
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
 
 
 def _version(package: str) -> str:

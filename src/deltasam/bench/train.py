@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from deltasam.bench._clock import Spread
-from deltasam.bench._machine import commit
 from deltasam.bench._table import print_table
 from deltasam.bench.options import TrainWay
+from deltasam.commit import commit
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def measure(
         )
         for each, runs in made.items()
     )
-    facts = {**machine, "commit": commit(), "device": rows[0].runs[0].device}
+    facts = {**machine, "commit": commit() or "unknown", "device": rows[0].runs[0].device}
     return TrainReport(options=dict(options), rows=rows, machine=facts)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import platform
 import resource
-import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import torch
+
+from deltasam.commit import commit
 
 _PACKAGES = (
     "deltasam",
@@ -29,10 +29,8 @@ def environment() -> dict[str, str]:
     facts = {"python": platform.python_version(), "platform": platform.platform(), "device": device_name()}
     installed = {distribution.name.lower(): distribution.version for distribution in metadata.distributions()}
     facts |= {package: installed[package] for package in _PACKAGES if package in installed}
-    commit = _git("rev-parse", "HEAD")
-    if commit:
-        facts["commit"] = commit + (" with uncommitted changes" if _git("status", "--porcelain") else "")
-    return facts
+    sources = commit()
+    return facts if sources is None else {**facts, "commit": sources}
 
 
 def device_name() -> str:
@@ -48,17 +46,3 @@ def peak_memory() -> int:
         return int(torch.cuda.max_memory_allocated())
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _git(*arguments: str) -> str:
-    folder = Path(__file__).parent
-    try:
-        tracked = subprocess.run(
-            ["git", "-C", str(folder), "ls-files", "--error-unmatch", __file__], capture_output=True, check=False
-        )
-        if tracked.returncode != 0:
-            return ""
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()

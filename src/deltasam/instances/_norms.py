@@ -31,12 +31,17 @@ def norm_gradients(found: Sequence[tuple[Call, Tensor]]) -> Iterator[tuple[Call,
             yield from _together(members[start : start + several])
 
 
-def _together(members: list[tuple[Call, Tensor, Tensor]]) -> Iterator[tuple[Call, Tensor, Tensor]]:
+def _together(members: list[Any]) -> Iterator[tuple[Call, Tensor, Tensor]]:
     normal = members[0][0].normal
     assert normal is not None
-    d = torch.stack([d for _, _, d in members])
+    x, d = (_side_by_side([member[k] for member in members]) for k in (1, 2))
     wide = wide_dtype(d.dtype)
-    scales = (d * normal(torch.stack([x for _, x, _ in members])).to(d.dtype)).sum(2, dtype=wide)
+    scales = (d * normal(x).to(d.dtype)).sum(2, dtype=wide)
     shifts = d.sum(2, dtype=wide)
     for (call, _, _), scale, shift in zip(members, scales.unbind(0), shifts.unbind(0), strict=True):
         yield call, scale, shift
+
+
+def _side_by_side(tensors: list[Tensor]) -> Tensor:
+    """``(len, ...)``; of a single tensor no copy is made."""
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)

@@ -226,9 +226,9 @@ def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: 
     def of(parameter: Any) -> Any:
         if parameter is None or not isinstance(parameter, Proxy):
             return parameter if parameter is None or not places else parameter.view(-1, *(1,) * places)
-        if not places and state.perturbation is not None:
+        if not places and state.perturbation is not None and not state.recording:
             beside = state.perturbation.beside_rows(parameter.parameter)
-            if beside is not None and not state.recording:
+            if beside is not None:
                 return beside
         value = state.values(parameter).unsqueeze(1)
         return value.reshape(*value.shape, *(1,) * places) if places else value

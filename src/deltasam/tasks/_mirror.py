@@ -16,7 +16,7 @@ from deltasam.tasks._checks import check_columns, check_texts
 from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
 from deltasam.tasks._models import load_model, without_pooler
-from deltasam.tasks._sentences import encoded
+from deltasam.tasks._sentences import encoded, padded
 from deltasam.tasks._source import DataSource, Split
 from deltasam.tasks._sts import STS_SETS, embed_unique, read_sts, sts_scores
 from deltasam.tasks._tables import Table
@@ -138,5 +138,4 @@ class MirrorTask(Table, Task):
         return sts_scores(first, second, rows)
 
     def _padded(self, tokenizer: PreTrainedTokenizerBase, items: list[Item], length: int) -> dict[str, Tensor]:
-        padding = {"padding": "max_length", "max_length": length} if self.pad_to_max_length else {"padding": True}
-        return dict(tokenizer.pad(items, return_tensors="pt", **padding))
+        return padded(items, tokenizer, length if self.pad_to_max_length else None)
