@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 
 import pytest
 import torch
 
-from deltasam.bench import _machine
 from deltasam.bench._clock import Spread, interleaved, ratios
 from deltasam.bench._memory import idle_in_graphs, peak_bytes
 from deltasam.bench._passes import counted_passes
-from helpers.data import REPOSITORY
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -150,22 +147,3 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratios({"a": [1.0, 10.0], "b": [2.0, 20.0]}, "b", "a") == Spread(2.0, 2.0, 2.0)
     with pytest.raises(ValueError, match="shorter"):
         ratios({"a": [1.0], "b": [2.0, 20.0]}, "b", "a")
-
-
-def test_the_commit_of_a_checkout_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_machine, "_head", lambda: "abc with uncommitted changes")
-    monkeypatch.setenv("DELTASAM_COMMIT", "def")
-    found = [_machine.commit.__wrapped__()]
-    monkeypatch.setattr(_machine, "_head", lambda: None)
-    found.append(_machine.commit.__wrapped__())
-    monkeypatch.delenv("DELTASAM_COMMIT")
-    found.append(_machine.commit.__wrapped__())
-    assert found == ["abc with uncommitted changes", "def", "unknown"]
-
-
-def test_the_head_of_this_checkout() -> None:
-    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short=12", "HEAD"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    if told.returncode != 0:
-        pytest.skip("not a git checkout")
-    assert (_machine._head() or "").startswith(told.stdout.strip())
