@@ -63,8 +63,13 @@ class Splitting:
             raise AttributeError(name)
         return getattr(self.method, name)
 
-    def check(self, objective: Any) -> None:
+    def check(self, objective: Any, *, processes: int | None = None) -> None:
         """Refuses what splitting would turn into something else.
+
+        Args:
+            objective: What is to be split; None if that is not known yet.
+            processes: How many train the model, where a launcher knows it before they have met; those of
+                ``torch.distributed`` by default.
 
         Raises:
             ValueError: The objective compares the instances of a batch with each other, the method picks some of them,
@@ -81,14 +86,15 @@ class Splitting:
                 f"on_out_of_memory='split' cannot be used with {type(self.method).__name__}, which picks instances "
                 "from the whole batch: use 'stop' and a smaller batch"
             )
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            world = torch.distributed.get_world_size()
-            if world > 1:
-                raise ValueError(
-                    f"on_out_of_memory='split' works in one process, here are {world}: those that have memory left "
-                    "would wait in an exchange of gradients for the one that has none. Use 'stop' and a smaller "
-                    "batch, or deltasam.MicroBatches in all of them"
-                )
+        if processes is None:
+            met = torch.distributed.is_available() and torch.distributed.is_initialized()
+            processes = torch.distributed.get_world_size() if met else 1
+        if processes > 1:
+            raise ValueError(
+                f"on_out_of_memory='split' works in one process, here are {processes}: those that have memory left "
+                "would wait in an exchange of gradients for the one that has none. Use 'stop' and a smaller batch, or "
+                "deltasam.MicroBatches in all of them"
+            )
 
     def backward(
         self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
@@ -147,6 +153,17 @@ class Splitting:
             return
         for index in torch.split(torch.arange(size), self.largest):
             yield take(batch, index, size)
+
+
+def check_out_of_memory(value: str, *, capture: bool) -> None:
+    """Raises a ValueError for an option that is unknown, or that steps recorded as CUDA graphs cannot have."""
+    if value not in ("stop", "split"):
+        raise ValueError(f"on_out_of_memory={value!r} must be 'stop' or 'split'")
+    if value == "split" and capture:
+        raise ValueError(
+            "capture=True and on_out_of_memory='split' exclude each other: what was recorded for a whole batch cannot "
+            "be replayed for its parts; choose one"
+        )
 
 
 def _size(batch: Any) -> int | None:

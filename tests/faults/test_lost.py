@@ -156,7 +156,7 @@ def test_memory_runs_out_and_the_run_goes_on_in_parts(
     # The bias of the keys does not matter to a softmax: its gradient is rounding, which Adam makes as large as any.
     assert max(float((first[n] - second[n]).abs().max()) for n in first if not n.endswith("key.bias")) < 1e-4
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"on_out_of_memory=split works in one process, here are 2"):
+    with pytest.raises(ConfigError, match=r"on_out_of_memory='split' works in one process, here are 2"):
         run(split, tmp_path / "two")
 
 
@@ -165,6 +165,7 @@ def test_memory_runs_out_and_the_run_goes_on_in_parts(
     [
         ("workers=-1", "workers=-1 must be at least 0"),
         ("on_out_of_memory=retry", "on_out_of_memory"),
+        ("capture=true", "capture=True and on_out_of_memory='split' exclude each other: what was recorded"),
         ("method=SubsetSAM", "SubsetSAM, which picks instances from the whole batch"),
     ],
 )

@@ -17,7 +17,7 @@ from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 from deltasam.methods import ERM, Method
-from deltasam.splitting import OnOutOfMemory
+from deltasam.splitting import OnOutOfMemory, check_out_of_memory
 from deltasam.tasks import Task
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -79,8 +79,7 @@ class RunConfig:
                 raise ValueError(f"{name}={value} must be at least 1 update")
         if self.workers < 0:
             raise ValueError(f"workers={self.workers} must be at least 0")
-        if self.capture and self.on_out_of_memory == "split":
-            raise ValueError("capture=true and on_out_of_memory=split exclude each other; choose one")
+        check_out_of_memory(self.on_out_of_memory, capture=self.capture)
         if self.schedule.kind == "polynomial" and self.schedule.lr_end >= self.optimizer.lr:
             raise ValueError(
                 f"optimizer.lr={self.optimizer.lr} must be greater than schedule.lr_end={self.schedule.lr_end}, where "

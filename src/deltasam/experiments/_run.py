@@ -112,14 +112,9 @@ def prepare(config: RunConfig) -> Prepared:
 
 
 def _check_splitting(config: RunConfig) -> None:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        raise ConfigError(
-            f"on_out_of_memory=split works in one process, here are {processes}: those that have memory left would "
-            "wait for the one that has none. Use on_out_of_memory=stop and a smaller batch.size"
-        )
+    launched = int(os.environ.get("WORLD_SIZE", "1"))  # the processes meet when the Trainer is made, much later
     try:
-        Splitting(config.method).check(config.task.objective())
+        Splitting(config.method).check(config.task.objective(), processes=launched)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -18,7 +18,7 @@ from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
 from deltasam.passes import ObjectiveLike
-from deltasam.splitting import OnOutOfMemory, Splitting
+from deltasam.splitting import OnOutOfMemory, Splitting, check_out_of_memory
 
 _Base: Any = object  # a Trainer, by the class that mixes this in
 _log = logging.getLogger(__name__)
@@ -253,17 +253,6 @@ class Scale:
         part = self.share_of(outputs)
         scaled: Tensor = part if self._scaler is None else self._scaler.scale(part)
         return scaled
-
-
-def check_out_of_memory(value: str, *, capture: bool) -> None:
-    """Raises a ValueError for an option that is unknown, or that steps recorded as CUDA graphs cannot have."""
-    if value not in ("stop", "split"):
-        raise ValueError(f"on_out_of_memory={value!r} must be 'stop' or 'split'")
-    if value == "split" and capture:
-        raise ValueError(
-            "capture=True and on_out_of_memory='split' exclude each other: what was recorded for a whole batch cannot "
-            "be replayed for its parts; choose one"
-        )
 
 
 def refuse_unsupported(trainer: Any) -> None:
