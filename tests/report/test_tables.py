@@ -16,6 +16,7 @@ import pytest
 from deltasam.report import (
     TABLES,
     Cell,
+    by_cell,
     compare,
     count_wins,
     from_csv,
@@ -26,7 +27,6 @@ from deltasam.report import (
     to_markdown,
 )
 from deltasam.report import _formats as formats
-from deltasam.report._select import by_cell
 
 # Made with `deltasam sweep` from the files beside it: models of a few thousand weights, a few rows, a dozen updates.
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,6 +9,7 @@ from deltasam.report._other_tables import hyperparameter_table, risk_table, time
 from deltasam.report._page import html_report
 from deltasam.report._runs import Run, Runs, read_runs
 from deltasam.report._scores import glue_table, sts_table, summarization_table
+from deltasam.report._select import by_cell
 from deltasam.report._summary import Summary, bootstrap_interval, summarize
 from deltasam.report._table import AGGREGATES, Cell, Column, Row, Table
 from deltasam.report._tests import Comparison, holm, paired_test, pooled_test
@@ -37,6 +38,7 @@ __all__ = [
     "Table",
     "Wins",
     "bootstrap_interval",
+    "by_cell",
     "compare",
     "comparison_notes",
     "count_wins",

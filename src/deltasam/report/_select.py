@@ -19,7 +19,15 @@ RULE = (
 def by_cell(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True) -> dict[Key, list[Run]]:
     """The runs of the chosen variant of each (task, model, method), in the order of their seeds.
 
-    Runs on a part of a split (``train[90%:]``) are left out: they chose the settings, on other rows.
+    Runs on a part of a split (``train[90%:]``) are left out: they chose the settings, on other rows. Where a method
+    was run with several settings, those with the most seeds count, among them the ones with the best mean.
+
+    Args:
+        runs: Such as ``read_runs(folder).finished``.
+        wanted: Which of them take part; all by default.
+
+    Returns:
+        (task, model, method) to its runs.
     """
     cells: dict[Key, dict[int, dict[int, Run]]] = {}
     for run in runs:
