@@ -38,7 +38,7 @@ class ClosurePasses(Passes):
             lambda *_: self.evaluate(),
             params=method.params,
             randomness=method.randomness,
-            replay=not method._is_plain(),
+            replay=not method.is_plain(),
         )
         self._hidden = None  # from here on a method that looks at the batch or the objective is refused
 

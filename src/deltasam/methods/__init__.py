@@ -16,10 +16,13 @@ From the paper to the code:
 :math:`\rho, \eta`             ``rho``, ``eta``
 :math:`\mathcal{R}`            ``step.sharpness``
 ============================  ==========================================================================
+
+A method of your own needs :class:`Method`, and three functions beside it: :func:`check_number` for a hyperparameter,
+:func:`plain_step` where there is nothing to perturb, :func:`finish` for the record of the step.
 """
 
 from deltasam.methods._asam import ASAM
-from deltasam.methods._base import Method, Step
+from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.methods._delta_sam import DeltaSAM
 from deltasam.methods._erm import ERM
 from deltasam.methods._esam import ESAM
@@ -49,4 +52,7 @@ __all__ = [
     "PerInstanceSAM",
     "Step",
     "SubsetSAM",
+    "check_number",
+    "finish",
+    "plain_step",
 ]

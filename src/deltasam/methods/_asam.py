@@ -47,7 +47,7 @@ class ASAM(Method):
         check_number("eta", self.eta, 0)
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         losses, grads = passes.gradient()
         stretched = [

@@ -139,8 +139,8 @@ class Method(ABC):
             scale=scale,
             randomness=self.randomness,
             sharpness=self.sharpness,
-            replay=not self._is_plain(),
-            gather=self._needs_whole() and not self._is_plain(),
+            replay=not self.is_plain(),
+            gather=self._needs_whole() and not self.is_plain(),
         )
 
     def take(self, passes: Passes) -> Step:
@@ -172,7 +172,7 @@ class Method(ABC):
     def _step(self, passes: Passes) -> Step:
         """The method itself, in the verbs of :class:`~deltasam.passes.Passes`."""
 
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether this step is plain training: a perturbing method with rho = 0 costs what plain training costs."""
         return getattr(self, "rho", None) == 0
 

@@ -66,7 +66,7 @@ class DeltaSAM(Method):
             raise TypeError(f"weighting={self.weighting!r} must be a Weighting such as FiniteDifference()")
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         if not self.phase():
             weights, (losses, grads) = None, passes.gradient()

@@ -58,10 +58,10 @@ class ESAM(Method):
 
     def divisible(self) -> bool:
         """Not if it trains on some of the instances."""
-        return self.gamma == 1 or self._is_plain()
+        return self.gamma == 1 or self.is_plain()
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         moving = [p for p, used in zip(passes.params.values(), self._draw(len(passes.params)), strict=True) if used]
         losses, grads = passes.gradient(params=moving)

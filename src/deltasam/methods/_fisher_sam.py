@@ -57,7 +57,7 @@ class FisherSAM(Method):
         check_number("refresh", self.refresh, 1)
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         require_whole("FisherSAM", list(passes.params.values()))
         losses, grads = passes.gradient()

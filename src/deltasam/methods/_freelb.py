@@ -93,14 +93,15 @@ class FreeLB(Method):
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm={self.norm!r} must be one of {list(get_args(Norm))}")
 
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
+        """Whether the embeddings stay where they are: they start there, and no step follows, or steps of length 0."""
         return self.init_magnitude == 0 and (self.adv_lr == 0 or self.adv_steps == 1)
 
     def _needs_whole(self) -> bool:
         return False  # no parameter is perturbed
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         passes.sharpness = "local"  # the perturbations are the instances' own
         ascent = EmbeddingAscent(

@@ -54,7 +54,7 @@ class GSAM(Method):
         return False  # would not help: the gradient at w + eps comes in shards
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         # The orthogonal part is taken over everything that is trained, also where only a part is perturbed.
         losses, plain = passes.gradient(params=list(passes.trainable.values()))

@@ -58,7 +58,7 @@ class LookSAM(Method):
         return False  # would not help: the gradient at w + eps comes in shards
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         if self.steps % self.k == 0 or not self._remembers(passes):
             return self._look(passes)

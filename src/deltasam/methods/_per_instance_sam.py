@@ -90,7 +90,7 @@ class PerInstanceSAM(Method):
         return True
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         passes.sharpness = "local"  # the perturbations are the instances' own: nothing to tell other processes
         if getattr(passes.objective, "separable", True) is False:

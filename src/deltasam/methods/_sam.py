@@ -43,7 +43,7 @@ class SAM(Method):
         check_number("rho", self.rho, 0)
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         losses, grads = passes.gradient()
         with passes.ascend(grads, self.rho) as ascent:

@@ -50,10 +50,10 @@ class SubsetSAM(Method):
 
     def divisible(self) -> bool:
         """The subset is one of the whole batch."""
-        return self._is_plain()
+        return self.is_plain()
 
     def _step(self, passes: Passes) -> Step:
-        if self._is_plain():
+        if self.is_plain():
             return plain_step(passes)
         size = batch_size(passes.batches[0])
         if size is None:

@@ -53,8 +53,9 @@ class TAVAT(FreeLB):
         (3, 3, torch.Size([9, 4]))
     """
 
-    def _is_plain(self) -> bool:
-        return super()._is_plain() and not (self.adv_steps == 1 and "vocabulary" in self.state)
+    def is_plain(self) -> bool:
+        """As for FreeLB, unless earlier steps have left perturbations of the words behind."""
+        return super().is_plain() and not (self.adv_steps == 1 and "vocabulary" in self.state)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
         delta = super()._start(site, micro_batch)
