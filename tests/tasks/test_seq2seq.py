@@ -62,3 +62,17 @@ def test_bad_rows() -> None:
         Seq2SeqTask(name="x", target="targte").check({"train": [ROWS[0]]}, {})
     with pytest.raises(ValueError, match="min_target_length=20"):
         replace(TASK, min_target_length=20)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_batches_are_padded_as_the_tokenizer_pads_them(bart: str, side: str) -> None:
+    tokenizer = load_tokenizer(bart)
+    tokenizer.padding_side = side
+    items = TASK.encode(ROWS, tokenizer)
+    inputs = [{name: item[name] for name in ("input_ids", "attention_mask")} for item in items]
+    expected = dict(tokenizer.pad(inputs, return_tensors="pt"))
+    found = TASK.collator(tokenizer)(items)
+    assert found.keys() == {*expected, "labels"}
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    longest = max(len(item["labels"]) for item in items)
+    assert found["labels"].tolist() == [one["labels"] + [-100] * (longest - len(one["labels"])) for one in items]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltasam.tasks import DataError, DataSource, find_model, find_task, load_tokenizer
-from deltasam.tasks._sentences import encoded, padded
+from deltasam.tasks._encoding import encoded, padded
 from helpers.pretrained import bert_folder
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from deltasam.objectives import Contrastive, Objective
 from deltasam.tasks._base import Collator, Data, Item, Task, evaluating
 from deltasam.tasks._checks import check_columns, check_texts
+from deltasam.tasks._encoding import encoded, padded
 from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
 from deltasam.tasks._models import load_model, without_pooler
-from deltasam.tasks._sentences import encoded, padded
 from deltasam.tasks._source import DataSource, Split
 from deltasam.tasks._sts import STS_SETS, embed_unique, read_sts, sts_scores
 from deltasam.tasks._tables import Table

@@ -12,6 +12,7 @@ import torch
 from deltasam.objectives import Objective, Seq2Seq
 from deltasam.tasks._base import Collator, Data, Item, Task, batches, evaluating
 from deltasam.tasks._checks import check_columns, check_texts
+from deltasam.tasks._encoding import encoded, padded
 from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
 from deltasam.tasks._metrics import rouge
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _IGNORED = -100
+_INPUTS = ("input_ids", "attention_mask")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -87,24 +89,26 @@ class Seq2SeqTask(Table, Task):
 
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
         """Token ids of source and target; nothing is drawn."""
-        sources = tokenizer(
-            [self.prefix + row[self.source] for row in rows], truncation=True, max_length=self.max_length
-        )
+        sources = encoded(tokenizer, [[self.prefix + row[self.source] for row in rows]], self.max_length)
         targets = tokenizer(
             text_target=[row[self.target] for row in rows], truncation=True, max_length=self.max_target_length
         )
-        columns = {name: sources[name] for name in ("input_ids", "attention_mask")}
-        columns["labels"] = targets["input_ids"]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return [
+            {**{name: source[name] for name in _INPUTS}, "labels": target}
+            for source, target in zip(sources, targets["input_ids"], strict=True)
+        ]
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """Pads the sources, and the targets by labels that do not count."""
 
         def collate(items: list[Item]) -> dict[str, Any]:
-            inputs = [{name: item[name] for name in ("input_ids", "attention_mask")} for item in items]
+            inputs = padded([{name: item[name] for name in _INPUTS} for item in items], tokenizer)
+            # Targets have a length of their own, and stand on the left whatever side the sources are padded on.
             labels = [torch.tensor(item["labels"]) for item in items]
-            padded = torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=_IGNORED)
-            return {**tokenizer.pad(inputs, return_tensors="pt"), "labels": padded}
+            return {
+                **inputs,
+                "labels": torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=_IGNORED),
+            }
 
         return collate
 
@@ -138,10 +142,8 @@ class Seq2SeqTask(Table, Task):
         with evaluating(model) as device:
             for chunk in batches(order, batch_size):
                 texts = [self.prefix + rows[index][self.source] for index in chunk]
-                inputs = tokenizer(
-                    texts, truncation=True, max_length=self.max_length, padding=True, return_tensors="pt"
-                )
-                kept = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+                inputs = padded(encoded(tokenizer, [texts], self.max_length), tokenizer)
+                kept = {name: inputs[name].to(device) for name in _INPUTS}
                 made = model.generate(**kept, **options)
                 found |= dict(zip(chunk, tokenizer.batch_decode(made, skip_special_tokens=True), strict=True))
         return [found[index] for index in range(len(rows))]
