@@ -1,11 +1,49 @@
-"""What an objective must return, and the clear words for what it returned instead."""
+"""What a step must be given and an objective must return, and the clear words for what came instead."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def shown(value: object) -> str:
+    """A value in the words of an error: on one line, and short."""
+    words = " ".join(repr(value).split())
+    return words if len(words) <= 80 else f"{words[:77]}..."
+
+
+def check_step(model: Any, objective: Any) -> None:
+    """One clear error for each thing that is put in the place of the model or the objective.
+
+    Raises:
+        TypeError: The model is no module, or the objective cannot be called with a model and a batch.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model={shown(model)} must be a torch.nn.Module; the order is backward(model, batch, objective)"
+        )
+    if isinstance(objective, type):
+        raise TypeError(f"objective={objective.__name__} is a class: make one of it, {objective.__name__}()")
+    if not callable(objective):
+        raise TypeError(
+            f"objective={shown(objective)} must be a callable objective(model, batch) -> losses of shape (N,), such "
+            "as deltasam.Classification()"
+        )
+    if str(getattr(objective, "__module__", "")).startswith("torch.nn."):
+        raise TypeError(
+            f"objective={shown(objective)} takes outputs and targets, an objective the model and the batch: write "
+            "lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction='none'), for example"
+        )
+
+
+def check_scale(scale: Any) -> None:
+    """Raises a TypeError for what the loss cannot be multiplied by."""
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    one = isinstance(scale, Tensor) and scale.numel() == 1
+    if not (number or one or (not isinstance(scale, Tensor) and callable(getattr(scale, "scale", None)))):
+        raise TypeError(f"scale={shown(scale)} must be a number, a tensor with one element or a GradScaler")
 
 
 def check_losses(losses: Any, *, graph: bool) -> None:
@@ -31,9 +69,19 @@ def check_losses(losses: Any, *, graph: bool) -> None:
         raise ValueError("the objective returned no losses: the batch is empty")
     if graph and not losses.requires_grad:
         raise ValueError(
-            "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad, or "
-            "used only frozen parts of the model"
+            "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad or "
+            "inference_mode, or used only frozen parts of the model"
         )
+
+
+def uses_a_graph_twice(error: RuntimeError) -> bool:
+    """Whether somebody else has called ``backward`` on the losses of a step, or tried to where there is no graph."""
+    signs = (
+        "backward through the graph a second time",
+        "does not require grad and does not have a grad_fn",
+        "backward() called inside a functorch transform",
+    )
+    return any(sign in str(error) for sign in signs)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

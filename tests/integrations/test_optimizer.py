@@ -337,3 +337,13 @@ def test_bad_arguments() -> None:
         MethodOptimizer(base, SAM(), model, closure="loss")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="LBFGS evaluates the closure by itself"):
         MethodOptimizer(torch.optim.LBFGS(model.parameters()), SAM(), model)
+    with pytest.raises(TypeError, match=r"model=AdamW .* must be a torch\.nn\.Module"):
+        MethodOptimizer(base, SAM(), base)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"model \(Linear\) has none of the parameters that optimizer \(AdamW\)"):
+        MethodOptimizer(base, SAM(), nn.Linear(5, 3))
+
+
+def test_a_closure_that_goes_backward_where_losses_are_wanted() -> None:
+    model, _, optimizer = wrapped(DeltaSAM(), closure="losses")
+    with pytest.raises(RuntimeError, match=r"must only compute the losses.*no backward\(\)"):
+        optimizer.step(backward_closure(model, optimizer, batches(1)[0]))

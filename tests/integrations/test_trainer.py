@@ -10,9 +10,11 @@ import torch
 import transformers as hf
 from torch.nn.functional import cross_entropy
 
-from deltasam.integrations import MethodTrainer, Seq2SeqMethodTrainer
+from deltasam.capture import Captured
+from deltasam.integrations import MethodOptimizer, MethodTrainer, Seq2SeqMethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.objectives import Classification, Contrastive
+from deltasam.splitting import Splitting
 from helpers.tiny import encoder, sentences
 from helpers.trainers import (
     arguments,
@@ -346,3 +348,15 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         MethodTrainer(model=fresh(), args=args, method=SAM(), compute_loss_func=lambda *a, **k: None)
     with pytest.raises(ValueError, match="optim='lomo' updates the weights inside the backward pass"):
         MethodTrainer(model=fresh(), args=arguments(tmp_path, optim="lomo"), method=SAM())
+    optimizer = torch.optim.SGD(fresh().parameters())
+    with pytest.raises(TypeError, match=r"method=SGD \( Parameter .*\.\.\. must be a method such as DeltaSAM"):
+        MethodTrainer(model=fresh(), args=args, method=optimizer)
+    with pytest.raises(TypeError, match=r"objective=Classification is a class: make one of it, Classification\(\)"):
+        MethodTrainer(model=fresh(), args=args, method=SAM(), objective=Classification)
+    for wrapper in (Splitting, Captured):
+        with pytest.raises(TypeError, match=rf"method={wrapper.__name__}.*: pass the method itself, .*capture=True"):
+            MethodTrainer(model=fresh(), args=args, method=wrapper(SAM()))
+    model = fresh()
+    twice = MethodOptimizer(torch.optim.SGD(model.parameters()), SAM(), model)
+    with pytest.raises(ValueError, match=r"MethodOptimizer takes the gradients itself.*pass the optimizer inside it"):
+        MethodTrainer(model=model, args=args, method=SAM(), optimizers=(twice, None))

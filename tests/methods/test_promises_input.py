@@ -5,10 +5,14 @@ All methods; one joins by a row in ``helpers/rows.py``.
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from deltasam import SAM, Classification
 from helpers.promises import assert_intact, rows, skip_exempt, snapshot
 from helpers.rows import Row
 
@@ -67,3 +71,85 @@ def test_bad_hyperparameters(row: Row) -> None:
         row.method(randomness="sometimes")
     with pytest.raises(TypeError, match="no hyperparameter 'roh'"):
         row.method().replace(roh=0.1)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters())
+
+
+def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).squeeze(-1).square()
+
+
+BAD_ARGUMENTS = {
+    "optimizer": ({"model": adamw}, r"model=AdamW .*must be a torch\.nn\.Module.*backward\(model, batch, objective\)"),
+    "loss": ({"objective": torch.tensor(1.0)}, r"objective=tensor\(1\.\) must be a callable objective\("),
+    "class": ({"objective": Classification}, r"objective=Classification is a class: .*Classification\(\)"),
+    "criterion": ({"objective": nn.CrossEntropyLoss()}, r"objective=CrossEntropyLoss\(\) takes outputs.*lambda model"),
+    "function": ({"objective": nn.functional.cross_entropy}, r"cross_entropy.* takes outputs and targets"),
+    "no scaler": ({"scale": None}, r"scale=None must be a number, a tensor with one element or a GradScaler"),
+    "many scales": ({"scale": torch.ones(4)}, r"scale=tensor\(\[1\., 1\., 1\., 1\.\]\) must be"),
+}
+
+
+@rows
+@pytest.mark.parametrize("kind", BAD_ARGUMENTS)
+def test_a_bad_argument_gets_one_clear_error(row: Row, kind: str) -> None:
+    given, message = BAD_ARGUMENTS[kind]
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    before = snapshot(model)
+    arguments = {"model": model, "batch": torch.randn(4, 3), "objective": squares}
+    arguments |= {name: value(model) if value is adamw else value for name, value in given.items()}
+    with pytest.raises(TypeError, match=message) as caught:
+        row.method().backward(**arguments)
+    assert "\n" not in str(caught.value)
+    assert_intact(model, before)
+
+
+@rows
+def test_an_objective_that_goes_backward_itself(row: Row) -> None:
+    skip_exempt(row, "bad-objective")
+
+    def backward_inside(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        losses = squares(model, x)
+        losses.mean().backward()
+        return losses
+
+    model = nn.Linear(3, 1)
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match=r"the objective must only compute the losses.*no backward\(\)"):
+        row.method().backward(model, torch.randn(4, 3), row.wrap(backward_inside))
+    assert_intact(model, before)
+
+
+@rows
+def test_bad_choices_are_told_when_the_method_is_made(row: Row) -> None:
+    with pytest.raises(ValueError, match=r"params='no-embedding' must be one of 'all', 'no-embeddings', .*predicate"):
+        row.method(params="no-embedding")
+    with pytest.raises(ValueError, match=r"params=\[Parameter containing: tensor.*\.\.\. must be one of") as caught:
+        row.method(params=list(nn.Linear(50, 50).parameters()))
+    assert len(str(caught.value)) < 300
+
+
+@rows
+def test_counts_are_whole_numbers(row: Row) -> None:
+    counts = {"k", "probe_every", "adv_steps", "refresh", "group", "seed"}
+    for name in counts & {f.name for f in dataclasses.fields(row.method())}:
+        for bad in (2.5, "2", True):
+            with pytest.raises(ValueError, match=rf"{name}={bad!r} must be a .*whole number"):
+                row.method(**{name: bad})
+
+
+def test_numbers_of_other_packages_are_told_how_to_become_numbers() -> None:
+    with pytest.raises(ValueError, match=r"rho=np\.float32\(.*\) must be a number in .*take its \.item\(\)"):
+        SAM(rho=np.float32(0.05))
+
+
+@rows
+def test_a_state_of_something_else(row: Row) -> None:
+    method = row.method()
+    with pytest.raises(TypeError, match=r"state=None must be what state_dict\(\) gave"):
+        method.load_state_dict(None)
+    with pytest.raises(ValueError, match=r"state is that of an optimizer"):
+        method.load_state_dict(adamw(nn.Linear(2, 2)).state_dict())

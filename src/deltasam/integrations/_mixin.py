@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from deltasam.batches import batch_size
 from deltasam.capture import Captured
+from deltasam.checks import check_step
+from deltasam.integrations._arguments import check_method, refuse_unsupported
 from deltasam.integrations._infer import infer_objective
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
@@ -59,7 +61,7 @@ class MethodMixin(_Base):
         **kwargs: The Trainer's.
 
     Raises:
-        TypeError: ``method`` is not a method.
+        TypeError: ``method`` is not a method, or ``objective`` not an objective.
         ValueError: The objective cannot be inferred, or the Trainer is set up in a way that no method can work with.
     """
 
@@ -75,8 +77,7 @@ class MethodMixin(_Base):
         on_out_of_memory: OnOutOfMemory = "stop",
         **kwargs: Any,
     ) -> None:
-        if not isinstance(method, Method):
-            raise TypeError(f"method={method!r} must be a method such as DeltaSAM(rho=0.05)")
+        check_method(method)
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(
                 "compute_loss_func returns one loss for the batch, a method needs one per instance: pass "
@@ -88,6 +89,7 @@ class MethodMixin(_Base):
         self.method = method
         self.captured = Captured(method) if capture else None
         self.objective = self._default_objective() if objective is None else objective
+        check_step(self.model, self.objective)
         self.splitting = Splitting(method) if on_out_of_memory == "split" else None
         if self.splitting is not None:
             self.splitting.check(self.objective)
@@ -253,25 +255,3 @@ class Scale:
         part = self.share_of(outputs)
         scaled: Tensor = part if self._scaler is None else self._scaler.scale(part)
         return scaled
-
-
-def refuse_unsupported(trainer: Any) -> None:
-    """One clear error for each setting of a Trainer under which a method would silently do something else.
-
-    Raises:
-        ValueError: For DeepSpeed, ``nn.DataParallel``, and optimizers that step inside ``backward``.
-    """
-    name = type(trainer).__name__
-    if getattr(trainer, "is_deepspeed_enabled", False):
-        raise ValueError(f"{name} does not work with DeepSpeed, whose engine owns the backward pass: use DDP or FSDP")
-    if trainer.args.n_gpu > 1:
-        raise ValueError(
-            f"{name} does not work with nn.DataParallel, which Trainer chooses for {trainer.args.n_gpu} GPUs in one "
-            "process: launch with torchrun or accelerate, or set CUDA_VISIBLE_DEVICES to one of them"
-        )
-    optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim))
-    if "lomo" in optimizer or optimizer.endswith("layerwise"):
-        raise ValueError(
-            f"optim={optimizer!r} updates the weights inside the backward pass, also inside one at perturbed weights: "
-            "choose an optimizer that steps afterwards"
-        )

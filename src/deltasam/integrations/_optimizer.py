@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from deltasam.checks import shown
 from deltasam.integrations._closure import LINES, ClosurePasses
 from deltasam.methods import ESAM, Method, SubsetSAM
 
@@ -50,8 +51,8 @@ class MethodOptimizer(torch.optim.Optimizer):
             every method.
 
     Raises:
-        TypeError: ``optimizer`` or ``method`` is not one.
-        ValueError: Unknown kind of closure, or an optimizer that needs a closure itself.
+        TypeError: ``optimizer``, ``method`` or ``model`` is not one.
+        ValueError: Unknown kind of closure, an optimizer that needs a closure itself, or one of another model.
 
     Example:
         >>> from deltasam import DeltaSAM
@@ -67,13 +68,21 @@ class MethodOptimizer(torch.optim.Optimizer):
         self, optimizer: torch.optim.Optimizer, method: Method, model: nn.Module, *, closure: Closure = "backward"
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer, made already")
+            raise TypeError(f"optimizer={shown(optimizer)} must be a torch.optim.Optimizer, made already")
         if not isinstance(method, Method):
-            raise TypeError(f"method={method!r} must be a method such as SAM(rho=0.05)")
+            raise TypeError(f"method={shown(method)} must be a method such as SAM(rho=0.05)")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model={shown(model)} must be a torch.nn.Module, the one that the closure uses")
         if closure not in get_args(Closure):
             raise ValueError(f"closure={closure!r} must be one of {list(get_args(Closure))}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("optimizer=LBFGS evaluates the closure by itself: it cannot take a method's gradient")
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in updated for p in model.parameters()):
+            raise ValueError(
+                f"model ({type(model).__name__}) has none of the parameters that optimizer "
+                f"({type(optimizer).__name__}) updates: make the optimizer from the parameters of this model"
+            )
         self.optimizer = optimizer
         self.method = method
         self.model = model
@@ -98,7 +107,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         """
         if closure is None:
             lines = LINES.format(method=self.method) if self.closure == "losses" else _BACKWARD_LINES
-            raise TypeError(f"step() needs a closure; the lines to write:\n{lines}")
+            raise TypeError(f"step() needs a closure (in the Trainer use MethodTrainer); the lines to write:\n{lines}")
         if self._stepping:
             raise _steps_inside()
         if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):

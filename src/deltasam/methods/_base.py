@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.checks import is_out_of_memory
+from deltasam.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.distributed import Sharpness
 from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
-from deltasam.perturb import Selection
+from deltasam.perturb import Preset, Selection
 from deltasam.randomness import Randomness
 
 Self = TypeVar("Self", bound="Method")
@@ -102,6 +102,11 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
+        if not callable(self.params) and self.params not in get_args(Preset):
+            presets = ", ".join(map(repr, get_args(Preset)))
+            raise ValueError(
+                f"params={shown(self.params)} must be one of {presets}, or a predicate (name, parameter) -> bool"
+            )
         if self.randomness not in ("shared", "independent"):
             raise ValueError(f"randomness={self.randomness!r} must be 'shared' or 'independent'")
         if self.sharpness not in ("local", "global"):
@@ -131,6 +136,7 @@ class Method(ABC):
         self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
     ) -> Passes:
         """The passes of one step over this batch, set up but not made."""
+        check_scale(scale)
         return Passes(
             model,
             batch,
@@ -150,6 +156,11 @@ class Method(ABC):
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(self._advice(error, passes.count.forwards)) from error
+            if uses_a_graph_twice(error):
+                raise RuntimeError(
+                    "the objective must only compute the losses, anew in every pass: no backward() in it, and nothing "
+                    f"of an earlier pass kept by it or the model ({str(error).splitlines()[0]})"
+                ) from error
             raise
         finally:
             passes.ranks.release()
@@ -213,13 +224,27 @@ class Method(ABC):
         return {key: dict(value) if isinstance(value, dict) else value for key, value in self.state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave; then a resumed run continues exactly."""
+        """Takes back what :meth:`state_dict` gave; then a resumed run continues exactly.
+
+        Raises:
+            TypeError: The state is no mapping.
+            ValueError: It is an optimizer's.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state={shown(state)} must be what state_dict() gave, a mapping")
+        if "param_groups" in state:
+            raise ValueError("state is that of an optimizer (it has param_groups): give what method.state_dict() gave")
         self.state.clear()
         self.state.update(state)
 
 
 def prepare(objective: ObjectiveLike, model: nn.Module) -> None:
-    """Lets an objective get ready for a step, once, with the model at w."""
+    """Lets an objective get ready for a step, once, with the model at w.
+
+    Raises:
+        TypeError: The one is no objective, or the other no model.
+    """
+    check_step(model, objective)
     ready = getattr(objective, "prepare", None)
     if ready is not None:
         ready(model)
@@ -250,9 +275,22 @@ def finish(
     )
 
 
-def check_number(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    """Raises a ValueError that names the hyperparameter, its value and the allowed range."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def check_number(
+    name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False, whole: bool = False
+) -> None:
+    """Raises a ValueError that names the hyperparameter, its value and the allowed range.
+
+    Args:
+        name: The hyperparameter.
+        value: What it was set to.
+        low: The least value.
+        high: The greatest value.
+        open_low: Whether ``low`` itself is not allowed.
+        whole: Whether it counts something.
+    """
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not low <= value <= high or (open_low and value == low):
-        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-        raise ValueError(f"{name}={value!r} must be a number in {bounds}")
+        bounds = f"{'(' if open_low or math.isinf(low) else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        kind = "whole number" if whole else "number"
+        foreign = " of Python's own type: take its .item()" if hasattr(value, "item") else ""
+        raise ValueError(f"{name}={shown(value)} must be a {kind} in {bounds}{foreign}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -61,7 +62,8 @@ class DeltaSAM(Method):
         super().__post_init__()
         check_number("rho", self.rho, 0)
         check_number("eta", self.eta, 0, open_low=True)
-        check_number("probe_every", self.probe_every, 1)
+        check_number("probe_every", self.probe_every, 1, whole=True)
+        check_number("seed", self.seed, -math.inf, whole=True)
         if not isinstance(self.weighting, Weighting):
             raise TypeError(f"weighting={self.weighting!r} must be a Weighting such as FiniteDifference()")
 

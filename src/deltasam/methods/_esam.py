@@ -55,6 +55,7 @@ class ESAM(Method):
         check_number("rho", self.rho, 0)
         check_number("beta", self.beta, 0, 1, open_low=True)
         check_number("gamma", self.gamma, 0, 1, open_low=True)
+        check_number("seed", self.seed, -math.inf, whole=True)
 
     def divisible(self) -> bool:
         """Not if it trains on some of the instances."""

@@ -54,7 +54,7 @@ class FisherSAM(Method):
         super().__post_init__()
         check_number("rho", self.rho, 0)
         check_number("keep", self.keep, 0, 1, open_low=True)
-        check_number("refresh", self.refresh, 1)
+        check_number("refresh", self.refresh, 1, whole=True)
 
     def _step(self, passes: Passes) -> Step:
         if self.is_plain():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -85,11 +86,12 @@ class FreeLB(Method):
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
         super().__post_init__()
-        check_number("adv_steps", self.adv_steps, 1)
+        check_number("adv_steps", self.adv_steps, 1, whole=True)
+        check_number("seed", self.seed, -math.inf, whole=True)
         check_number("adv_lr", self.adv_lr, 0)
         check_number("init_magnitude", self.init_magnitude, 0)
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise ValueError(f"max_norm={self.max_norm!r} must be a number greater than 0, or None for no projection")
+        if self.max_norm is not None:
+            check_number("max_norm", self.max_norm, 0, open_low=True)
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm={self.norm!r} must be one of {list(get_args(Norm))}")
 

@@ -51,7 +51,7 @@ class LookSAM(Method):
         """Checks the hyperparameters."""
         super().__post_init__()
         check_number("rho", self.rho, 0)
-        check_number("k", self.k, 1)
+        check_number("k", self.k, 1, whole=True)
         check_number("alpha", self.alpha, 0)
 
     def _needs_whole(self) -> bool:

@@ -114,9 +114,8 @@ class TAVAT(FreeLB):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave."""
-        super().load_state_dict(
-            {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
-        )
+        super().load_state_dict(state)
+        self.state.update({key: value.clone() for key, value in self.state.items() if isinstance(value, Tensor)})
 
 
 def _has_tokens(site: Site) -> bool:
