@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -74,7 +75,6 @@ def test_repeated_from_its_config_it_is_the_same_run(bert: Path, tmp_path: Path)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.filterwarnings("ignore:.*mkldnn_matmul.*:UserWarning")
 def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     kernels = torch.backends.mkldnn.enabled
@@ -82,6 +82,16 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for name, column in (("sharpness", "R_inst"), ("alignment", "regulariser"), ("weights", "snr")):
         assert here("analyze", name, run, "--rows", 8, "--batch-size", 8) == 0
         assert column in capsys.readouterr().out
+    some = ("--weightings", "FiniteDifference", "--draws", 2, "--rows", 8, "--batch-size", 4)
+    assert here("analyze", "weights", run, *some, "--conditions", "float64", "another direction", "--json") == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["condition"] for line in lines] == ["float64", "another direction"]
+    assert lines[0]["snr"] is None  # infinite
+    assert len(lines[1]["by_batch"]["ideal"]) == 2
+    assert here("analyze", "alignment", run, *some) == 0
+    assert re.search(r"DeltaSAM FiniteDifference +-?[\d.]+ \[", capsys.readouterr().out)  # with its interval
+    assert here("analyze", "alignment", run, "--draws", 0) == 2
+    assert "--draws 0" in capsys.readouterr().err
     assert torch.backends.mkldnn.enabled == kernels  # bfloat16 on a CPU that has none makes torch switch it off
     assert here("analyze", "sharpness", tmp_path) == 2
     assert "no run folder" in capsys.readouterr().err

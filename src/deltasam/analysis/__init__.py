@@ -4,7 +4,7 @@ All take ``(model, data, objective, ...)`` with ``data`` an iterable of batches,
 otherwise, leave the model as it was, and show a progress bar on a terminal.
 """
 
-from deltasam.analysis._alignment import Alignment, alignment
+from deltasam.analysis._alignment import WEIGHTINGS, Alignment, alignment
 from deltasam.analysis._landscape import (
     filter_direction,
     gradient_direction,
@@ -17,6 +17,7 @@ from deltasam.analysis._sharpness import Sharpness, sharpness
 from deltasam.analysis._weights_quality import WeightsQuality, weights_quality
 
 __all__ = [
+    "WEIGHTINGS",
     "Alignment",
     "Risk",
     "Sharpness",

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from deltasam.analysis._common import batches_of, cosine, gradient_of, in_mode
+from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_mode, mean
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.passes import ObjectiveLike
 from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform, Weighting
 
-#: The weightings that are compared by default.
+#: The weightings by name.
 WEIGHTINGS: dict[str, Weighting] = {
     "FiniteDifference": FiniteDifference(),
     "Directional": Directional(),
@@ -34,12 +33,14 @@ class Alignment:
             argument.
         update: Cosine of its whole gradient with that of exact per-instance SAM.
         batches: Number of batches.
+        by_batch: The two cosines on every batch, to judge how sure the means are.
     """
 
     method: str
     regulariser: float
     update: float
     batches: int
+    by_batch: dict[str, tuple[float, ...]]
 
 
 def alignment(
@@ -49,6 +50,7 @@ def alignment(
     *,
     rho: float = 0.05,
     eta: float = 1e-4,
+    weightings: Mapping[str, Weighting] | None = None,
     methods: Mapping[str, Method] | None = None,
     training: bool = False,
     limit: int | None = None,
@@ -62,13 +64,16 @@ def alignment(
               \frac{d\mathcal R_\text{inst}}{dw} = \tfrac1N \textstyle\sum_i
               (\nabla l_i(w + \epsilon_i) - \nabla l_i(w)).
 
+    Cost, per batch: a step of plain training, of exact per-instance SAM and of every method.
+
     Args:
         model: The model.
         data: Batches.
         objective: ``objective(model, batch) -> (N,)``.
         rho: Radius of the methods that are compared by default.
         eta: Floor of Eq. 5 for those.
-        methods: The methods to compare; SAM and delta-SAM with every weighting by default.
+        weightings: Of delta-SAM, by name; all by default but ``Uniform``, with which it is SAM.
+        methods: The methods to compare; SAM and delta-SAM with these weightings by default.
         training: Compare in train mode; all methods then see the same dropout masks.
         limit: At most so many batches.
         progress: Show a progress bar; by default on a terminal.
@@ -77,23 +82,41 @@ def alignment(
         One row per method, the exact one first.
 
     Example:
+        >>> import torch
         >>> model, data = nn.Linear(2, 1), [torch.rand(4, 2)]
         >>> rows = alignment(model, data, lambda model, x: model(x).squeeze(-1) ** 2, limit=1)
         >>> rows[0].method, round(rows[0].regulariser, 6)
         ('PerInstanceSAM', 1.0)
     """
     if methods is None:
-        weighted = {f"DeltaSAM {name}": DeltaSAM(rho=rho, eta=eta, weighting=w) for name, w in WEIGHTINGS.items()}
+        chosen = weightings or {name: w for name, w in WEIGHTINGS.items() if name != "Uniform"}
+        weighted = {f"DeltaSAM {name}": DeltaSAM(rho=rho, eta=eta, weighting=w) for name, w in chosen.items()}
         methods = {"SAM": SAM(rho=rho), **weighted}
-    named: dict[str, Method] = {"PerInstanceSAM": PerInstanceSAM(rho=rho), **methods}
-    rows: dict[str, list[torch.Tensor]] = {name: [] for name in named}
-    with in_mode(model, training):
-        for batch in batches_of(model, data, limit, progress, "alignment"):
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("PerInstanceSAM", *methods)}
+    with in_mode(model, training), bar(data, limit, len(methods) + 2, progress, "alignment") as tell:
+        for number, batch in enumerate(batches_of(model, data, limit, False, "")):
+            tell("ERM")
             plain = gradient_of(ERM(), model, batch, objective)
-            exact = gradient_of(named["PerInstanceSAM"], model, batch, objective)
-            for name, method in named.items():
-                # A fresh state, so that stateful methods start alike and random directions are the same for all.
-                own = exact if name == "PerInstanceSAM" else gradient_of(replace(method), model, batch, objective)
-                rows[name].append(torch.stack([cosine(own - plain, exact - plain), cosine(own, exact)]).cpu())
-    means = {name: torch.stack(values).double().mean(0) for name, values in rows.items()}
-    return [Alignment(name, float(mean[0]), float(mean[1]), len(rows[name])) for name, mean in means.items()]
+            tell("PerInstanceSAM")
+            exact = gradient_of(PerInstanceSAM(rho=rho), model, batch, objective)
+            found["PerInstanceSAM"].append(_cosines(exact, exact, plain))
+            for name, method in methods.items():
+                tell(name)
+                own = gradient_of(_afresh(method, number), model, batch, objective)
+                found[name].append(_cosines(own, exact, plain))
+    return [_row(name, values) for name, values in found.items()]
+
+
+def _afresh(method: Method, number: int) -> Method:
+    """Without the state of earlier steps, and with a random direction of this batch, the same for all weightings."""
+    return replace(method, seed=method.seed + number) if isinstance(method, DeltaSAM) else replace(method)
+
+
+def _cosines(own: Tensor, exact: Tensor, plain: Tensor) -> tuple[float, float]:
+    return float(cosine(own - plain, exact - plain)), float(cosine(own, exact))
+
+
+def _row(name: str, values: list[tuple[float, float]]) -> Alignment:
+    columns = dict(zip(("regulariser", "update"), zip(*values, strict=True), strict=True))
+    means = {key: mean(column) for key, column in columns.items()}
+    return Alignment(name, **means, batches=len(values), by_batch=columns)

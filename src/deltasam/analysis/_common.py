@@ -1,9 +1,9 @@
-"""What the analyses share: batches on the model's device, eval mode, a progress bar, rank correlation."""
+"""What the analyses share: batches on the model's device, eval mode, progress bars, rank correlation."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,14 +32,60 @@ def batches_of(
 
 
 def _tracked(data: Iterable[Any], limit: int | None, progress: bool | None, description: str) -> Iterable[Any]:
-    if not (sys.stderr.isatty() if progress is None else progress):
+    if not _wanted(progress):
         return data
     from rich.console import Console
     from rich.progress import track
 
-    known = len(data) if isinstance(data, Sized) else None
-    sizes = [size for size in (limit, known) if size is not None]
-    return track(data, description, total=min(sizes, default=None), console=Console(stderr=True), transient=True)
+    return track(data, description, total=_number(data, limit), console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def bar(
+    data: Iterable[Any], limit: int | None, each: int, progress: bool | None, description: str
+) -> Iterator[Callable[[str], None]]:
+    """A progress bar for analyses that stay long with one batch.
+
+    Args:
+        data: The batches.
+        limit: At most so many of them.
+        each: Measurements per batch.
+        progress: Show it; by default on a terminal.
+        description: What is measured.
+
+    Yields:
+        What to call before each measurement, with its name.
+    """
+    if not _wanted(progress):
+        yield lambda name: None
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (
+        rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[now]}"),
+    )  # fmt: skip
+    batches = _number(data, limit)
+    begun = 0
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(description, total=None if batches is None else batches * each, now="")
+
+        def tell(name: str) -> None:
+            nonlocal begun
+            shown.update(task, completed=begun, now=name)
+            begun += 1
+
+        yield tell
+
+
+def _wanted(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+def _number(data: Iterable[Any], limit: int | None) -> int | None:
+    sizes = [size for size in (limit, len(data) if isinstance(data, Sized) else None) if size is not None]
+    return min(sizes, default=None)
 
 
 @contextmanager
@@ -52,16 +98,6 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-@contextmanager
-def same_kernels() -> Iterator[None]:
-    """On a CPU without bfloat16, autocast gives up mkldnn for good: what follows would sum in another order."""
-    enabled = torch.backends.mkldnn.enabled
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = enabled  # not by flags(), which warns about TF32 on some builds
 
 
 def gradient_of(method: Method, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Tensor:
@@ -83,16 +119,27 @@ def gradient_of(method: Method, model: nn.Module, batch: Any, objective: Objecti
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Rank correlation.
+    """Rank correlation; equal values share their mean rank. Not a number if all values of one are equal.
 
     Example:
         >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 40.0, 90.0]))
         1.0
     """
-    ranks = torch.stack([v.argsort().argsort().double() for v in (a, b)])
     if a.shape[0] < 2:
         return float("nan")
-    return round(float(torch.corrcoef(ranks)[0, 1]), 12)
+    return round(float(torch.corrcoef(torch.stack([_ranks(a), _ranks(b)]))[0, 1]), 12)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    below = (values[:, None] > values).sum(1)
+    equal = (values[:, None] == values).sum(1)
+    return below + (equal - 1).double() / 2
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean of what was found on the batches."""
+    found = list(values)
+    return sum(found) / len(found)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from deltasam.analysis._alignment import WEIGHTINGS
-from deltasam.analysis._common import batches_of, in_mode, same_kernels, spearman
+from deltasam.analysis._bfloat16 import bfloat16
+from deltasam.analysis._common import bar, batches_of, in_mode, mean, spearman
 from deltasam.batches import tree_map
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.randomness import Randomness, Seed
-from deltasam.weighting import Weighting
+from deltasam.weighting import OwnGradient, Uniform, Weighting
+from deltasam.weighting._base import usable
 
 Condition = Literal[
     "float64", "float32", "bf16", "another direction", "dropout, shared masks", "dropout, independent masks"
 ]
+CONDITIONS: tuple[Condition, ...] = get_args(Condition)
+_MASKS: dict[Condition, Randomness] = {
+    "dropout, shared masks": "shared",
+    "dropout, independent masks": "independent",
+}
+_NO_DIRECTION = (OwnGradient, Uniform)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class WeightsQuality:
             weights say more about the instances than about the noise.
         ideal: Rank correlation with a_i ||grad_i|| from each instance's own gradient in float64: the theory's.
         median: Median weight.
+        by_batch: The same four for every batch, to judge how sure the means are.
     """
 
     weighting: str
@@ -46,6 +54,7 @@ class WeightsQuality:
     snr: float
     ideal: float
     median: float
+    by_batch: dict[str, tuple[float, ...]]
 
 
 def weights_quality(
@@ -56,6 +65,7 @@ def weights_quality(
     rho: float = 0.05,
     eta: float = 1e-4,
     weightings: Mapping[str, Weighting] | None = None,
+    conditions: Sequence[Condition] = CONDITIONS,
     seed: int = 0,
     limit: int | None = None,
     progress: bool | None = None,
@@ -65,6 +75,9 @@ def weights_quality(
     On a real model the paper's weights at the paper's radius are at or below float32 rounding, in bfloat16 and with
     dropout masks of their own in every probe they are noise; this shows it for yours, and what repairs it.
 
+    Cost, per batch: the probes of each weighting once per condition, four of them in float64, and one forward at w
+    per condition for all weightings together. A float64 copy of the model.
+
     Args:
         model: The model; a float64 copy of it is made.
         data: Batches.
@@ -72,11 +85,13 @@ def weights_quality(
         rho: Radius of the probes, unless a weighting has its own.
         eta: Floor of the denominator.
         weightings: By name; all by default, without the controls.
-        seed: Seed of the random directions.
+        conditions: What to compare with the reference; all by default.
+        seed: Seed of the random directions, of which every batch has its own.
         limit: At most so many batches.
         progress: Show a progress bar; by default on a terminal.
 
     Example:
+        >>> import torch
         >>> model, data = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), [torch.rand(6, 3)]
         >>> rows = weights_quality(model, data, lambda model, x: model(x).squeeze(-1) ** 2)
         >>> [row.spearman for row in rows if row.condition == "float64"]
@@ -84,47 +99,79 @@ def weights_quality(
     """
     chosen = weightings or {n: w for n, w in WEIGHTINGS.items() if n not in ("Uniform", "RandomWeights")}
     wide = deepcopy(model).double()
-    first, second = Seed(seed, 0), Seed(seed, 1)
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
-    for batch in batches_of(model, data, limit, progress, "quality of the weights"):
-        large = tree_map(
-            lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
-        )
+    with bar(data, limit, len(chosen) * len(conditions), progress, "quality of the weights") as tell:
+        for number, batch in enumerate(batches_of(model, data, limit, False, "")):
+            seeds = Seed(seed, 2 * number), Seed(seed, 2 * number + 1)
+            probes = _Probes(model, wide, batch, objective, rho, eta, *seeds)
+            ideal = probes.weights(WEIGHTINGS["OwnGradient"], "float64")
+            for name, weighting in chosen.items():
+                reference = probes.weights(weighting, "float64")
+                for condition in conditions:
+                    tell(f"{name}, {condition}")
+                    g = probes.weights(weighting, condition)
+                    numbers = (spearman(g, reference), _snr(g, reference), spearman(g, ideal), float(g.median()))
+                    found.setdefault((name, condition), []).append(numbers)
+    return [_row(name, condition, rows) for (name, condition), rows in found.items()]
 
-        def measure(
-            weighting: Weighting, *, exact: bool, seed: Seed = first, masks: Randomness | None = None,
-            bf16: bool = False, large: Any = large, batch: Any = batch,
-        ) -> Tensor:  # fmt: skip
-            where = wide if exact else model
-            kind = next(where.parameters()).device.type
-            scene = torch.autocast(kind, dtype=torch.bfloat16) if bf16 else nullcontext()
-            with in_mode(where, masks is not None), scene, same_kernels():
-                passes = Passes(where, large if exact else batch, objective, randomness=masks or "shared")
-                return weighting.probe(passes, rho=rho, eta=eta, seed=seed)(passes.losses()).double().cpu()
 
-        ideal = measure(WEIGHTINGS["OwnGradient"], exact=True)
-        for name, weighting in chosen.items():
-            options: dict[str, Any] = {"precision": "ambient"} if hasattr(weighting, "precision") else {}
-            rough = replace(weighting, **options)
-            reference = measure(weighting, exact=True)
-            results: dict[Condition, Tensor] = {
-                "float64": reference,
-                "float32": measure(weighting, exact=False),
-                "bf16": measure(rough, exact=False, bf16=True),
-                "another direction": measure(weighting, exact=True, seed=second),
-                "dropout, shared masks": measure(weighting, exact=True, masks="shared"),
-                "dropout, independent masks": measure(weighting, exact=True, masks="independent"),
-            }
-            for condition, g in results.items():
-                numbers = (spearman(g, reference), _snr(g, reference), spearman(g, ideal), float(g.median()))
-                found.setdefault((name, condition), []).append(numbers)
-    return [
-        WeightsQuality(name, condition, *torch.tensor(rows).double().mean(0).tolist())
-        for (name, condition), rows in found.items()
-    ]
+@dataclass(frozen=True)
+class _Probes:
+    """The weights of one batch under every condition, nothing measured twice."""
+
+    model: nn.Module
+    wide: nn.Module
+    batch: Any
+    objective: ObjectiveLike
+    rho: float
+    eta: float
+    first: Seed
+    second: Seed
+    _weights: dict[tuple[int, Condition], Tensor] = field(default_factory=dict)
+    _losses: dict[Condition, Tensor] = field(default_factory=dict)
+
+    def weights(self, weighting: Weighting, condition: Condition) -> Tensor:
+        """g, (N,), float64 on the host."""
+        if condition == "another direction" and isinstance(weighting, _NO_DIRECTION):
+            condition = "float64"
+        key = (id(weighting), condition)
+        if key not in self._weights:
+            self._weights[key] = self._measure(weighting, condition)
+        return self._weights[key]
+
+    def _measure(self, weighting: Weighting, condition: Condition) -> Tensor:
+        narrow = condition in ("float32", "bf16")
+        model = self.model if narrow else self.wide
+        batch = self.batch if narrow else tree_map(_doubled, self.batch)
+        masks = _MASKS.get(condition)
+        scene = bfloat16(next(model.parameters()).device) if condition == "bf16" else nullcontext()
+        if condition == "bf16" and hasattr(weighting, "precision"):
+            weighting = replace(weighting, precision="ambient")  # type: ignore[call-arg]
+        with in_mode(model, masks is not None), scene:
+            passes = Passes(model, batch, self.objective, randomness=masks or "shared")
+            seed = self.second if condition == "another direction" else self.first
+            weigh = weighting.probe(passes, rho=self.rho, eta=self.eta, seed=seed)
+            return weigh(self._at_w(passes, condition)).double().cpu()
+
+    def _at_w(self, passes: Passes, condition: Condition) -> Tensor:
+        if condition == "dropout, independent masks":  # another weighting's pass at w has the masks of a probe of this
+            return passes.losses()
+        key: Condition = "float64" if condition == "another direction" else condition
+        if key not in self._losses:
+            self._losses[key] = passes.losses()
+        return self._losses[key]
+
+
+def _doubled(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _snr(g: Tensor, reference: Tensor) -> float:
-    scaled, wanted = g / g.mean(), reference / reference.mean()
+    scaled, wanted = (weights / weights.mean() for weights in (usable(g), usable(reference)))
     noise = (scaled - wanted).square().mean()
     return float(wanted.var(unbiased=False) / noise) if noise > 0 else float("inf")
+
+
+def _row(name: str, condition: Condition, rows: list[tuple[float, ...]]) -> WeightsQuality:
+    columns = dict(zip(("spearman", "snr", "ideal", "median"), zip(*rows, strict=True), strict=True))
+    return WeightsQuality(name, condition, **{key: mean(values) for key, values in columns.items()}, by_batch=columns)

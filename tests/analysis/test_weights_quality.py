@@ -1,0 +1,112 @@
+"""Signal and noise of the weights against a loop that shares nothing, and bfloat16 on a CPU that has none."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam.analysis import weights_quality
+from deltasam.analysis._bfloat16 import WideProducts
+from deltasam.analysis._weights_quality import CONDITIONS
+from deltasam.passes import Passes
+from deltasam.randomness import Seed
+from deltasam.weighting import Directional, FiniteDifference, OwnGradient, Weighting
+from helpers.problems import TRANSFORMER
+
+ALL: dict[str, Weighting] = {"fd": FiniteDifference(), "dir": Directional(), "own": OwnGradient()}
+
+
+def slow_weights(model: nn.Module, batch: object, objective: object, weighting: Weighting, condition: str) -> Tensor:
+    """One weighting under one condition with passes of its own for everything."""
+    model = deepcopy(model) if condition in ("float32", "bf16") else deepcopy(model).double()
+    model.train("dropout" in condition)
+    ambient = condition == "bf16" and hasattr(weighting, "precision")
+    weighting = replace(weighting, precision="ambient") if ambient else weighting  # type: ignore[call-arg]
+    scene = torch.autocast("cpu", dtype=torch.bfloat16) if condition == "bf16" else nullcontext()
+    masks = "independent" if "independent" in condition else "shared"
+    with scene, WideProducts():
+        passes = Passes(model, batch, objective, randomness=masks)  # type: ignore[arg-type]
+        seed = Seed(0, int(condition == "another direction"))
+        return weighting.probe(passes, rho=0.05, eta=1e-4, seed=seed)(passes.losses()).double()
+
+
+def test_nothing_shared_gives_the_same() -> None:
+    model, batch, objective = TRANSFORMER.make(torch.float32, size=6)
+    found = weights_quality(model, [batch], objective, weightings=ALL)
+    assert [(row.weighting, row.condition) for row in found] == [(name, c) for name in ALL for c in CONDITIONS]
+    for row in found:
+        assert row.median == float(slow_weights(model, batch, objective, ALL[row.weighting], row.condition).median())
+
+
+def test_quality_of_the_weights() -> None:
+    model, batch, objective = TRANSFORMER.make(torch.float32, size=8)
+    weights, modes, random = [p.detach().clone() for p in model.parameters()], model.training, torch.get_rng_state()
+    rows = {(row.weighting, row.condition): row for row in weights_quality(model, [batch], objective)}
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), weights, strict=True))
+    assert model.training == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    for name in ("FiniteDifference", "Directional", "OwnGradient"):
+        assert rows[name, "float64"].spearman == 1.0
+        assert rows[name, "float64"].snr == float("inf")
+    assert rows["OwnGradient", "float64"].ideal == 1.0
+    assert rows["OwnGradient", "another direction"].spearman == 1.0  # there is no direction
+    assert rows["OwnGradient", "float32"].snr > rows["FiniteDifference", "float32"].snr
+    assert rows["FiniteDifference", "dropout, independent masks"].snr < 1
+    assert rows["Directional", "float32"].spearman > 0.9
+
+
+def test_values_of_the_batches_and_a_choice_of_conditions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    model, (inputs, labels), objective = TRANSFORMER.make(torch.float32, size=8)
+    data = [(inputs[:4], labels[:4]), (inputs[4:], labels[4:]), (inputs[:4], labels[:4])]
+    options = {"weightings": {"fd": FiniteDifference()}, "conditions": ["another direction"], "progress": True}
+    (row,) = weights_quality(model, data, objective, **options)  # type: ignore[arg-type]
+    assert row.condition == "another direction"
+    assert row.by_batch.keys() == {"spearman", "snr", "ideal", "median"}
+    assert row.snr == pytest.approx(sum(row.by_batch["snr"]) / 3)
+    assert row.by_batch["median"][0] != row.by_batch["median"][2]  # a direction of its own for every batch
+    shown = capsys.readouterr()
+    assert "quality of the weights" in shown.err
+    assert shown.out == ""
+
+
+def test_weights_that_are_all_zero_are_uniform_ones() -> None:
+    model = nn.Linear(2, 1)
+    (row,) = weights_quality(
+        model, [torch.rand(4, 2)], lambda model, x: model(x).squeeze(1), weightings={"own": OwnGradient()},
+        conditions=["float32"],
+    )  # fmt: skip
+    assert row.snr > 0  # a linear loss has no curvature: g is zero or rounding
+
+
+def test_products_are_rounded_once() -> None:
+    torch.manual_seed(0)
+    a, b, c = (torch.randn(*shape).bfloat16() for shape in ((5, 64), (64, 7), (7,)))
+    with WideProducts():
+        product, batched, sum_ = a @ b, torch.bmm(a[None], b[None])[0], torch.addmm(c, a, b)
+    exact = a.float() @ b.float()
+    assert torch.equal(product, exact.bfloat16())
+    assert torch.equal(batched, exact.bfloat16())
+    assert torch.equal(sum_, torch.addmm(c.float(), a.float(), b.float()).bfloat16())
+    with WideProducts():
+        assert (a.float() @ b.float()).dtype == torch.float32  # the others are left alone
+
+
+def test_gradients_through_rounded_products_are_rounded_ones() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(16, 4), torch.randn(3, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16), WideProducts():
+        y = layer(x)
+        (found,) = torch.autograd.grad(y.float().square().sum(), [layer.weight])
+    assert y.dtype == torch.bfloat16
+    w, inputs = layer.weight.bfloat16().float(), x.bfloat16().float()
+    outputs = torch.addmm(layer.bias.bfloat16().float(), inputs, w.T).bfloat16()
+    expected = ((2 * outputs.float()).bfloat16().float().T @ inputs).bfloat16().float()
+    assert torch.equal(found.detach(), expected.detach())
