@@ -138,5 +138,8 @@ def test_theory_holds_where_its_assumption_does() -> None:
 def test_helpers() -> None:
     assert spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])) == -1.0
     assert float(cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]))) == pytest.approx(0.5**0.5)
+    long = torch.full((2**23 + 5,), 0.1)
+    assert float(cosine(long, long)) == pytest.approx(1.0, abs=1e-12)  # float32 sums do not give this
+    assert cosine(long, torch.zeros_like(long)).isnan()
     tied = spearman(torch.tensor([1.0, 1.0, 2.0, 3.0]), torch.tensor([5.0, 5.0, 7.0, 6.0]))
     assert tied == pytest.approx(7 / 9)  # mean ranks, as scipy.stats.spearmanr has it
