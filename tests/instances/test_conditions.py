@@ -211,7 +211,7 @@ def test_large_layers_are_low_rank_and_small_ones_written_out() -> None:
         name: [type(f).__name__ for f in recording.gradients.factors.get(id(p), [])]
         for name, p in model.named_parameters()
     }
-    assert kinds == {"0.weight": ["LowRank"], "0.bias": [], "2.weight": ["Dense"], "2.bias": ["Dense"]}
+    assert kinds == {"0.weight": ["LowRank"], "0.bias": [], "2.weight": ["Dense"], "2.bias": ["Packed"]}
 
 
 def test_a_later_batch_of_another_shape_is_verified_anew() -> None:

@@ -2,7 +2,8 @@
 
 For a weight that maps inputs ``x`` (S rows) to outputs with gradients ``d`` (S rows), the gradient of one instance is
 ``d^T x``: rank at most S, never written out. Three forms are enough for every layer: :class:`LowRank`, :class:`Rows`
-(a table looked up by ids) and :class:`Dense` (everything that is small). All tensors carry the groups in front.
+(a table looked up by ids) and :class:`Dense` (everything that is small; vectors :class:`Packed` side by side). All
+tensors carry the groups in front.
 """
 
 from __future__ import annotations
@@ -51,17 +52,28 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """The gradients themselves, ``(G, *shape of the parameter)``; small ones are columns of a ``pack`` (G, all)."""
+    """The gradients themselves, ``(G, *shape of the parameter)``."""
 
     value: Tensor
-    pack: Tensor | None = None
-    start: int = 0
 
     def dense(self) -> Tensor:
         return self.value
 
 
-Factor = LowRank | Rows | Dense
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The gradients of a vector, ``(G, columns)`` in a ``pack`` (G, all) of many; viewed only where it is needed."""
+
+    pack: Tensor
+    start: int
+    shape: torch.Size  # of the parameter
+
+    def dense(self) -> Tensor:
+        stop = self.start + self.shape.numel()
+        return self.pack[:, self.start : stop].view(-1, *self.shape)
+
+
+Factor = LowRank | Rows | Dense | Packed
 
 
 def dot(a: Factor, b: Factor) -> Tensor:
@@ -92,8 +104,8 @@ def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
     What is packed side by side is squared at once. Inputs of one shape are put side by side for their Gram matrices,
     and so are gradients; a model has dozens of each, and on a fast device a small product costs its launch only.
     """
-    terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense) and f.pack is None]
-    packs = {id(f.pack): f.pack for f in factors if isinstance(f, Dense) and f.pack is not None}
+    terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense)]
+    packs = {id(f.pack): f.pack for f in factors if isinstance(f, Packed)}
     terms += [_sum(pack.square()) for pack in packs.values()]
     terms += [dot(f, f) for f in factors if isinstance(f, Rows)]
     shapes: dict[Any, list[LowRank]] = {}
@@ -179,18 +191,17 @@ class Products:
     """``c (x X^T + 1)``, computed once while the same input goes through several layers (query, key, value)."""
 
     def __init__(self) -> None:
-        self._key: tuple[Any, ...] = ()
-        self._operands: tuple[Tensor, ...] = ()  # alive, so that no other tensor takes their identity
+        self._of: tuple[Tensor, Tensor, Tensor, bool] | None = None
         self._product = torch.empty(0)
         self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool) -> Tensor:
-        key = (id(x), id(recorded), id(c), bias)
-        if key != self._key:
+        of = self._of
+        if of is None or of[0] is not x or of[1] is not recorded or of[2] is not c or of[3] != bias:
             scale = self.scale(c, x.dtype)
-            product = torch.bmm(x, (recorded if recorded.dtype == x.dtype else recorded.to(x.dtype)).transpose(1, 2))
+            product = torch.bmm(x, (recorded if recorded.dtype is x.dtype else recorded.to(x.dtype)).mT)
             self._product = torch.addcmul(scale, product, scale) if bias else product * scale
-            self._key, self._operands = key, (x, recorded, c)
+            self._of = (x, recorded, c, bias)
         return self._product
 
     def scale(self, c: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.instances._factors import Dense, Factor, LowRank, Rows, dot, sum_of_squares, wide_dtype
+from deltasam.instances._factors import Dense, Factor, LowRank, Packed, Rows, dot, sum_of_squares, wide_dtype
 from deltasam.instances._layout import Grouping
 from deltasam.instances._norms import norm_gradients
 from deltasam.instances._step import Call
@@ -50,8 +50,8 @@ class InstanceGradients:
                     return replace(factor, x=clean(factor.x), d=clean(factor.d))
                 case Rows():
                     return replace(factor, d=clean(factor.d))
-                case Dense():
-                    return Dense(clean(factor.value))  # on its own: this is for the rare step
+                case _:
+                    return Dense(clean(factor.dense()))  # on its own: this is for the rare step
 
         factors = {name: [cleaned(f) for f in found] for name, found in self.factors.items()}
         return InstanceGradients(self.grouping, factors, {})
@@ -69,7 +69,7 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
-            uses.setdefault(id(call.weight), []).append((call, gradient.detach()))
+            uses.setdefault(id(call.weight), []).append((call, gradient))
     partners = _biases(uses)
     factors: dict[int, list[Factor]] = {}
     norms = [use for found in uses.values() for use in found if use[0].form == "norm"]
@@ -122,13 +122,13 @@ def _pack(factors: dict[int, list[Factor]], vectors: dict[int, Tensor]) -> None:
                 kind = (factor.value.device, factor.value.dtype, own)
                 places.setdefault(kind, []).append((name, k, factor))
     for members in places.values():
-        columns = [factor.value.reshape(factor.value.shape[0], -1) for _, _, factor in members]
-        pack, start = torch.cat(columns, 1), 0
-        for (name, k, factor), column in zip(members, columns, strict=True):
-            view = pack[:, start : start + column.shape[1]].view(factor.value.shape)
-            factors[name][k] = Dense(view, pack, start)
-            start += column.shape[1]
-    for name in [name for name in vectors if getattr(factors[name][0], "pack", None) is None]:
+        values = [factor.value for _, _, factor in members]
+        pack = torch.cat([value if value.ndim == 2 else value.unsqueeze(1) for value in values], 1)
+        start = 0
+        for (name, k, _), value in zip(members, values, strict=True):
+            factors[name][k] = packed = Packed(pack, start, value.shape[1:])
+            start += packed.shape.numel()
+    for name in [name for name in vectors if not isinstance(factors[name][0], Packed)]:
         del vectors[name]  # of several dimensions
 
 

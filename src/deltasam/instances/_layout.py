@@ -26,6 +26,11 @@ class Layout(NamedTuple):
     order: Order
     lead: tuple[int, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tensor is ``(N, S, *features)`` as it stands."""
+        return self.kind == "batch" and len(self.lead) == 2
+
     def split(self, tensor: Tensor, features: int) -> Tensor:
         """``(N, S, *features)``, a view where possible. What is shared is expanded."""
         if self.kind == "batch" and tensor.ndim == 2 + features:

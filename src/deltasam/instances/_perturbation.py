@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deltasam.instances._factors import Dense, Factor, Products, add_linear, add_rows, wide_dtype
+from deltasam.instances._factors import Factor, Packed, Products, add_linear, add_rows, wide_dtype
 from deltasam.instances._layout import Grouping
 
 
@@ -57,8 +57,7 @@ class Perturbation:
 
     def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
         """All vectors (biases and scales of norms) that share a pack, perturbed in one go, ``(N, 1, length)`` each."""
-        assert isinstance(factor, Dense)
-        assert factor.pack is not None
+        assert isinstance(factor, Packed)
         key = id(factor.pack)
         if key not in self._made:
             packs = {name: getattr(self.terms[name][0][0], "pack", None) for name in self.vectors}
@@ -72,12 +71,11 @@ class Perturbation:
 
     def _move(self, factor: Factor, c: Tensor, *, spread: bool) -> Tensor:
         """``c`` times the factor, per group or per instance; a pack is multiplied once for all its columns."""
-        if isinstance(factor, Dense) and factor.pack is not None:
+        if isinstance(factor, Packed):
             key = (id(factor.pack), id(c))
             if key not in self._moves:
                 self._moves[key] = factor.pack.to(wide_dtype(factor.pack.dtype)) * c.unsqueeze(1)
-            columns = factor.value.shape[1:].numel()
-            move = self._moves[key][:, factor.start : factor.start + columns]
+            move = self._moves[key][:, factor.start : factor.start + factor.shape.numel()]
         else:
             dense = factor.dense()
             move = dense.to(wide_dtype(dense.dtype)) * c.view(-1, *(1,) * (dense.ndim - 1))

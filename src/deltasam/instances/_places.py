@@ -16,6 +16,7 @@ from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import memory_of
 from deltasam.instances._perturbation import Perturbation
+from deltasam.instances._shortcuts import SHORTCUTS, lengthen, shorten
 from deltasam.instances._step import PassState
 
 
@@ -37,11 +38,14 @@ class Places:
         self.memory = memory_of(model)
         self.names = {id(p): name for name, p in params.items()}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._often_called: list[nn.Module] = []
         self._is_sharded = False
         for module in model.modules():  # one walk for all questions: on a fast device its time counts
             self._is_sharded = self._is_sharded or is_sharded_module(module)
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 refuse_batch_statistics(model)
+            if type(module) in SHORTCUTS:
+                self._often_called.append(module)
             own: dict[str, Any] = module._parameters
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
         self._proxies = self.memory.proxies(p for _, _, p in self._slots)
@@ -52,6 +56,7 @@ class Places:
     ) -> Iterator[Callable[[], PassState]]:
         """Proxies in the places of the parameters, whatever happens inside; the state of the pass once N is known."""
         states: list[PassState] = []
+        shortened: list[dict[str, Any]] = []
 
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
@@ -66,6 +71,7 @@ class Places:
                 proxy.state = state
             for own, name, p in self._slots:
                 own[name] = self._proxies[id(p)]
+            shortened.extend(shorten(self._often_called, state))
 
         def guess(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if not states:
@@ -82,6 +88,7 @@ class Places:
         finally:
             if handle is not None:
                 handle.remove()
+            lengthen(shortened)
             for own, name, p in self._slots:
                 own[name] = p
             for proxy in self._proxies.values():

@@ -120,17 +120,16 @@ class PassState:
         return self.expanded(x) if isinstance(x, Proxy) else x
 
     def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Inputs as ``(G, S, in)``, cast once under autocast, with and without a graph; the same for query and key."""
+        """Inputs as ``(G, S, in)``, cast once under autocast; the same for query and key. Second, what to record."""
         last = self._last
         if last is None or last[0] is not x or last[1] != layout.kind:
-            hidden = isinstance(x, PerInstance)
-            source = x.inner if isinstance(x, PerInstance) else x
+            source = x.inner if type(x) is PerInstance else x
             kind = source.device.type
             if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
                 source = source.to(torch.get_autocast_dtype(kind))
-            inside = PerInstance.wrap(source, self.order) if hidden else source
-            rows = self.grouping.rows(layout.split(inside, 1))
-            self._last = last = (x, layout.kind, rows, rows.detach())
+            inside = PerInstance.wrap(source, self.order) if type(x) is PerInstance else source
+            rows = inside if layout.is_plain and self.grouping.m == 1 else self.grouping.rows(layout.split(inside, 1))
+            self._last = last = (x, layout.kind, rows, rows.detach() if self.recording else rows)
         return last[2], last[3]
 
     def matrix(

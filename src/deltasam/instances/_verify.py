@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.instances._errors import InstancesMixedError, MisreadError, UncoveredError
-from deltasam.instances._factors import Dense, Factor, LowRank, Rows
+from deltasam.instances._factors import Factor, LowRank, Rows
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import Memory
 from deltasam.instances._step import PassState
@@ -79,7 +79,7 @@ def _differences(
     params: Mapping[str, Tensor], expected: tuple[Tensor | None, ...], gradients: InstanceGradients, state: PassState
 ) -> list[str]:
     precisions = {call.weight.dtype for call in state.calls}
-    precisions |= {f.d.dtype for found in gradients.factors.values() for f in found if not isinstance(f, Dense)}
+    precisions |= {f.d.dtype for found in gradients.factors.values() for f in found if isinstance(f, (LowRank, Rows))}
     tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
     biases = _folded_biases(state, gradients)
     rows = []
@@ -114,8 +114,8 @@ def last_group(factor: Factor) -> Tensor:
             return LowRank(factor.x[-1:], factor.d[-1:], factor.bias, factor.transposed).dense()[0]
         case Rows():
             return Rows(factor.ids[-1:], factor.d[-1:], factor.rows).dense()[0]
-        case Dense():
-            return factor.value[-1]
+        case _:
+            return factor.dense()[-1]
 
 
 def _rows_mix(state: PassState, total: Tensor) -> bool:

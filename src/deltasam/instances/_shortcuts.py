@@ -1,0 +1,86 @@
+"""Straight ways through the modules that models call most; the rules come to the same by a longer one.
+
+An operation that meets a :class:`Proxy` is noticed inside torch and handed back to Python, which takes as long as the
+operation itself takes to start. On a fast device that is what an eager step waits for, so plain ``nn.Linear`` and
+``nn.LayerNorm`` modules get another ``forward`` during a pass. Whatever is not as usual there goes the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deltasam.instances._step import Normal, PassState
+from deltasam.instances._tensors import Proxy
+
+Forward = Callable[[Any], Any]
+
+
+def shorten(modules: Iterable[nn.Module], state: PassState) -> list[dict[str, Any]]:
+    """Gives the modules that have a shortcut their ``forward`` for one pass.
+
+    A subclass may do anything in its ``forward``, and so may one that was set on the module itself: those keep theirs.
+
+    Returns:
+        The attributes of the changed modules, for :func:`lengthen`.
+    """
+    changed = []
+    for module in modules:
+        make, attributes = SHORTCUTS.get(type(module)), vars(module)
+        if make is not None and "forward" not in attributes:
+            attributes["forward"] = make(module, state)
+            changed.append(attributes)
+    return changed
+
+
+def lengthen(changed: Iterable[dict[str, Any]]) -> None:
+    """Undoes :func:`shorten`."""
+    for attributes in changed:
+        attributes.pop("forward", None)
+
+
+def _linear(module: Any, state: PassState) -> Forward:
+    own = module._parameters  # looked at in every call: hooks may exchange what is in it
+
+    def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
+        weight, bias = own["weight"], own["bias"]
+        if type(weight) is Proxy and type(input) is Tensor and (bias is None or type(bias) is Proxy):
+            layout = state.layout(input, weight, 1)
+            if layout.is_plain and state.grouping.m == 1:
+                rows, recorded = state.rows(input, layout)
+                y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
+                return state.matrix(weight, bias, rows, y, recorded, "batch")
+        return nn.Linear.forward(module, input)
+
+    return forward
+
+
+def _layer_norm(module: Any, state: PassState) -> Forward:
+    own, shape, eps = module._parameters, module.normalized_shape, module.eps
+    normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
+    perturbation = state.perturbation
+
+    def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
+        weight, bias = own["weight"], own["bias"]
+        if type(weight) is Proxy and type(bias) is Proxy and type(input) is Tensor and len(shape) == 1:
+            layout = state.layout(input, weight, 1)
+            if layout.is_plain and perturbation is None:
+                y = torch.layer_norm(input, shape, weight.parameter, bias.parameter, eps)
+                return state.norm(weight, bias, input, y, layout, normal)
+            if layout.is_plain and perturbation is not None and not state.recording:
+                scale, shift = perturbation.beside_rows(weight.parameter), perturbation.beside_rows(bias.parameter)
+                if scale is not None and shift is not None and scale.dtype is input.dtype:
+                    return torch.addcmul(shift, normal(input), scale)
+        return nn.LayerNorm.forward(module, input)
+
+    return forward
+
+
+SHORTCUTS: dict[type[nn.Module], Callable[[Any, PassState], Forward]] = {
+    nn.Linear: _linear,
+    nn.LayerNorm: _layer_norm,
+}
