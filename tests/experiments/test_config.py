@@ -115,10 +115,11 @@ def test_settings_are_yaml() -> None:
             {"model": {"path": "x", "droput": 0.1}},
             r"model.droput: unknown option of ModelConfig; did you mean dropout\?",
         ),
-        ({"precision": "fp8"}, r"precision='fp8'"),
+        ({"precision": "fp8"}, r"^precision='fp8'"),
+        ({"evaluate_every": "never"}, r"^evaluate_every='never': Input should be 'epoch' or 'end', or a whole number"),
         ({"regularisers": ["rdorp"]}, r"regularisers.0: there is no 'rdorp'; did you mean RDrop\?"),
         ({"regularisers": [{"name": "RDrop", "alpha": -1}]}, r"regularisers.0: RDrop\(alpha=-1"),
-        ({"evaluate_every": 0}, r"evaluate_every=0"),
+        ({"evaluate_every": 0}, r"^evaluate_every=0"),
         ({"optimizer": {"lr": 1e-8}}, r"optimizer.lr=1e-08 must be greater than schedule.lr_end=1e-07"),
         ({"task": {"name": "mrpc", "max_length": 0}}, r"task: task.max_length=0"),
         ({"model": None}, r"the run has no model; name it: --model"),
@@ -138,6 +139,12 @@ def test_mistakes_in_files_and_settings(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     with pytest.raises(ConfigError, match="not YAML"):
         resolve(file=tmp_path / "broken.yaml")
+    (tmp_path / "broken.yaml").write_text("task: mrpc\n  model: x\n")
+    with pytest.raises(ConfigError, match=r"broken.yaml: not YAML \(mapping values are not allowed here, line 2\)"):
+        resolve(file=tmp_path / "broken.yaml")
+    (tmp_path / "twice.yaml").write_text("task: mrpc\nmethod: {name: SAM, rho: 0.1, rho: 0.2}\n")
+    with pytest.raises(ConfigError, match=r"twice.yaml: 'rho' stands twice in a mapping, the second time in line 2"):
+        resolve(file=tmp_path / "twice.yaml")
     with pytest.raises(ConfigError, match=r"section.option=value"):
         resolve(options=SMALL, settings=["seed"])
     with pytest.raises(ConfigError, match="no preset 'glue/bert-base/mrcp'; did you mean glue/bert-base/mrpc"):

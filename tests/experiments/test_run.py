@@ -217,9 +217,11 @@ def test_bf16_and_dropout(bert: str, tmp_path: Path) -> None:
     import transformers
 
     if not torch.cuda.is_available():
-        made = config(bert, precision="bf16", schedule={"steps": 1})
-        with pytest.raises(ConfigError, match="precision=bf16"):
-            run(made, tmp_path / "bf16")
+        for precision in ("bf16", "fp16", "tf32"):
+            made = config(bert, precision=precision, schedule={"steps": 1})
+            with pytest.raises(ConfigError, match=f"precision={precision}: needs .* use fp32"):
+                run(made, tmp_path / precision)
+            assert not (tmp_path / precision).exists()
     run(config(bert, model={"path": bert, "dropout": 0.3}, schedule={"steps": 1}), tmp_path / "dropout")
     saved = transformers.AutoConfig.from_pretrained(tmp_path / "dropout/model")
     assert (saved.hidden_dropout_prob, saved.attention_probs_dropout_prob) == (0.3, 0.3)
@@ -238,3 +240,9 @@ def test_captured_steps_see_few_shapes_and_are_the_same_run(bert: str, tmp_path:
     run(config(bert, **plain), tmp_path / "ordinary")
     one, other = weights(tmp_path / "captured"), weights(tmp_path / "ordinary")
     assert all(torch.allclose(one[name], other[name], atol=2e-3) for name in one)
+
+
+def test_parameters_that_the_model_does_not_have(bert: str, tmp_path: Path) -> None:
+    made = config(bert, method={"name": "sam", "params": "lora"}, schedule={"steps": 1})
+    with pytest.raises(ConfigError, match=r"method: params='lora' chose none of the \d+ trainable parameters"):
+        run(made, tmp_path / "run")

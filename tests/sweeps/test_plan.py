@@ -12,7 +12,7 @@ from deltasam.experiments import ConfigError, Result
 from deltasam.experiments.sweeps import Planned, Sweep, final_runs, read_sweep, select, tuning_runs
 from helpers.data import REPOSITORY
 
-FILES = sorted((REPOSITORY / "configs/sweeps").glob("*.yaml"))
+FILES = sorted((REPOSITORY / "configs/sweeps").rglob("*.yaml"))
 PLAIN = {
     "tasks": ["docstrings"],
     "models": ["minilm-l6"],
@@ -32,7 +32,7 @@ def result(planned: Planned, value: float, **changes: Any) -> Result:
     return Result(**{**values, **changes})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_sweep_file_describes_runs_without_doubles(path: Path) -> None:
     found = read_sweep(path)
     if found.name == "sts-mirror-roberta":
@@ -103,6 +103,13 @@ def test_methods_with_sections_and_grids_that_reach_into_lists() -> None:
         ({"tune": {"seeds": []}}, "at least one seed"),
         ({"methods": "erm"}, "must be a list"),
         ({"keep": "everything"}, "keep='everything'"),
+        ({"seeds": 1}, "sweep.seeds=1: Input should be a valid list"),
+        ({"tune": [1]}, r"tune=\[1\]: must be a mapping, such as {seeds: \[1\]}"),
+        ({"risk": {"roh": 0.1}}, "risk.roh: unknown option of Risk; did you mean rho"),
+        ({"risk": {"rho": "x"}}, "risk.rho='x': .*number"),
+        ({"risk": {"rho": -1}}, "risk: rho=-1.0 must be a finite number greater than 0"),
+        ({"risk": {"rows": 0}}, "risk: rows=0 must be at least 1"),
+        ({"risk": 0.05}, "risk=0.05: must be a mapping"),
     ],
 )
 def test_mistakes_in_the_file_are_named(changes: dict[str, Any], message: str) -> None:
@@ -119,6 +126,11 @@ def test_mistakes_in_the_file_are_named(changes: dict[str, Any], message: str) -
         ),
         ({"grid": {"erm": {"method.rho": [0.1]}}}, "docstrings/minilm-l6, erm: method.rho: unknown option of ERM"),
         ({"grid": {"erm": {"regularisers.0.scale": [0.1]}}}, "regularisers.0.scale"),
+        ({"grid": {"delta-sam": {"methd.rho": [0.1, 0.2]}}}, "methd.rho: there is no 'methd'; did you mean method"),
+        (
+            {"grid": {"delta-sam": {"method.weigting.samples": [1, 2]}}},
+            "method.weigting.samples: there is no 'weigting'; did you mean weighting",
+        ),
     ],
 )
 def test_mistakes_in_the_runs_are_named(changes: dict[str, Any], message: str) -> None:

@@ -51,8 +51,18 @@ def test_trials_are_runs_and_a_search_goes_on(tmp_path: Path, capsys: pytest.Cap
         ({"space": {"method.rho": {"low": 1, "high": 0.1}}}, "low must be less than high"),
         ({"space": {"method.rho": 0.1}}, "must be a list"),
         ({"spaces": {}}, "did you mean space"),
+        ({"space": {"method.rho": {"low": "a", "high": 1}}}, r"space.method.rho=.*: low and high must be numbers"),
+        ({"space": {"method.rho": {"low": 0, "high": 1, "log": True}}}, r"space.method.rho=.*: log needs low above 0"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_search(write(tmp_path, **changes))
+
+
+def test_choices_may_be_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    bert_folder(tmp_path / "bert")
+    file = write(tmp_path, space={"method.params": ["all", "norms"]}, trials=1)
+    assert main(["search", str(file), "--output", str(tmp_path / "out")]) == 0
+    assert "method.params=" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deltasam.cli import main
 from helpers.pretrained import bert_folder
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -146,3 +147,16 @@ def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_
     assert code == 2
     assert "did you mean SAM" in err
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["qick"], "qick: there is no such file, and no sweep of this name comes along; did you mean quick?"),
+        (["nope.yaml"], "nope.yaml: there is no such file\n"),
+        (["quick", "--jobs", "0"], "--jobs 0: must be at least 1"),
+    ],
+)
+def test_mistakes_on_the_command_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -43,7 +43,10 @@ class SearchCommand:
         quiet()
 
         def told(_: Any, trial: Any) -> None:
-            settings = " ".join(f"{name}={value:g}" for name, value in trial.params.items())
+            shown = (
+                (name, f"{value:g}" if isinstance(value, float) else value) for name, value in trial.params.items()
+            )
+            settings = " ".join(f"{name}={value}" for name, value in shown)
             console.print(f"trial {trial.number}: {trial.value:.4f}  {settings}", highlight=False)
 
         with bad_input():

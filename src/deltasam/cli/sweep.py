@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from deltasam.cli._errors import CommandError
+from deltasam.cli._errors import InputError
 from deltasam.cli._runs import bad_input, wide_console
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SweepCommand:
         from deltasam.experiments.sweeps import LocalPool, RayPool, run_sweep
 
         if self.jobs is not None and self.jobs < 1:
-            raise CommandError(f"--jobs {self.jobs}: must be at least 1")
+            raise InputError(f"--jobs {self.jobs}: must be at least 1")
         pool: LocalPool | RayPool
         if self.on == "local":
             pool = LocalPool.find(self.jobs)
@@ -100,10 +100,21 @@ class SweepCommand:
         )
 
     def _find(self) -> Path:
+        from deltasam.experiments._components import suggest
         from deltasam.experiments._presets import preset_folder
 
-        packaged = preset_folder() / "sweeps" / f"{self.file}.yaml"
-        return packaged if not self.file.exists() and packaged.is_file() else self.file
+        if self.file.exists():
+            return self.file
+        folder = preset_folder() / "sweeps"
+        packaged = {
+            path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))
+        }
+        if str(self.file) in packaged:
+            return packaged[str(self.file)]
+        hint = (
+            "" if self.file.suffix else f", and no sweep of this name comes along; {suggest(str(self.file), packaged)}"
+        )
+        raise InputError(f"{self.file}: there is no such file{hint}")
 
 
 def _known(runs: Sequence[Planned], folder: Path) -> dict[str, float]:

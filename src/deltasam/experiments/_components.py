@@ -53,8 +53,13 @@ def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterabl
     known = {name: hint for name, hint in known.items() if name not in set(leave_out)}
     for key in plain:
         if key not in known:
-            raise ConfigError(f"{where}.{key}: unknown option of {kind.__name__}; {suggest(str(key), known)}")
-    return {key: convert(known[key], value, f"{where}.{key}") for key, value in plain.items()}
+            raise ConfigError(f"{_path(where, key)}: unknown option of {kind.__name__}; {suggest(str(key), known)}")
+    return {key: convert(known[key], value, _path(where, key)) for key, value in plain.items()}
+
+
+def _path(where: str, key: str) -> str:
+    """The option as a setting names it; those of the run itself stand in no section."""
+    return f"{where}.{key}" if where else key
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
@@ -74,9 +79,10 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        allowed = {msg["msg"] for msg in error.errors() if msg["type"] == "literal_error"}
-        raise ConfigError(f"{where}={value!r}: {next(iter(allowed), problem)}") from error
+        problems = {problem["type"]: problem["msg"] for problem in reversed(error.errors())}
+        said = problems.get("literal_error", error.errors()[0]["msg"]).replace("valid tuple", "valid list")
+        or_number = ", or a whole number" if "literal_error" in problems and "int_parsing" in problems else ""
+        raise ConfigError(f"{where}={value!r}: {said}{or_number}") from error
 
 
 def build(kind: Any, given: Plain, where: str) -> Any:
@@ -88,7 +94,7 @@ def build(kind: Any, given: Plain, where: str) -> Any:
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error}" if where else str(error)) from error
 
 
 def plain(record: Any) -> Any:

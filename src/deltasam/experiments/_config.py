@@ -116,8 +116,8 @@ class RunConfig:
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("batch", Batch)):
             parts[name] = _section(kind, given.get(name) or {}, name)
         rest = {key: value for key, value in given.items() if key not in parts and key != "method"}
-        parts |= options(cls, rest, "run")
-        config: RunConfig = build(cls, parts, "run")
+        parts |= options(cls, rest, "")
+        config: RunConfig = build(cls, parts, "")
         return config
 
     @classmethod
@@ -157,17 +157,39 @@ def read_yaml(path: Path) -> Plain:
     """The mapping in a YAML file.
 
     Raises:
-        ConfigError: There is no such file, or it holds no mapping.
+        ConfigError: There is no such file, it holds no mapping, or a key stands twice in one.
     """
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except _TwiceError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not text, or no date
-        raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]}{line})") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {found!r}")
     return found
+
+
+class _TwiceError(Exception):
+    """A key stands twice in a mapping."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which would take the last of two equal keys without a word, made to tell."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if key.value != "<<" and isinstance(key, yaml.ScalarNode) and key.value in seen:
+                line = key.start_mark.line + 1
+                raise _TwiceError(f"{key.value!r} stands twice in a mapping, the second time in line {line}")
+            seen.add(str(key.value))
+        return node
 
 
 def _model(given: Any) -> Any:

@@ -21,6 +21,7 @@ from deltasam.experiments._parts import named_plain, to_method
 from deltasam.experiments._result import Result
 from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
+from deltasam.perturb import select
 from deltasam.splitting import Splitting
 from deltasam.storage import told_clearly
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
@@ -90,6 +91,9 @@ def prepare(config: RunConfig) -> Prepared:
     """
     if config.precision == "tf32" and not torch.cuda.is_available():
         raise ConfigError("precision=tf32: needs a CUDA device; use fp32")
+    if config.precision in ("bf16", "fp16") and not torch.accelerator.is_available():
+        # Trainer would refuse the one in words about its own options, and make of the other fp32 without a word.
+        raise ConfigError(f"precision={config.precision}: needs a GPU; use fp32")
     if isinstance(config.method, PerInstanceSAM) and not config.task.objective().separable:
         raise ConfigError(
             f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so "
@@ -117,6 +121,13 @@ def _check_splitting(config: RunConfig) -> None:
         Splitting(config.method).check(config.task.objective(), processes=launched)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_params(method: Method, model: Any) -> None:
+    try:
+        select(model, method.params)
+    except ValueError as error:
+        raise ConfigError(f"method: {error}") from error
 
 
 def run(
@@ -182,8 +193,10 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(place.path / "tensorboard")
     clock, stopper = Clock(), Stopper()
     guard = Guard(lambda: place.last_checkpoint(total))
+    model = prepared.model()
+    _check_params(config.method, model)
     trainer = RunTrainer(
-        model=prepared.model(),
+        model=model,
         args=arguments(config, total, place.checkpoints, tensorboard=tensorboard),
         method=prepared.method(),
         objective=prepared.objective(),

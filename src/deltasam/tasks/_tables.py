@@ -47,8 +47,8 @@ class Table:
             return Split(read_rows(Path(self.files[split]).expanduser()), self.files[split])
         if not self.dataset and self.hub is None:
             raise DataError(
-                f"there is no data: name your files (task.files.train=train.csv task.files.{split}=...), a dataset on "
-                "the hub (task.hub=path), or a folder of --data (task.dataset=name)"
+                f"there is no data: name your files, one for each split (task.files.{split}=...), a dataset on the "
+                "hub (task.hub=path), or a folder of --data (task.dataset=name)"
             )
         names = (split, *self.stand_ins.get(split, ()))
         return source.split(self.dataset or str(self.hub), names, self.hub)

@@ -4,7 +4,7 @@ A sweep file names setups (presets, or tasks and models), methods, a grid per me
 of :class:`~deltasam.experiments.RunConfig`, so a sweep can be interrupted, extended, and shared by several processes.
 """
 
-from deltasam.experiments.sweeps._file import KEEP, Sweep, Tune, read_sweep
+from deltasam.experiments.sweeps._file import KEEP, Risk, Sweep, Tune, read_sweep
 from deltasam.experiments.sweeps._measure import RISK, WEIGHTS, measured, record_risk, record_weights
 from deltasam.experiments.sweeps._plan import Planned, final_runs, select, tuning_runs
 from deltasam.experiments.sweeps._pool import Event, Job, LocalPool
@@ -22,6 +22,7 @@ __all__ = [
     "Outcome",
     "Planned",
     "RayPool",
+    "Risk",
     "Search",
     "Sweep",
     "Tune",

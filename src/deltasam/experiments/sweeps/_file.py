@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,33 @@ class Tune:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Risk:
+    """How the adversarial risk is measured after each run: the arguments of ``record_risk``.
+
+    Attributes:
+        rho: Radius.
+        rows: A fixed random sample of so many rows.
+        steps: Ascent steps inside the ball.
+        batch_size: Instances per batch.
+        split: The split; the one the run evaluates on by default.
+    """
+
+    rho: float = 0.05
+    rows: int = 256
+    steps: int = 1
+    batch_size: int = 16
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the options: a mistake here would show only when the first training is over."""
+        if not (math.isfinite(self.rho) and self.rho > 0):
+            raise ValueError(f"rho={self.rho} must be a finite number greater than 0")
+        for name in ("rows", "steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sweep:
     """Many runs, described together.
 
@@ -47,7 +75,7 @@ class Sweep:
         grid: For each method the settings to vary, such as ``method.rho``, with their values.
         seeds: Seeds of the runs that are reported.
         tune: How the point of the grid is chosen; None runs every point with every seed.
-        risk: Options of the adversarial risk to measure after each run (``rho``, ``rows``, ``steps``, ...), or None.
+        risk: Options of the adversarial risk to measure after each run, see :class:`Risk`, or None.
         keep: What stays of a finished run: ``all``, the ``weights`` without checkpoints, or the ``results`` alone.
     """
 
@@ -90,8 +118,11 @@ class Sweep:
         found: Plain = dict(given)
         methods = found.get("methods") or {}
         found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
-        if isinstance(found.get("tune"), Mapping):
-            found["tune"] = build(Tune, options(Tune, found["tune"], "tune"), "tune")
+        if found.get("tune") is not None:
+            found["tune"] = _section(Tune, found["tune"], "tune", "{seeds: [1]}")
+        if found.get("risk") is not None:
+            checked = _section(Risk, found["risk"], "risk", "{rho: 0.05}")
+            found["risk"] = {name: getattr(checked, name) for name in found["risk"]}
         made: Sweep = build(cls, {"name": name, **options(cls, found, "sweep", leave_out=("name",))}, "sweep")
         return made
 
@@ -107,6 +138,12 @@ def read_sweep(path: Path) -> Sweep:
     except ConfigError as error:
         text = str(error)
         raise ConfigError(text if text.startswith(str(path)) else f"{path}: {text}") from error
+
+
+def _section(kind: type, given: Any, where: str, example: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={given!r}: must be a mapping, such as {example}")
+    return build(kind, options(kind, given, where), where)
 
 
 def _sections(methods: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from deltasam.experiments._components import Plain
+from deltasam.experiments._components import Plain, suggest
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._resolve import merge, resolve
@@ -133,7 +133,9 @@ def _step(at: Any, part: str, setting: str) -> Any:
         if not part.isdigit() or int(part) >= len(at):
             raise ConfigError(f"{setting}: there are {len(at)} entries, counted from 0; {part!r} is none of them")
         return at[int(part)]
-    return at.get(part, {}) if isinstance(at, dict) else None
+    if isinstance(at, dict) and part not in at:
+        raise ConfigError(f"{setting}: there is no {part!r}; {suggest(part, at)}")
+    return at[part] if isinstance(at, dict) else None
 
 
 def _name(part: Any) -> str:

@@ -42,8 +42,7 @@ class Search:
             raise ValueError("space, seeds and trials must each hold at least one")
         for setting, choices in self.space.items():
             if isinstance(choices, Mapping) and {"low", "high"} <= set(choices) <= {"low", "high", "log"}:
-                if not float(choices["low"]) < float(choices["high"]):
-                    raise ValueError(f"space.{setting}={dict(choices)}: low must be less than high")
+                _check_range(f"space.{setting}={dict(choices)}", choices)
             elif not isinstance(choices, list) or not choices:
                 raise ValueError(f"space.{setting}={choices!r} must be a list, or have low, high and perhaps log")
 
@@ -110,6 +109,17 @@ def run_search(
     done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
     study.optimize(value, n_trials=max(0, search.trials - done), callbacks=[watch] if watch is not None else None)
     return study
+
+
+def _check_range(where: str, choices: Mapping[str, Any]) -> None:
+    try:
+        low, high = float(choices["low"]), float(choices["high"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: low and high must be numbers") from error
+    if not low < high:
+        raise ValueError(f"{where}: low must be less than high")
+    if choices.get("log") and not low > 0:
+        raise ValueError(f"{where}: log needs low above 0")
 
 
 def _first(choices: Any) -> Any:
