@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,45 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert torch.backends.mkldnn.enabled == kernels  # bfloat16 on a CPU that has none makes torch switch it off
     assert here("analyze", "sharpness", tmp_path) == 2
     assert "no run folder" in capsys.readouterr().err
+    shutil.rmtree(run / "model")
+    for command in (("evaluate",), ("analyze", "sharpness"), ("analyze", "examples"), ("analyze", "landscape")):
+        assert here(*command, run) == 2
+        assert f"{run}: the run has kept no weights" in capsys.readouterr().err
+    (run / "result.json").write_text("{}")
+    assert here("train", "--config", run / "config.yaml", "--output", run) == 2
+    error = capsys.readouterr().err
+    assert (
+        "result.json: not a result of this version (it has no run_id); remove it, and the run is made again" in error
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("analyze sharpness x --rho -1"),
+        ("analyze adversarial-risk x --rows 0"),
+        ("analyze weights x --batch-size 0"),
+        ("analyze sharpness x --steps 0"),
+        ("analyze alignment x --eta 0"),
+        ("analyze examples x --most 0"),
+        ("analyze landscape x --rho nan"),
+        ("evaluate x --rows 0"),
+        ("evaluate x --batch-size -3"),
+        ("table adversarial-risk . --measure --rho -1"),
+        ("quickstart --rho 0"),
+    ],
+)
+def test_numbers_that_mean_nothing(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    option, value = words.split()[-2:]
+    assert f"{option} {value}: must be greater than 0" in capsys.readouterr().err
+
+
+def test_a_folder_in_a_file(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/run"):
+        assert here("train", "--task", "docstrings", "--model", bert, "--output", tmp_path / folder) == 2
+        assert f"{tmp_path / 'file'} is a file; choose a folder by --output" in capsys.readouterr().err
 
 
 @pytest.mark.data

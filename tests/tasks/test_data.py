@@ -171,3 +171,11 @@ def test_every_glue_task_loads(shared: Path) -> None:
 def test_hidden_labels_are_told(shared: Path) -> None:
     with pytest.raises(DataError, match=r"this split has no public labels"):
         find_task("rte").load(DataSource.find(shared / "data"), ["test"])
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", "  "])
+def test_a_missing_label_is_no_class(missing: object) -> None:
+    task = SentenceTask(name="x", text=("text",), label="stars")
+    rows = [{"text": "a", "stars": "good"}, {"text": "b", "stars": missing}, {"text": "c", "stars": "bad"}]
+    with pytest.raises(DataError, match=r"train: column 'stars' in row 1: the label is missing; drop such rows"):
+        task.check({"train": rows}, {})

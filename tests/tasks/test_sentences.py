@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from deltasam.tasks import Data, DataError, SentenceTask, find_model, find_task, load_tokenizer
+from deltasam.tasks._models import load_model
 from helpers.pretrained import bert_folder
 
 ROWS = [{"sentence1": f"get the {w}", "sentence2": "x" * (i + 1), "label": i % 2} for i, w in enumerate("abcdefghi")]
@@ -118,3 +119,16 @@ def test_options_that_cannot_be(bert: str) -> None:
     with pytest.raises(ValueError, match=r"siamese classifies pairs"):
         SentenceTask(name="x", pairing="siamese")
     assert SentenceTask(name="x", kind="regression", metrics=("mse",)).higher_is_better is False
+
+
+def test_models_that_cannot_be_loaded(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    folder = bert_folder(tmp_path / "bert")
+    load_model(Auto, str(folder), num_labels=3).save_pretrained(folder)
+    with pytest.raises(DataError, match=r"could not be loaded as .*another number of classes"):
+        load_model(Auto, str(folder), num_labels=2)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:200])
+    with pytest.raises(DataError, match=r"could not be loaded as .*header"):
+        load_model(Auto, str(folder), num_labels=3)

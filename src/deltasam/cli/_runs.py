@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -31,6 +32,13 @@ def bad_input() -> Iterator[None]:
         raise StoppedError(str(error)) from error
     except (StorageError, DivergedError, LostError) as error:
         raise CommandError(str(error)) from error
+
+
+def check_positive(**options: float | None) -> None:
+    """Raises an InputError for an option that is not a finite number greater than 0; None is left to its default."""
+    for name, value in options.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")
 
 
 def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = ()) -> Table:

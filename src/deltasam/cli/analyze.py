@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, wide_console
+from deltasam.cli._runs import bad_input, check_positive, wide_console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class _Analysis:
 
         if not self.folders:
             raise InputError("name at least one run folder")
+        numbers = ("rho", "rows", "batch_size", "steps", "eta")
+        check_positive(**{name: getattr(self, name, None) for name in numbers})
         quiet()
         lines: list[dict[str, Any]] = []
         for folder in self.folders:
@@ -164,7 +166,8 @@ class _OfWeightings(_Analysis):
 class Alignment(_OfWeightings):
     """Cosine of each method's gradient with that of exact per-instance SAM, at the final weights.
 
-    On a CPU a batch of 16 sentences takes BERT-small about a minute; `--rows` and `--weightings` make it shorter.
+    With BERT-small on one core of a CPU, eight sentences take half a minute; `--rows` and `--weightings` make it
+    shorter.
     """
 
     weightings: tuple[Literal["FiniteDifference", "Directional", "OwnGradient", "RandomWeights"], ...] = (
@@ -185,8 +188,8 @@ class Alignment(_OfWeightings):
 class Weights(_OfWeightings):
     """Whether delta-SAM's weights g measure the instances or the rounding and the dropout masks, per estimator.
 
-    On a CPU a batch of 16 sentences takes BERT-small some minutes; `--rows`, `--weightings` and `--conditions` make
-    it shorter.
+    With BERT-small on one core of a CPU, eight sentences and one estimator take half a minute; `--rows`,
+    `--weightings` and `--conditions` make it shorter.
     """
 
     weightings: tuple[Literal["FiniteDifference", "Directional", "OwnGradient"], ...] = (

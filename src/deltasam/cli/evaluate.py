@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, wide_console
+from deltasam.cli._runs import bad_input, check_positive, wide_console
 
 if TYPE_CHECKING:
     from deltasam.experiments import Loaded
@@ -58,6 +58,7 @@ class Evaluate:
 
         from deltasam.cli._progress import quiet
 
+        check_positive(rows=self.rows, batch_size=self.batch_size)
         quiet()
         with bad_input():
             loaded = self._load()

@@ -8,7 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, wide_console
+from deltasam.cli._runs import bad_input, check_positive, wide_console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Examples:
 
         if not self.folders:
             raise InputError("name at least one run folder")
+        check_positive(rows=self.rows, batch_size=self.batch_size, most=self.most)
         quiet()
         console = wide_console()
         data = None if self.data is None else str(self.data.resolve())

@@ -10,7 +10,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, wide_console
+from deltasam.cli._runs import bad_input, check_positive, wide_console
 
 FILE = "landscape.json"
 
@@ -62,6 +62,7 @@ class Landscape:
 
         if not self.folders:
             raise InputError("name at least one run folder")
+        check_positive(reach=self.reach, rho=self.rho, rows=self.rows, batch_size=self.batch_size)
         if self.points < 3 or self.plane < 0:
             raise InputError(f"--points {self.points} must be at least 3, --plane {self.plane} at least 0")
         quiet()

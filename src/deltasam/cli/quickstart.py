@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltasam.cli._runs import bad_input, results_table, wide_console
+from deltasam.cli._runs import bad_input, check_positive, results_table, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +40,7 @@ class Quickstart:
         from deltasam.cli._progress import bar, quiet
         from deltasam.experiments import resolve, run
 
+        check_positive(rho=self.rho, risk_rows=self.risk_rows)
         console = wide_console()
         quiet()
         console.print("Does this description belong to this function? 320 pairs from Python's standard library;")

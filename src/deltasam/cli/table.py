@@ -94,11 +94,12 @@ class TableCommand:
 
     def _measure(self, runs: Runs) -> None:
         from deltasam.cli._progress import quiet
-        from deltasam.cli._runs import bad_input
+        from deltasam.cli._runs import bad_input, check_positive
         from deltasam.experiments.sweeps import record_risk
 
         if self.table != "adversarial-risk":
             raise InputError(f"--measure is for adversarial-risk; {self.table} needs no measurement")
+        check_positive(rho=self.rho, rows=self.rows)
         quiet()
         data = None if self.data is None else str(self.data.resolve())
         for run in runs.finished:

@@ -112,3 +112,13 @@ def plain(record: Any) -> Any:
     if record is None or isinstance(record, (bool, int, float, str)):
         return record
     raise ConfigError(f"{record!r} cannot be written to a configuration file; use a name, a number or a list of these")
+
+
+def without_later(record: Any, described: Plain) -> Plain:
+    """``described`` without the options that came after runs were first numbered, while they have their default.
+
+    A new option must not make another run of every run there is; its field says ``metadata={"later": True}``.
+    """
+    fields = [f for f in dataclasses.fields(record) if f.metadata.get("later")]
+    same = {f.name for f in fields if getattr(record, f.name) == f.default}
+    return {name: value for name, value in described.items() if name not in same}

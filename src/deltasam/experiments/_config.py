@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import yaml
 
-from deltasam.experiments._components import Plain, build, options, plain, suggest
+from deltasam.experiments._components import Plain, build, options, plain, suggest, without_later
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
@@ -143,6 +143,7 @@ class RunConfig:
     def run_id(self) -> str:
         """A hash of everything that decides the outcome: equal configurations are the same run."""
         identity = {key: value for key, value in self.to_plain().items() if key not in _NOT_IDENTITY}
+        identity["method"] = without_later(self.method, identity["method"])
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

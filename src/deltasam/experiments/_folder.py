@@ -65,8 +65,9 @@ class RunFolder:
         Raises:
             ConfigError: The folder holds another run, or something that is no run.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path} is a file; choose a folder by --output")
+        file = next((path for path in (self.path, *self.path.parents) if path.is_file()), None)
+        if file is not None:
+            raise ConfigError(f"{file} is a file; choose a folder by --output")
         if self.config.is_file():
             owner = RunConfig.read(self.config)
             if owner.run_id != config.run_id:

@@ -79,7 +79,7 @@ def load_run(
     """The final model of a run with a split of its task.
 
     Raises:
-        ConfigError: The folder holds no finished run.
+        ConfigError: The folder holds no finished run, or one without weights.
         DataError: The data is missing or wrong.
     """
     place = RunFolder(folder)
@@ -88,6 +88,11 @@ def load_run(
     config = RunConfig.read(place.config)
     if not place.result.is_file():
         raise ConfigError(f"{folder}: the run is not finished; go on with `deltasam train --config {place.config}`")
+    if not place.model.is_dir():
+        raise ConfigError(
+            f"{folder}: the run has kept no weights; make it again by `deltasam train`, or in a sweep with "
+            "keep: weights"
+        )
     if data is not None:
         config = dataclasses.replace(config, data=data)
     return config, load(config, path=str(place.model), split=split, rows=rows)

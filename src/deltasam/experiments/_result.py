@@ -85,6 +85,13 @@ class Result:
             ConfigError: The file is no result, or one of another version of this package.
         """
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            found = dict(json.loads(path.read_text(encoding="utf-8")))
+            needed = (f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING)
+            missing = next((name for name in needed if name not in found), None)
+            if missing is not None:
+                raise ValueError(f"it has no {missing}")
+            return cls(**found)
         except (OSError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}: not a result of this version ({error})") from error
+            raise ConfigError(
+                f"{path}: not a result of this version ({error}); remove it, and the run is made again"
+            ) from error

@@ -89,8 +89,11 @@ def infer_classes(rows: Sequence[Row], column: str, origin: str) -> tuple[str, .
     """The classes of a dataset that does not name them: 0..max for whole numbers, else the sorted names.
 
     Raises:
-        DataError: There are fewer than two.
+        DataError: There are fewer than two, or a label is missing.
     """
+    for index, row in enumerate(rows):
+        if _is_missing(row[column]):  # an empty cell would become a class
+            raise DataError(f"{origin}: column {column!r} in row {index}: the label is missing; drop such rows")
     values = {row[column] for row in rows}
     numbers = [_number(value) for value in values]
     if all(number is not None and math.isfinite(number) and number == int(number) for number in numbers):
@@ -100,6 +103,11 @@ def infer_classes(rows: Sequence[Row], column: str, origin: str) -> tuple[str, .
     if len(names) < 2:
         raise DataError(f"{origin}: column {column!r} has the one class {names[0]!r}; there is nothing to learn")
     return names
+
+
+def _is_missing(value: Any) -> bool:
+    nan = isinstance(value, float) and math.isnan(value)
+    return value is None or nan or (isinstance(value, str) and not value.strip())
 
 
 def _number(value: Any) -> float | None:

@@ -37,11 +37,17 @@ def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
         DataError: There is no such model, or not of this kind.
     """
     import torch
+    from safetensors import SafetensorError
 
     try:
         return auto.from_pretrained(find_model(path), dtype=torch.float32, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"model {path!r} could not be loaded as {auto.__name__} ({_first_line(error)})") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        why = _first_line(error)
+        if "ignore_mismatched_sizes" in why:  # Hugging Face names an option that nobody here can set
+            why = "its weights have other shapes, as a head has that was trained for another number of classes"
+        raise DataError(f"model {path!r} could not be loaded as {auto.__name__} ({why})") from error
 
 
 def find_model(path: str) -> str:
