@@ -29,6 +29,7 @@ MODELS = ("bert-base", "roberta-large")
 SIZES = ("16x64", "32x128")
 PRECISIONS = ("bf16", "tf32")
 METHODS = ("delta-sam-ambient", "delta-sam-every-4", "per-instance-sam")
+HALF = "per-instance-sam-bfloat16"  # under autocast it would be the same as per-instance-sam
 BATCHES = (8, 16, 32, 64, 128)
 LENGTHS = (32, 64, 128, 256, 512)
 SHAPES = ("bert-2x128", "bert-4x256", "bert-4x512", "bert-8x512", "bert-base", "roberta-large")  # 4M to 355M
@@ -65,8 +66,9 @@ def figures(wish: Wish) -> Iterator[Any]:
     """Every method, eager and captured; memory at the larger size."""
     for shape in wish.grid():
         memory = f"{shape['batch']}x{shape['length']}" == (wish.sizes or SIZES)[-1]
+        methods = METHODS if shape["precision"] == "bf16" else (*METHODS, HALF)
         yield wish.options(
-            **shape, methods=METHODS, ways=("eager", "captured"), rounds=6, seconds=0.6, warmup=1, memory=memory
+            **shape, methods=methods, ways=("eager", "captured"), rounds=6, seconds=0.6, warmup=1, memory=memory
         )
 
 

@@ -9,6 +9,7 @@ import json
 import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ FIGURES = (
     Figure("eager exact per-instance / eager SAM", "PerInstanceSAM", "SAM"),
 )
 MEMORY_TARGET = 1.4
+PER_INSTANCE = {"PerInstanceSAM": "per-instance", "PerInstanceSAM-bfloat16": 'per-instance with `factors="bfloat16"`'}
+SCOPES = {"everything": True, "beyond weights and optimizer": False}
 
 
 def read(folder: Path) -> list[Result]:
@@ -115,17 +118,17 @@ def figures(results: Sequence[Result], compiled: Sequence[Result]) -> str:
         for figure in FIGURES:
             aimed = figure.targets if figure.size in (None, shape) else None
             lines.append(f"| {figure.name} |" + _cells(here, figure.of, aimed))
-        for way in ("captured", "eager"):
-            name = f"peak memory per-instance / SAM, {way}"
-            for what, total in ((f"{name}, everything", True), (f"{name}, beyond weights and optimizer", False)):
-                aimed = (MEMORY_TARGET, MEMORY_TARGET) if shape == "32x128" else None
+        aimed = (MEMORY_TARGET, MEMORY_TARGET) if shape == "32x128" else None
+        for (method, name), way, (what, total) in product(PER_INSTANCE.items(), ("captured", "eager"), SCOPES.items()):
 
-                def ratio(result: Result, way: str = way, total: bool = total) -> tuple[float, None] | None:
-                    found = parts["memory_ratio"](result, way, total=total)
-                    return None if found is None else (found, None)
+            def ratio(
+                result: Result, method: str = method, way: str = way, total: bool = total
+            ) -> tuple[float, None] | None:
+                found = parts["memory_ratio"](result, way, total=total, method=method)
+                return None if found is None else (found, None)
 
-                if any(ratio(result) for result in here):
-                    lines.append(f"| {what} |" + _cells(here, ratio, aimed))
+            if any(ratio(result) for result in here):
+                lines.append(f"| peak memory {name} / SAM, {way}, {what} |" + _cells(here, ratio, aimed))
         blocks.append(f"### {model}, {shape.replace('x', ' x ')}\n\n" + "\n".join(lines))
     return "\n\n".join(blocks)
 

@@ -49,16 +49,17 @@ def ratio(result: Result, above: str, below: str) -> tuple[float, float] | None:
     return median, (high - low) / 2
 
 
-def memory_ratio(result: Result, way: str, *, total: bool) -> float | None:
-    """Peak memory of the per-instance method against SAM run in the same way.
+def memory_ratio(result: Result, way: str, *, total: bool, method: str = "PerInstanceSAM") -> float | None:
+    """Peak memory of a per-instance method against SAM run in the same way.
 
     Args:
         result: The measurement.
+        method: Its name in the measurement.
         way: Eager or captured.
         total: With the weights and the two moments of AdamW, three copies of the parameters.
     """
     suffix = "" if way == "eager" else f" {way}"
-    ours, sam = (row_of(result, f"{name}{suffix}") for name in ("PerInstanceSAM", "SAM"))
+    ours, sam = (row_of(result, f"{name}{suffix}") for name in (method, "SAM"))
     if ours is None or sam is None or ours["peak_bytes"] is None or sam["peak_bytes"] is None:
         return None
     more = 3 * int(result["machine"]["parameter_bytes"]) if total else 0

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from deltasam.experiments import REGULARISERS, WEIGHTINGS, ConfigError, RunConfig, resolve
+from deltasam.experiments import REGULARISERS, WEIGHTINGS, ConfigError, Result, RunConfig, resolve
 from deltasam.methods.catalogue import METHODS
 from deltasam.tasks import TASKS
+from helpers.data import REPOSITORY
 
 SMALL = {"task": "mrpc", "model": "bert-base-cased"}
 
@@ -168,3 +169,17 @@ def test_schedule_counts_updates() -> None:
     assert config.schedule.warmup_of(12) == 2
     assert make(schedule={"steps": 50, "warmup_steps": 0}).schedule.total(4) == 50
     assert make(batch={"size": 16, "drop_last": True}).batch.updates_per_epoch(100) == 6
+
+
+def test_committed_runs_keep_their_number() -> None:
+    """A sweep goes on from the runs in ``results/``: a new option must not give them all another number."""
+    found = [Result.read(path) for path in sorted((REPOSITORY / "results").glob("*/*/result.json"))]
+    assert len(found) > 100
+    assert [result.run_id for result in found if RunConfig.from_plain(result.config).run_id != result.run_id] == []
+
+
+def test_an_option_that_came_later_counts_when_it_is_used() -> None:
+    plain = make(method={"name": "PerInstanceSAM"})
+    assert "factors" in plain.to_plain()["method"]
+    assert make(method={"name": "PerInstanceSAM", "factors": "exact"}).run_id == plain.run_id
+    assert make(method={"name": "PerInstanceSAM", "factors": "bfloat16"}).run_id != plain.run_id

@@ -58,8 +58,16 @@ def test_ratios_of_rounds_beside_their_targets(script: dict[str, Any], tmp_path:
     assert "captured exact per-instance / captured SAM | <= 1.12 | 1.20 ±0.00 ✗ |" in page
     assert "captured, everything | <= 1.4 | 1.25 ✓ |" in page  # (200 + 3 x 100) / (100 + 3 x 100)
     assert "captured, beyond weights and optimizer | <= 1.4 | 2.00 ✗ |" in page
+    assert "bfloat16" not in page  # not measured, not told
     assert "commit abc" in page
     assert "python benchmarks/speed.py --part figures" in page
+
+
+def test_factors_in_half_the_memory_stand_beside_the_exact_ones(script: dict[str, Any], tmp_path: Path) -> None:
+    sam, half = row("SAM", 2.0, peak=100), row("PerInstanceSAM-bfloat16", 2.4, peak=130)
+    measurement(tmp_path, "figures", row("ERM", 1.0), sam, half, batch=32, length=128, precision="tf32")
+    name = 'per-instance with `factors="bfloat16"` / SAM, eager, beyond weights and optimizer'
+    assert f"{name} | <= 1.4 | - | <= 1.4 | 1.30 ✓ |" in script["page"](tmp_path)
 
 
 def test_growth_has_a_table_and_a_plot_for_every_axis(script: dict[str, Any], tmp_path: Path) -> None:

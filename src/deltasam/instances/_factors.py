@@ -162,6 +162,8 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
     match factor:
         case LowRank() if factor.transposed == transposed:
             product, d = products(x, factor.x, c, factor.bias), factor.d
+            if is_narrower(d, y):  # kept in half the memory: the graph must not hold a wide copy
+                return y + torch.bmm(product, d)
             return torch.baddbmm(y, product, d if d.dtype == y.dtype else d.to(y.dtype))
         case Rows() if not transposed:
             along = products(x, factor.d, c, False)
@@ -198,8 +200,10 @@ class Products:
     def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool) -> Tensor:
         of = self._of
         if of is None or of[0] is not x or of[1] is not recorded or of[2] is not c or of[3] != bias:
-            scale = self.scale(c, x.dtype)
-            product = torch.bmm(x, (recorded if recorded.dtype is x.dtype else recorded.to(x.dtype)).mT)
+            a, b = x, recorded
+            if a.dtype is not b.dtype:
+                a, b = (a.to(b.dtype), b) if is_narrower(b, a) else (a, b.to(a.dtype))
+            scale, product = self.scale(c, a.dtype), torch.bmm(a, b.mT)
             self._product = torch.addcmul(scale, product, scale) if bias else product * scale
             self._of = (x, recorded, c, bias)
         return self._product
@@ -210,6 +214,11 @@ class Products:
         if key not in self._scales:
             self._scales[key] = c.to(dtype).view(-1, 1, 1)
         return self._scales[key]
+
+
+def is_narrower(a: Tensor, b: Tensor) -> bool:
+    """Whether the numbers of ``a`` have fewer digits, as those that were kept in bfloat16 have."""
+    return a.dtype is not b.dtype and a.dtype is torch.bfloat16 and b.dtype in (torch.float32, torch.float64)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -64,8 +64,14 @@ def _total(terms: list[Tensor]) -> Tensor:
     return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
 
 
-def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping) -> InstanceGradients:
-    """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight."""
+def collect(
+    calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping, kept: torch.dtype | None = None
+) -> InstanceGradients:
+    """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight.
+
+    Low-rank factors are kept in the dtype ``kept``, or as they are.
+    """
+    inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # what query, key and value share stays one tensor
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
@@ -90,11 +96,15 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                 case _:
                     assert call.inputs is not None
                     folded = low_rank and bias is not None and call.bias is not None
-                    factor = LowRank(call.inputs.to(d.dtype), d, folded, call.transposed)
                     if low_rank:
-                        factors.setdefault(name, []).append(factor)
+                        kind = kept if kept is not None and wide_dtype(d.dtype) is d.dtype else d.dtype
+                        x = inputs.get((id(call.inputs), kind))
+                        if x is None:
+                            x = inputs[id(call.inputs), kind] = call.inputs.to(kind)
+                        factors.setdefault(name, []).append(LowRank(x, d.to(kind), folded, call.transposed))
                     else:
-                        _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
+                        whole = LowRank(call.inputs.to(d.dtype), d, folded, call.transposed).dense()
+                        _accumulate(factors, name, whole.reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
                         _accumulate(factors, id(call.bias), _over_positions(d))
     vectors = _add_norms(factors, norms)

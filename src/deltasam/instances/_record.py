@@ -48,6 +48,7 @@ def record(
     group: int = 1,
     scale: Callable[[Tensor], Tensor] | None = None,
     terms: Sequence[tuple[InstanceGradients, Tensor]] = (),
+    kept: torch.dtype | None = None,
 ) -> Recording:
     r"""Per-instance gradients of the losses that ``run()`` returns, from one batched forward and one backward.
 
@@ -65,6 +66,7 @@ def record(
         group: Number of instances that share a perturbation.
         scale: Loss scaling; cancels in what is made of the norms.
         terms: Record at these perturbed weights instead of at w (several ascent steps).
+        kept: Dtype to keep the inputs and output gradients in; their own by default.
 
     Raises:
         InstancesMixedError: The loss of one instance depends on the others.
@@ -72,7 +74,7 @@ def record(
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
     places = Places(model, chosen)
-    wish = _Wish(run, size, group, scale, tuple(terms))
+    wish = _Wish(run, size, group, scale, tuple(terms), kept)
     why: MisreadError | None = None
     for attempt in range(4):
         found = _reading(places, wish, why, last=attempt == 3)
@@ -91,6 +93,7 @@ class _Wish:
     group: int
     scale: Callable[[Tensor], Tensor] | None
     terms: tuple[tuple[InstanceGradients, Tensor], ...]
+    kept: torch.dtype | None
 
 
 def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: bool) -> Recording | MisreadError:
@@ -126,7 +129,7 @@ def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
             check = key not in memory.verified and not _capturing(losses)
             edges = [call.edge for call in state.calls]
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
-            gradients = collect(state.calls, found, state.grouping)
+            gradients = collect(state.calls, found, state.grouping, wish.kept)
             if check and verify(places.model, losses, params, state, gradients, memory, scale, last=last):
                 memory.verified.add(key)
     norms = gradients.norms()

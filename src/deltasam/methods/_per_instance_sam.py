@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -50,6 +51,9 @@ class PerInstanceSAM(Method):
             covers the model.
         uncovered: A parameter that no rule of the low-rank engine covers: ``"loop"``: loop over the instances instead
             (``"low-rank"``: raise); ``"skip"``: leave that parameter unperturbed. Either way one warning says which.
+        factors: How the low-rank engine keeps inputs and output gradients from the first pass for the second:
+            ``"exact"``: as they were computed; ``"bfloat16"``: float32 ones in half the memory, which rounds the
+            perturbation (not the weights, the losses at w or the layers themselves) to between two and three digits.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
@@ -71,6 +75,7 @@ class PerInstanceSAM(Method):
     group: int = 1
     engine: Engine = "auto"
     uncovered: Literal["loop", "skip"] = "loop"
+    factors: Literal["exact", "bfloat16"] = field(default="exact", metadata={"later": True})
     passes = "2/2"
 
     def __post_init__(self) -> None:
@@ -85,6 +90,8 @@ class PerInstanceSAM(Method):
             raise ValueError(f"engine={self.engine!r} must be 'auto', 'low-rank' or 'loop'")
         if self.uncovered not in ("loop", "skip"):
             raise ValueError(f"uncovered={self.uncovered!r} must be 'loop' or 'skip'")
+        if self.factors not in ("exact", "bfloat16"):
+            raise ValueError(f"factors={self.factors!r} must be 'exact' or 'bfloat16'")
 
     def _needs_whole(self) -> bool:
         return True
@@ -133,16 +140,20 @@ class PerInstanceSAM(Method):
             check_losses(losses, graph=True)
             return losses
 
+        def recording(params: Mapping[str, Tensor]) -> Recording:
+            kept = torch.bfloat16 if self.factors == "bfloat16" else None
+            return record(part.inner, run, params, size=size, group=self.group, scale=part.scaled, kept=kept)
+
         part.count.forwards += 1
         part.count.backwards += 1
         try:
-            return record(part.inner, run, part.params, size=size, group=self.group, scale=part.scaled)
+            return recording(part.params)
         except UncoveredError as found:
             part.rewind()
             rest = {name: p for name, p in part.params.items() if name not in found.parameters}
             if self.uncovered == "skip" and rest:
                 tell_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
-                return record(part.inner, run, rest, size=size, group=self.group, scale=part.scaled)
+                return recording(rest)
             if self.engine == "low-rank":
                 raise
             tell_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
