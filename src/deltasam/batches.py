@@ -53,7 +53,9 @@ def batch_size(batch: Any) -> int | None:
 
 
 def take(batch: Any, index: Tensor, size: int) -> Any:
-    """The instances ``index`` of a batch of ``size``: every tensor (or list) of that length is indexed, others stay.
+    """The instances ``index`` of a batch of ``size``.
+
+    Tensors and lists of texts of that length are indexed, everything else stays.
 
     Example:
         >>> take({"x": torch.arange(4), "scale": torch.tensor(2.0)}, torch.tensor([0, 3]), 4)
@@ -63,6 +65,8 @@ def take(batch: Any, index: Tensor, size: int) -> Any:
     def pick(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == size:
             return leaf.index_select(0, index.to(leaf.device))
+        if are_texts(leaf) and len(leaf) == size:
+            return type(leaf)(leaf[i] for i in index.tolist())
         return leaf
 
     return tree_map(pick, batch)
@@ -74,7 +78,7 @@ def repeat(batch: Any, times: int, size: int) -> Any:
     def double(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == size:
             return torch.cat([leaf] * times)
-        return leaf
+        return leaf * times if are_texts(leaf) and len(leaf) == size else leaf
 
     return tree_map(double, batch)
 
@@ -93,11 +97,19 @@ def shares(counts: list[Any]) -> list[Any]:
 
 
 def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Applies a function to every leaf of nested mappings, lists and tuples; mappings come back as plain dicts."""
+    """Applies a function to every leaf of nested mappings, lists and tuples; mappings come back as plain dicts.
+
+    A list of texts is a leaf.
+    """
     if isinstance(batch, Mapping):
         return {key: tree_map(function, value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(tree_map(function, value) for value in batch))
-    if isinstance(batch, (list, tuple)):
+    if isinstance(batch, (list, tuple)) and not are_texts(batch):
         return type(batch)(tree_map(function, value) for value in batch)
     return function(batch)
+
+
+def are_texts(value: Any) -> bool:
+    """Whether this is a list of texts, such as a ``DataLoader`` makes of the texts of a batch."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(text, str) for text in value)

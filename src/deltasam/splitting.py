@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from deltasam.batches import MicroBatches, batch_size, take, tensors
+from deltasam.batches import MicroBatches, are_texts, batch_size, take, tensors
 from deltasam.gradients import set_aside
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
@@ -173,10 +173,12 @@ def _size(batch: Any) -> int | None:
 
 
 def _has_rows(batch: Any, size: int) -> bool:
-    """Whether instances come as a list (texts, say), which nobody would cut."""
+    """Whether instances come as a list that nobody would cut: of numbers, or of objects."""
     if isinstance(batch, Mapping):
         return any(_has_rows(value, size) for value in batch.values())
     if isinstance(batch, (list, tuple)):
+        if are_texts(batch):
+            return False
         if len(batch) == size and not any(isinstance(value, (Tensor, Mapping, list, tuple)) for value in batch):
             return True
         return any(_has_rows(value, size) for value in batch)
@@ -185,7 +187,7 @@ def _has_rows(batch: Any, size: int) -> bool:
 
 def _obstacle(model: nn.Module, parts: MicroBatches) -> str | None:
     if any(_size(part) is None for part in parts):
-        return "the batch is not made of tensors with one row per instance"
+        return "the batch is not made of tensors with one row per instance (and lists of texts)"
     kinds = (nn.modules.batchnorm._BatchNorm,)
     for name, module in model.named_modules():
         if isinstance(module, kinds) and (module.training or module.running_mean is None):

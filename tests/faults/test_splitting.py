@@ -165,9 +165,9 @@ def test_what_cannot_be_split() -> None:
     model, batch, _ = TRANSFORMER.make()
     with pytest.raises(torch.OutOfMemoryError, match=r"of no help: parts of 1 instances cannot be made smaller"):
         Splitting(SAM()).backward(model, batch, hopeless)
-    texts = {"text": ["a", "b", "c"], "x": torch.zeros(3, 2)}
+    numbers = {"ids": [1, 2, 3], "x": torch.zeros(3, 2)}
     with pytest.raises(torch.OutOfMemoryError, match=r"not made of tensors with one row per instance"):
-        Splitting(SAM()).backward(model, texts, hopeless)
+        Splitting(SAM()).backward(model, numbers, hopeless)
     with pytest.raises(torch.OutOfMemoryError, match=r"ran out of memory in pass 1.*\n.*of no help"):
         Splitting(PerInstanceSAM(group=4)).backward(model, batch, hopeless)
     assert all(p.grad is None for p in model.parameters())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from deltasam import SAM, Classification
+from deltasam import GSAM, SAM, Classification
 from helpers.promises import assert_intact, rows, skip_exempt, snapshot
 from helpers.rows import Row
 
@@ -153,3 +153,8 @@ def test_a_state_of_something_else(row: Row) -> None:
         method.load_state_dict(None)
     with pytest.raises(ValueError, match=r"state is that of an optimizer"):
         method.load_state_dict(adamw(nn.Linear(2, 2)).state_dict())
+
+
+def test_a_learning_rate_without_a_range() -> None:
+    with pytest.raises(ValueError, match=r"lr_max=0\.1 must be greater than lr_min=0\.1"):
+        GSAM.rho_at(lr=0.1, lr_max=0.1, lr_min=0.1, rho_max=0.1, rho_min=0.01)

@@ -47,7 +47,13 @@ class GSAM(Method):
 
     @staticmethod
     def rho_at(*, lr: float, lr_max: float, rho_max: float, rho_min: float, lr_min: float = 0.0) -> float:
-        """The radius that stands to its range as the learning rate stands to its own."""
+        """The radius that stands to its range as the learning rate stands to its own.
+
+        Raises:
+            ValueError: The learning rate has no range.
+        """
+        if not lr_max > lr_min:
+            raise ValueError(f"lr_max={lr_max} must be greater than lr_min={lr_min}")
         return rho_min + (rho_max - rho_min) * (lr - lr_min) / (lr_max - lr_min)
 
     def _needs_whole(self) -> bool:

@@ -1,0 +1,51 @@
+"""Batches of any shape, cut and repeated by instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from deltasam import ESAM, SAM, Method, SubsetSAM
+from deltasam.batches import repeat, take
+from deltasam.splitting import Splitting
+
+TEXTS = {"text": ["a", "bb", "ccc", "dddd"], "labels": torch.tensor([0, 1, 2, 0]), "size": (224, 224, 3, 1)}
+
+
+def lengths(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """Reads its texts itself, as an objective with a tokenizer inside does."""
+    inputs = torch.tensor([[float(len(text)), 1.0] for text in batch["text"]])
+    return cross_entropy(model(inputs), batch["labels"], reduction="none")
+
+
+def test_texts_go_with_their_instances() -> None:
+    some = take(TEXTS, torch.tensor([3, 1]), 4)
+    assert some["text"] == ["dddd", "bb"]
+    assert some["labels"].tolist() == [0, 1]
+    assert some["size"] == (224, 224, 3, 1)  # no texts: nobody can tell whether these are instances
+    assert take((["a", "b"], torch.arange(2)), torch.tensor([1]), 2)[0] == ["b"]
+    assert repeat(TEXTS, 2, 4)["text"] == [*TEXTS["text"], *TEXTS["text"]]
+    assert take({"text": ["one", "two"], "x": torch.zeros(3)}, torch.tensor([0]), 3)["text"] == ["one", "two"]
+
+
+@pytest.mark.parametrize("method", [SubsetSAM(), ESAM(gamma=0.5)], ids=lambda method: type(method).__name__)
+def test_methods_that_take_a_part_of_a_batch_of_texts(method: Method) -> None:
+    assert method.backward(nn.Linear(2, 3), TEXTS, lengths).backwards == 2
+
+
+def test_a_batch_of_texts_is_split_when_memory_runs_out() -> None:
+    def hungry(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        if len(batch["text"]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return lengths(model, batch)
+
+    batch = {name: value for name, value in TEXTS.items() if name != "size"}
+    whole, split = nn.Linear(2, 3), nn.Linear(2, 3)
+    split.load_state_dict(whole.state_dict())
+    SAM().backward(whole, batch, lengths)
+    assert Splitting(SAM()).backward(split, batch, hungry).losses.shape == (4,)
+    torch.testing.assert_close(split.weight.grad, whole.weight.grad)
