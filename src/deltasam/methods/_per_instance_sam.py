@@ -54,6 +54,7 @@ class PerInstanceSAM(Method):
         factors: How the low-rank engine keeps inputs and output gradients from the first pass for the second:
             ``"exact"``: as they were computed; ``"bfloat16"``: float32 ones in half the memory, which rounds the
             perturbation (not the weights, the losses at w or the layers themselves) to between two and three digits.
+            For GPUs: most CPUs multiply bfloat16 slowly.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
