@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 import deltasam
+from deltasam.cli import main
 from deltasam.cli._commands import COMMANDS
+from deltasam.cli.train import Train
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,3 +75,23 @@ def test_env_tells_versions_as_json() -> None:
     facts = json.loads(run("env", "--json").stdout)
     assert {"python", "platform", "deltasam", "torch", "cuda"} <= set(facts)
     assert facts["deltasam"] == deltasam.__version__
+
+
+def test_settings_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "train",
+        "method.rho=0.2",
+        "--task",
+        "docstrings",
+        "batch.size=7",
+        "--model",
+        "minilm-l6",
+        "--show",
+        "seed=5",
+        "--method",
+        "sam",
+    ]
+    assert main(words) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["method"]["rho"], shown["batch"]["size"], shown["seed"]) == (0.2, 7, 5)
+    assert Train.arranged(["--output", "rho=1", "a.b=2", "--show"]) == ["--output", "rho=1", "--show", "a.b=2"]

@@ -60,6 +60,13 @@ def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: st
         read_search(write(tmp_path, **changes))
 
 
+def test_a_storage_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    bert_folder(tmp_path / "bert")
+    assert main(["search", str(write(tmp_path)), "--output", str(tmp_path / "out"), "--storage", "foo://x"]) == 2
+    assert "--storage foo://x: cannot be used (Can't load plugin" in capsys.readouterr().err
+
+
 def test_choices_may_be_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
     bert_folder(tmp_path / "bert")

@@ -83,7 +83,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     options = (tyro.conf.FlagCreatePairsOff,)  # --json, not also --no-json
 
     try:
-        command = tyro.cli(COMMANDS[name].load(), args=list(arguments), prog=f"deltasam {name}", config=options)
+        kind = COMMANDS[name].load()
+        words = getattr(kind, "arranged", list)(arguments)
+        command = tyro.cli(kind, args=words, prog=f"deltasam {name}", config=options)
         return int(command.run() or 0)
     except CommandError as error:
         print(f"deltasam {name}: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deltasam.bench.options import StepOptions
-from deltasam.cli._errors import CommandError
+from deltasam.cli._errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,4 +19,4 @@ class BenchStep(StepOptions):
         try:
             step.run(self)
         except (ValueError, ModuleNotFoundError) as error:
-            raise CommandError(str(error)) from error
+            raise InputError(str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ from tyro.conf import Positional
 from deltasam.cli._runs import bad_input, results_table, wide_console
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deltasam.experiments import RunConfig
 
 
@@ -61,6 +63,18 @@ class Train:
 
     show: bool = False
     """Print the run as resolved, in YAML, and stop."""
+
+    @classmethod
+    def arranged(cls, words: Sequence[str]) -> list[str]:
+        """The words with the settings last, where tyro finds them; users write them where they think of them."""
+        flags = {f"--{field.name}" for field in fields(cls) if field.type == "bool"}
+        settings: list[str] = []
+        others: list[str] = []
+        for before, word in zip(["", *words], words, strict=False):
+            is_value = before.startswith("--") and "=" not in before and before not in flags
+            setting = "=" in word and not word.startswith("-") and not is_value
+            (settings if setting else others).append(word)
+        return [*others, *settings]
 
     def run(self) -> None:
         """Trains, or shows what would be trained."""

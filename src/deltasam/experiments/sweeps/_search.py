@@ -82,24 +82,29 @@ def run_search(
         The :class:`optuna.Study`.
 
     Raises:
-        ConfigError: Optuna is missing, or the search describes no run.
+        ConfigError: Optuna is missing, the storage cannot be used, or the search describes no run.
     """
     try:
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
         from optuna.trial import TrialState
+        from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
         raise ConfigError("a search needs Optuna: pip install 'deltasam[search]'") from error
     first = search.config({name: _first(choices) for name, choices in search.space.items()}, search.seeds[0])
     folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name=search.name,
-        storage=storage or JournalStorage(JournalFileBackend(str(folder / "study.journal"))),
-        direction="maximize" if first.task.higher_is_better else "minimize",
-        load_if_exists=True,
-    )
+    try:
+        study = optuna.create_study(
+            study_name=search.name,
+            storage=storage or JournalStorage(JournalFileBackend(str(folder / "study.journal"))),
+            direction="maximize" if first.task.higher_is_better else "minimize",
+            load_if_exists=True,
+        )
+    except (SQLAlchemyError, ImportError, ValueError) as error:  # no such database, or no driver for it
+        where = f"{folder / 'study.journal'}" if storage is None else f"--storage {storage}"
+        raise ConfigError(f"{where}: cannot be used ({str(error).splitlines()[0]})") from error
 
     def value(trial: Any) -> float:
         point = {name: _suggest(trial, name, choices) for name, choices in search.space.items()}
