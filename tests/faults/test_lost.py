@@ -18,7 +18,8 @@ from torch.utils.data import Dataset, get_worker_info
 from deltasam.cli import main
 from deltasam.experiments import ConfigError, RunConfig, RunFolder, run
 from deltasam.experiments._trainer import RunTrainer
-from deltasam.integrations._lost import LostError, lost_told
+from deltasam.integrations import LostError
+from deltasam.integrations._lost import lost_told
 from deltasam.methods import Method
 from helpers.fault_runs import config
 from helpers.trainers import assert_same_bits

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def bad_input() -> Iterator[None]:
     """Tells errors in the configuration and the data in one line, exit code 2; 75 if stopped, 1 for the others."""
     from deltasam.experiments import ConfigError, DivergedError, RunStoppedError
-    from deltasam.integrations._lost import LostError
+    from deltasam.integrations import LostError
     from deltasam.storage import StorageError
     from deltasam.tasks import DataError
 

@@ -6,6 +6,7 @@
 :class:`SentenceTransformerMethodTrainer`  the same over sentence-transformers' trainer
 :class:`MethodMixin`                       the part they share, for a ``Trainer`` subclass of your own
 :class:`MethodOptimizer`                   any ``torch.optim.Optimizer``, stepped with a closure
+:class:`LostError`                         what the trainers raise when a process that they need has died
 =========================================  ==========================================================================
 
 An Accelerate loop and Lightning's manual optimization need nothing from here: ``method.backward`` takes the place of
@@ -19,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deltasam.integrations._lost import LostError as LostError
     from deltasam.integrations._mixin import MethodMixin as MethodMixin
     from deltasam.integrations._optimizer import MethodOptimizer as MethodOptimizer
     from deltasam.integrations._sentence import SentenceTransformerMethodTrainer as SentenceTransformerMethodTrainer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from deltasam.integrations._trainer import Seq2SeqMethodTrainer as Seq2SeqMethodTrainer
 
 _HOME = {
+    "LostError": "_lost",
     "MethodMixin": "_mixin",
     "MethodOptimizer": "_optimizer",
     "MethodTrainer": "_trainer",
@@ -34,6 +37,7 @@ _HOME = {
 }
 
 __all__ = [
+    "LostError",
     "MethodMixin",
     "MethodOptimizer",
     "MethodTrainer",
