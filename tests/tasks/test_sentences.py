@@ -109,6 +109,17 @@ def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_tokenizer(str(tmp_path))
 
 
+def test_a_tokenizer_without_padding(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path / "bert")
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(
+        DataError, match=r"its tokenizer has no padding token.*tokenizer\.pad_token = .*save_pretrained"
+    ):
+        load_tokenizer(str(folder))
+
+
 def test_options_that_cannot_be(bert: str) -> None:
     with pytest.raises(ValueError, match=r"one column, or two"):
         SentenceTask(name="x", text=("a", "b", "c"))

@@ -20,14 +20,20 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to a model.
 
     Raises:
-        DataError: There is none.
+        DataError: There is none, or it cannot pad.
     """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(find_model(path))
+        tokenizer = AutoTokenizer.from_pretrained(find_model(path))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"model {path!r}: no tokenizer could be loaded ({_first_line(error)})") from error
+    if tokenizer.pad_token_id is None:  # as GPT-2's; batches would fail in the middle of the run
+        raise DataError(
+            f"model {path!r}: its tokenizer has no padding token; give it one (tokenizer.pad_token = "
+            "tokenizer.eos_token, model.config.pad_token_id = tokenizer.pad_token_id) and save both by save_pretrained"
+        )
+    return tokenizer
 
 
 def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
