@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import traceback
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def libraries_speak_again() -> Iterator[None]:
     yield
     transformers.logging.set_verbosity(level)
     transformers.logging.enable_progress_bar()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Older versions of transformers cannot make a causal mask in float64 on every machine; nothing is tested then."""
+    try:
+        return (yield)
+    except RuntimeError as error:
+        if str(error) == "value cannot be converted to type float without overflow":
+            where = traceback.extract_tb(error.__traceback__)[-1].filename
+            if where.endswith("transformers/modeling_attn_mask_utils.py"):
+                pytest.skip("this version of transformers makes no causal masks in float64")
+        raise
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -101,6 +101,7 @@ def no_dropout(model: torch.nn.Module) -> torch.nn.Module:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):  # "dropout_prob" in older versions of transformers
+                setattr(module, name, 0.0)
     return model

@@ -96,5 +96,7 @@ def _prefixes(name: str) -> list[str]:
 def _region(owner: nn.Module, side: Side) -> nn.Module | None:
     if not getattr(getattr(owner, "config", None), "is_encoder_decoder", False):
         return None
-    half = owner.get_encoder() if side == "encoder" else owner.get_decoder()  # type: ignore[operator]
+    # In transformers 4.50 an encoder-decoder with a classification head has no get_encoder of its own.
+    getter = getattr(owner, f"get_{side}", None) or getattr(getattr(owner, "base_model", None), f"get_{side}", None)
+    half = None if getter is None else getter()
     return half if isinstance(half, nn.Module) else None
