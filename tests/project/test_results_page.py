@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -22,6 +23,27 @@ def test_the_tables_read_the_committed_runs() -> None:
         assert runs.finished
         assert not runs.problems()
         assert value in to_markdown(TABLES[name](runs))
+
+
+def test_weights_were_measured_on_committed_runs() -> None:
+    folder = ROOT / "results" / "weights"
+    steps = {run.path.name: run.steps for run in read_runs(folder).finished}
+    files = sorted(folder.glob("*.json"))
+    assert {int(path.stem.rpartition("-")[2]) for path in files} == set(steps.values())
+    for path in files:
+        for line in json.loads(path.read_text(encoding="utf-8")):
+            assert steps[line["run"]] == int(path.stem.rpartition("-")[2])
+            sizes = {len(values) for values in line["by_batch"].values()}
+            assert sizes == {6}, "the page says how many batches"
+
+
+def test_signal_over_noise_is_a_geometric_mean() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "results_page.py"))
+    assert script["geometric"]([0.1, 10.0]).startswith("1 [")
+    found = {5: {("SAM",): {"regulariser": [0.5, 0.7]}}, 9: {}}
+    ((name, at_five, at_nine),) = script["over_points"](found, "regulariser", script["two_digits"])
+    assert (name, at_nine) == ("SAM", "-")
+    assert at_five.startswith("0.60 [")
 
 
 def test_results_hold_no_weights() -> None:
