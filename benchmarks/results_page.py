@@ -59,8 +59,8 @@ few batches are rather too short than too long, and are not corrected for their 
 
     deltasam sweep configs/sweeps/evidence/weights.yaml --output runs/weights
     deltasam analyze weights RUN --split train --rows {rows} --batch-size 8 --json --weightings FiniteDifference
-    deltasam analyze weights RUN --split train --rows {rows} --batch-size 8 --json --weightings OwnGradient \\
-        --conditions float32 bf16 "dropout, shared masks"
+    deltasam analyze weights ... --weightings OwnGradient --conditions float32 bf16 "dropout, shared masks"
+    deltasam analyze weights ... --weightings Directional --conditions float32 "another direction"
     deltasam analyze alignment RUN --split train --rows {rows} --batch-size 8 --json \\
         --weightings FiniteDifference OwnGradient RandomWeights"""
 
@@ -80,9 +80,9 @@ WEIGHTS_READING = """### What the weights say
 One small model, one task, one seed, the first epoch, {rows} rows, rho = 0.05. Within that:
 
 - **The weights of Eq. 5 carry no signal that could be seen.** In float32 they rank the instances of a batch no better
-  than chance beside the same formula in float64, and are about three times as large: rounding. Nor do they agree
-  with themselves along another direction in float64, so that precision alone would not repair them. With dropout masks
-  of their own in every probe they are three to four thousand times as large, and no more informative.
+  than chance beside the same formula in float64, and are about three times as large: rounding. Exact derivatives along
+  r repair that (at 60 updates), but in float64, too, one direction does not agree with another. With dropout masks of
+  their own in every probe the weights are three to four thousand times as large, and no more informative.
 - **They are not the weights the theory asks for.** In float64 the rank correlation with a_i ||grad l_i|| is small, and
   the intervals contain 0. In float32 it is negative (at 114 updates the interval contains 0), probably because
   rounding is divided by the first difference, which is small where the gradient is.
