@@ -53,9 +53,9 @@ perturbation per instance would: the cosine of dR/dw with dR_inst/dw is to be po
 Models: the same encoder, plain training on MRPC, one seed, batch 32, learning rate 1e-4 without decay, float32, at
 {count} points of one path; accuracy on the development set {accuracy} updates (68.4 is the larger class; 114 updates
 are an epoch). Measured on {rows} training rows, a fixed random sample, in {batches} batches of 8 (R-Drop's batch for
-RTE), each with a random direction of its own; rho = 0.05, eta = 1e-4; eval mode except where dropout is named; one core
-of a CPU (Neoverse-N1), bfloat16 computed by way of float32. Means over the batches with 95% bootstrap intervals, which
-for so few batches are rather too short than too long, and are not corrected for their number.
+RTE), each with a random direction of its own; rho = 0.05, eta = 1e-4; eval mode except where dropout is named; one
+core of a CPU (Neoverse-N1), bfloat16 computed by way of float32. Means over the batches with 95% bootstrap intervals,
+which for so few batches are rather too short than too long, and are not corrected for their number.
 
     deltasam sweep configs/sweeps/evidence/weights.yaml --output runs/weights
     deltasam analyze weights RUN --split train --rows {rows} --batch-size 8 --json --weightings FiniteDifference
