@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -225,6 +226,18 @@ def test_bf16_and_dropout(bert: str, tmp_path: Path) -> None:
     run(config(bert, model={"path": bert, "dropout": 0.3}, schedule={"steps": 1}), tmp_path / "dropout")
     saved = transformers.AutoConfig.from_pretrained(tmp_path / "dropout/model")
     assert (saved.hidden_dropout_prob, saved.attention_probs_dropout_prob) == (0.3, 0.3)
+
+
+def test_the_run_decides_its_precision_not_the_process(
+    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``accelerate launch --mixed_precision`` and an earlier run in bfloat16 leave a variable behind."""
+    made = config(bert, schedule={"steps": 2})
+    run(made, tmp_path / "plain")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    run(made, tmp_path / "after-bf16")
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    same_run(tmp_path / "plain", tmp_path / "after-bf16")
 
 
 def test_captured_steps_see_few_shapes_and_are_the_same_run(bert: str, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from deltasam.splitting import Splitting
 from deltasam.storage import told_clearly
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
 
+_AUTOCAST = "ACCELERATE_MIXED_PRECISION"
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -160,23 +162,32 @@ def run(
     if finished is not None:
         return finished
     prepared = prepare(config)
-    with told_clearly(folder), _matrix_products(config.precision):
+    with told_clearly(folder), _precision(config.precision):
         place.claim(config)
         return _train(prepared, place, watch, tensorboard=tensorboard, keep_weights=keep_weights)
 
 
 @contextmanager
-def _matrix_products(precision: str) -> Iterator[None]:
-    """TF32 for the length of a run, or its absence, whatever the process had before."""
-    before = torch.get_float32_matmul_precision()
+def _precision(wanted: str) -> Iterator[None]:
+    """The run's own precision for its length, whatever the process had before.
+
+    Accelerate and Trainer take autocast from a variable where they are asked for none, and transformers before
+    version 5 sets it: a run in float32 after one in bfloat16 would be in bfloat16, too.
+    """
+    before, variable = torch.get_float32_matmul_precision(), os.environ.get(_AUTOCAST)
+    os.environ[_AUTOCAST] = wanted if wanted in ("bf16", "fp16") else "no"
     if torch.cuda.is_available():
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
         torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
     try:
         yield
     finally:
         if torch.cuda.is_available():
             torch.set_float32_matmul_precision(before)
+        if variable is None:
+            os.environ.pop(_AUTOCAST, None)
+        else:
+            os.environ[_AUTOCAST] = variable
 
 
 def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: bool, keep_weights: bool) -> Result:

@@ -43,10 +43,13 @@ def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
         DataError: There is no such model, or not of this kind.
     """
     import torch
+    import transformers
+    from packaging.version import Version
     from safetensors import SafetensorError
 
+    wanted = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
     try:
-        return auto.from_pretrained(find_model(path), dtype=torch.float32, **options)
+        return auto.from_pretrained(find_model(path), **{wanted: torch.float32}, **options)
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
