@@ -38,7 +38,7 @@ def test_weights_were_measured_on_committed_runs() -> None:
 
 
 def test_signal_over_noise_is_a_geometric_mean() -> None:
-    script = runpy.run_path(str(ROOT / "benchmarks" / "results_page.py"))
+    script = runpy.run_path(str(ROOT / "benchmarks" / "results_weights.py"))
     assert script["geometric"]([0.1, 10.0]).startswith("1 [")
     found = {5: {("SAM",): {"regulariser": [0.5, 0.7]}}, 9: {}}
     ((name, at_five, at_nine),) = script["over_points"](found, "regulariser", script["two_digits"])
