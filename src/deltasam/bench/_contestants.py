@@ -15,6 +15,7 @@ from deltasam.bench.options import AdamW, Way
 from deltasam.methods import ERM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.methods.catalogue import METHODS, find_method
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
+from deltasam.plugins import load_plugins
 from deltasam.weighting import Directional, FiniteDifference
 
 Work = Callable[[], None]
@@ -82,6 +83,7 @@ def contestants(
         embeddings: The model has input embeddings, which some methods and the regularisers perturb.
         adamw: Further implementations of AdamW, to run ERM and SAM with.
     """
+    load_plugins()
     of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
     chosen = ("ERM", "SAM", *(names or every))

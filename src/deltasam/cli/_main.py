@@ -80,6 +80,8 @@ def _not_a_command(words: Sequence[str]) -> int:
 def _run(name: str, arguments: Sequence[str]) -> int:
     import tyro
 
+    from deltasam.plugins import PluginError
+
     options = (tyro.conf.FlagCreatePairsOff,)  # --json, not also --no-json
 
     try:
@@ -90,6 +92,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except CommandError as error:
         print(f"deltasam {name}: {error}", file=sys.stderr)
         return error.exit_code
+    except PluginError as error:  # any command that looks up a name may be the first to import them
+        print(f"deltasam {name}: {error}", file=sys.stderr)
+        return USAGE_ERROR
     except BrokenPipeError:  # `deltasam ... | head`: the reader has gone; the interpreter's last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

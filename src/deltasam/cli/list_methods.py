@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ListMethods:
-    """The methods with their cost (forward/backward passes of a step) and the first line of their file."""
+    """The methods with their cost (forward/backward passes of a step), and in one line what they do."""
 
     def run(self) -> None:
         """Prints one row per method."""
@@ -16,9 +16,12 @@ class ListMethods:
         from rich.table import Table
 
         from deltasam.methods.catalogue import METHODS
+        from deltasam.plugins import load_plugins
 
+        load_plugins()
         table = Table("method", "passes", "what it does", box=None, pad_edge=False)
         for name, method in METHODS.items():
-            summary = inspect.getdoc(inspect.getmodule(method)) or ""
+            own = not method.__module__.startswith("deltasam.")  # a file of the user's may hold several
+            summary = inspect.getdoc(method if own else inspect.getmodule(method)) or ""
             table.add_row(name, method.passes, summary.partition("\n")[0])
         Console().print(table)

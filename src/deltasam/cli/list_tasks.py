@@ -14,8 +14,10 @@ class ListTasks:
         from rich.table import Table
 
         from deltasam.cli._runs import wide_console
+        from deltasam.plugins import load_plugins
         from deltasam.tasks import TASKS, DocstringTask, MirrorTask
 
+        load_plugins()
         table = Table("task", "metrics", "data", box=None, pad_edge=False, header_style="bold")
         for name, task in TASKS.items():
             hub = getattr(task, "hub", None)
@@ -23,6 +25,8 @@ class ListTasks:
                 data = "Python's standard library, no download"
             elif isinstance(task, MirrorTask):
                 data = "sentences of STS-B; STS12-16, STS-B, SICK-R"
+            elif not hasattr(task, "files"):
+                data = "in a module of your own"
             else:
                 data = hub or "your own files: task.files.train=..., and the names of the columns"
             shown = task.metrics if len(task.metrics) < 4 else (task.metrics[0], "...")

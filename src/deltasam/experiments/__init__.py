@@ -14,10 +14,12 @@ from deltasam.experiments._folder import RunFolder
 from deltasam.experiments._load import Loaded, load, load_run
 from deltasam.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser
 from deltasam.experiments._presets import load_preset, preset_names, preset_variants
+from deltasam.experiments._register import register
 from deltasam.experiments._resolve import resolve
 from deltasam.experiments._result import Result
 from deltasam.experiments._run import Prepared, prepare, run
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.plugins import PluginError
 
 __all__ = [
     "REGULARISERS",
@@ -28,6 +30,7 @@ __all__ = [
     "Loaded",
     "ModelConfig",
     "Optimizer",
+    "PluginError",
     "Prepared",
     "Regulariser",
     "Result",
@@ -41,6 +44,7 @@ __all__ = [
     "prepare",
     "preset_names",
     "preset_variants",
+    "register",
     "resolve",
     "run",
 ]

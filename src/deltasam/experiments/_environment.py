@@ -10,6 +10,7 @@ from importlib import metadata
 import torch
 
 from deltasam.commit import commit
+from deltasam.plugins import loaded_plugins
 
 _PACKAGES = (
     "deltasam",
@@ -25,10 +26,12 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, str]:
-    """Versions of what decides the numbers, and the commit of the sources if they lie in a checkout."""
+    """Versions of what decides the numbers, and the commit of the sources if they lie in a checkout; plugins."""
     facts = {"python": platform.python_version(), "platform": platform.platform(), "device": device_name()}
     installed = {distribution.name.lower(): distribution.version for distribution in metadata.distributions()}
     facts |= {package: installed[package] for package in _PACKAGES if package in installed}
+    if plugins := loaded_plugins():
+        facts["plugins"] = ", ".join(plugins)
     sources = commit()
     return facts if sources is None else {**facts, "commit": sources}
 

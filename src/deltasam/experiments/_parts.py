@@ -14,6 +14,7 @@ from deltasam.methods import Method
 from deltasam.methods.catalogue import METHODS
 from deltasam.objectives import Classification, Objective
 from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop
+from deltasam.plugins import load_plugins
 from deltasam.tasks import TASKS, Task
 from deltasam.weighting import Weighting
 
@@ -53,7 +54,7 @@ class Regulariser:
 def to_task(given: Any) -> Task:
     """A task from its name, or from a mapping with ``name`` and the options that differ from the task of that name."""
     name, rest = _named(given, "task")
-    base = choose(TASKS, name, "task")
+    base = _known(TASKS, name, "task")
     changes = options(type(base), rest, "task", leave_out=("name",))
     task: Task = build(lambda **fields: dataclasses.replace(base, **fields), changes, "task")
     return task
@@ -62,7 +63,7 @@ def to_task(given: Any) -> Task:
 def to_method(given: Any) -> Method:
     """A method from its name, or from a mapping with ``name`` and its hyperparameters."""
     name, rest = _named(given, "method")
-    kind = choose(METHODS, name, "method")
+    kind = _known(METHODS, name, "method")
     rest = {key: _weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
     method: Method = build(kind, options(kind, rest, "method"), "method")
     return method
@@ -71,7 +72,7 @@ def to_method(given: Any) -> Method:
 def to_regulariser(given: Any, where: str) -> Regulariser:
     """A regulariser from its name, or from a mapping with ``name`` and its options."""
     name, rest = _named(given, where)
-    kind = choose(REGULARISERS, name, where)
+    kind = _known(REGULARISERS, name, where)
     made = Regulariser(kind.__name__, options(kind, rest, where, leave_out=("objective",)))
     known = {"total_steps": 1} if made.takes("total_steps") else {}  # the run will know
     build(
@@ -84,7 +85,7 @@ def _weighting(given: Any, where: str) -> Weighting:
     if isinstance(given, Weighting):
         return given
     name, rest = _named(given, where)
-    kind = choose(WEIGHTINGS, name, where)
+    kind = _known(WEIGHTINGS, name, where)
     rest = {key: _weighting(value, f"{where}.{key}") if key == "of" else value for key, value in rest.items()}
     made: Weighting = build(kind, options(kind, rest, where), where)
     return made
@@ -101,6 +102,12 @@ def named_plain(record: Any) -> Plain:
         key: named_plain(value) if isinstance(value, Weighting) else plain(value) for key, value in fields.items()
     }
     return {"name": type(record).__name__, **described}
+
+
+def _known(kinds: Mapping[str, Any], name: str, where: str) -> Any:
+    """The entry of this name, among those of the package and of the user's own modules."""
+    load_plugins()
+    return choose(kinds, name, where)
 
 
 def _named(given: Any, where: str) -> tuple[str, Plain]:

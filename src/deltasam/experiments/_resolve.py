@@ -36,6 +36,7 @@ def resolve(
 
     Raises:
         ConfigError: Something is unknown, wrong or missing.
+        PluginError: A module that ``DELTASAM_PLUGINS`` names cannot be imported.
 
     Example:
         >>> config = resolve(options={"task": "rte", "model": "minilm-l6"}, method="sam", settings=["method.rho=0.02"])

@@ -7,10 +7,11 @@ import inspect
 
 from deltasam import methods
 from deltasam.methods import Method
+from deltasam.plugins import load_plugins
 
 _FIRST = ("ERM", "SAM", "DeltaSAM")  # the order of tables: what all are compared with, the paper's, then the others
 
-#: Every method of the package, by class name.
+#: Every method of the package, by class name; those of the user join when their modules are imported.
 METHODS: dict[str, type[Method]] = {
     name: kind
     for name, kind in ((name, getattr(methods, name)) for name in dict.fromkeys((*_FIRST, *methods.__all__)))
@@ -23,11 +24,13 @@ def find_method(name: str) -> type[Method]:
 
     Raises:
         ValueError: There is none; the message names the nearest one.
+        PluginError: A module of the user's own cannot be imported.
 
     Example:
         >>> find_method("delta-sam").__name__
         'DeltaSAM'
     """
+    load_plugins()
     spelled = {known.lower(): known for known in METHODS}
     plain = name.lower().replace("-", "").replace("_", "")
     if plain in spelled:

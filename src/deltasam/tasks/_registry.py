@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from deltasam.plugins import load_plugins
 from deltasam.tasks._base import Task
 from deltasam.tasks._docstrings import DocstringTask
 from deltasam.tasks._glue import GLUE
@@ -28,11 +29,13 @@ def find_task(name: str) -> Task:
 
     Raises:
         ValueError: There is none; the message names the nearest one.
+        PluginError: A module of the user's own cannot be imported.
 
     Example:
         >>> find_task("mrpc").primary
         'accuracy'
     """
+    load_plugins()
     if name in TASKS:
         return TASKS[name]
     plain = name.lower().replace("-", "").replace("_", "")

@@ -17,6 +17,7 @@ from deltasam.experiments.sweeps._plan import Planned, Point, final_runs, select
 from deltasam.experiments.sweeps._pool import Event, LocalPool
 from deltasam.experiments.sweeps._ray import RayPool
 from deltasam.experiments.sweeps._worker import Job
+from deltasam.plugins import named_plugins
 
 JOURNAL = "sweep.jsonl"
 
@@ -92,7 +93,14 @@ def _run_missing(
     failed: dict[str, str],
 ) -> int:
     jobs = [
-        Job(name=name, config=planned.config.to_plain(), folder=folder, keep=sweep.keep, risk=sweep.risk)
+        Job(
+            name=name,
+            config=planned.config.to_plain(),
+            folder=folder,
+            keep=sweep.keep,
+            risk=sweep.risk,
+            plugins=",".join(named_plugins()),
+        )
         for planned in runs
         if _is_missing(folder / (name := planned.config.run_name), sweep) and name not in failed
     ]

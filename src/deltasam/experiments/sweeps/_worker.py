@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from deltasam.plugins import VARIABLE
+
 _TELL_EVERY = 0.25  # seconds
 
 
@@ -30,6 +32,7 @@ class Job:
         folder: Folder of the sweep.
         keep: What stays of the finished run.
         risk: Options of the adversarial risk to measure, or None.
+        plugins: Modules of the user's own, as the sweep's process has them in ``DELTASAM_PLUGINS``.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Job:
     folder: Path
     keep: str = "weights"
     risk: dict[str, Any] | None = None
+    plugins: str = ""
 
     @property
     def place(self) -> Path:
@@ -115,6 +119,8 @@ def make(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> t
     from deltasam.experiments._run import run
     from deltasam.experiments.sweeps._measure import record_risk
 
+    # A server of forks may be older than the variable, and a node of a cluster has an environment of its own.
+    os.environ[VARIABLE] = job.plugins
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -1,0 +1,133 @@
+"""Modules of one's own through the real command; and what is told when one cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from helpers.pretrained import bert_folder
+
+PLUGIN = Path(__file__).parents[1] / "helpers" / "plugin.py"
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+SMALL = {"batch": {"size": 8}, "schedule": {"steps": 2}, "evaluate_every": "end", "checkpoint_every": "never"}
+
+
+def deltasam(*words: object, plugins: object = PLUGIN, path: object = "") -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with the plugins and a folder to import from."""
+    paths = [str(path), os.environ.get("PYTHONPATH", "")]
+    more = {"DELTASAM_PLUGINS": str(plugins), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-m", "deltasam.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env={**ENVIRONMENT, **more}, check=False)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert_folder(tmp_path_factory.mktemp("models") / "bert")
+
+
+def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own = ("method.weighting={name: by-loss, power: 2}", "regularisers=[Times]")
+    rest = ("batch.size=8", "schedule.steps=2", "checkpoint_every=never")
+    options = ("--task", "few-docstrings", "--model", bert, "--method", "delta-sam", "--output", run)
+    done = deltasam("train", *options, *own, *rest)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((run / "result.json").read_text())
+    assert (found["task"], found["method"], found["train_rows"]) == ("few-docstrings", "DeltaSAM+Times", 24)
+    assert found["config"]["method"]["weighting"] == {"name": "ByLoss", "power": 2.0}
+    assert found["config"]["regularisers"] == [{"name": "Times"}]
+    assert (found["forward_passes"], found["backward_passes"]) == (4, 4)  # it has no probe
+    assert found["environment"]["plugins"] == "plugin.py"
+
+    done = deltasam("evaluate", run, "--json")
+    assert json.loads(done.stdout)["metrics"] == pytest.approx(found["metrics"]), done.stderr
+    done = deltasam("train", "--config", run / "config.yaml", "--show", plugins="")
+    assert done.returncode == 2
+    assert "task: there is no 'few-docstrings'" in done.stderr
+
+
+def test_a_sweep_of_two_processes(bert: Path, tmp_path: Path) -> None:
+    sweep = {"tasks": ["few-docstrings"], "models": [str(bert)], "methods": ["wide-sam", "erm"], "common": SMALL}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(sweep))
+    done = deltasam("sweep", tmp_path / "own.yaml", "--output", tmp_path / "out", "--jobs", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 results, 2 runs made now, 0 failed" in done.stdout
+    found = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/result.json")]
+    assert sorted(result["method"] for result in found) == ["ERM", "WideSAM"]
+
+
+def test_lists_and_measurements() -> None:
+    listed = deltasam("list", "methods", plugins="helpers.plugin", path=PLUGIN.parents[1])
+    assert "SAM with a name of its own." in listed.stdout, listed.stderr
+    assert "few-docstrings" in deltasam("list", "tasks").stdout
+    small = "--no-field --no-memory --rounds 1 --warmup 0 --seconds 0.01 --layers 1 --hidden 16 --heads 2 --length 8"
+    step = deltasam("bench", "step", "--methods", "wide-sam", *small.split())
+    assert "WideSAM" in step.stdout, step.stderr
+
+
+def installed(folder: Path, module: str) -> Path:
+    """A package as pip leaves it, with an entry point."""
+    facts = folder / "own_plugin-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-plugin\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[deltasam.plugins]\nown = {module}\n")
+    return folder
+
+
+def test_the_entry_point_of_an_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "own_module.py").write_text(PLUGIN.read_text())
+    listed = deltasam("list", "methods", plugins="", path=installed(tmp_path, "own_module"))
+    assert "WideSAM" in listed.stdout, listed.stderr
+
+
+def test_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
+    done = deltasam("list", "methods", plugins="", path=installed(tmp_path, "missing_module"))
+    told = "missing_module, a plugin of the installed package own-plugin, cannot be imported (ModuleNotFoundError: "
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.strip().endswith("; update or uninstall that package")
+
+
+TAKEN = (
+    "from dataclasses import dataclass\nfrom deltasam import SAM as Base\nfrom deltasam.experiments import register\n"
+    "@register\n@dataclass(frozen=True)\nclass SAM(Base):\n    pass\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("import not_there\n", "ModuleNotFoundError: No module named 'not_there', own.py line 1"),
+        ("def f(:\n", "SyntaxError: "),
+        ("import sys\nsys.exit('no')\n", "SystemExit: no, own.py line 2"),
+        ("import json\njson.loads('{')\n", "JSONDecodeError: "),
+        (TAKEN, "the name 'SAM' is taken already by the method SAM of deltasam.methods._sam; choose another"),
+        (None, "FileNotFoundError: there is no "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_sentence(tmp_path: Path, code: str | None, cause: str) -> None:
+    file = tmp_path / "own.py"
+    if code is not None:
+        file.write_text(code)
+    done = deltasam("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins=file)
+    assert done.returncode == 2
+    assert done.stderr.startswith("deltasam train: DELTASAM_PLUGINS: own.py cannot be imported (")
+    assert cause in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+
+
+def test_a_module_of_no_such_name() -> None:
+    done = deltasam("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins="not_there.at_all")
+    assert "DELTASAM_PLUGINS: not_there.at_all cannot be imported (there is no module not_there: " in done.stderr
+
+
+def test_help_imports_no_plugin() -> None:
+    for words in (["--help"], ["train", "--help"], ["--version"]):
+        done = deltasam(*words, plugins="not_there")
+        assert (done.returncode, done.stderr) == (0, "")
