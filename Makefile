@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help quickstart test test-slow fuzz test-gpu test-browser lint format docs bench lock clean
+.PHONY: help quickstart test test-slow test-oldest fuzz test-gpu test-browser lint format docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -25,6 +25,11 @@ test: $(VENV)/.dev  ## all tests that are quick and need no GPU
 
 test-slow: $(VENV)/.dev  ## the slow tests
 	$(PYTEST) -q -m "slow and not gpu"
+
+test-oldest:  ## the quick tests with the oldest supported versions of the libraries, in .venv-oldest
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --prefer-binary --constraint constraints-oldest.txt --editable '.[test]'
+	$(TEST_ENV) .venv-oldest/bin/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 fuzz: $(VENV)/.dev  ## 12,500 generated configurations, batches and damaged files
 	DELTASAM_FUZZ=2500 $(PYTEST) -q tests/fuzz
@@ -57,7 +62,7 @@ lock: $(VENV)/.dev  ## write the installed versions to constraints.txt
 	$(BIN)/python tools/lock.py
 
 clean:  ## remove the environment and everything built
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -211,7 +211,8 @@ def test_optimizer_and_schedule_reach_the_trainer(bert: str, tmp_path: Path) -> 
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
     decay = [1e-7 + (1e-3 - 1e-7) * left for left in (1, 2 / 3, 1 / 3)]
-    assert rates == pytest.approx([0.0, 5e-4, *decay], rel=1e-6)
+    before, after = [0.0, 5e-4, *decay], [5e-4, *decay, 1e-7]  # the update; older Trainers log the rate of the next
+    assert rates in (pytest.approx(before, rel=1e-6), pytest.approx(after, rel=1e-6))
 
 
 def test_bf16_and_dropout(bert: str, tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
+from packaging.version import Version
 
 from helpers.data import REPOSITORY
 from helpers.trainers import largest_difference
@@ -22,6 +24,11 @@ ACCELERATE = [
     "-m", "accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2",
     "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
 ]  # fmt: skip
+
+
+needs_fsdp2 = pytest.mark.skipif(
+    Version(accelerate.__version__) < Version("1.6"), reason="this version of accelerate does not know FSDP2"
+)
 
 
 def launch(launcher: list[str], script: str, *words: str) -> None:
@@ -58,6 +65,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         assert found == {"between the processes": 0.0, "after a resume": 0.0}
 
 
+@needs_fsdp2
 def test_accelerate_launch_of_a_plain_loop(tmp_path: Path) -> None:
     cases = {"ddp-loop": "DistributedDataParallel", "fsdp-loop": "FSDPSequential"}
     launch(ACCELERATE, "accelerate_run.py", str(tmp_path), *cases)

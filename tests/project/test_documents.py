@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 import deltasam
 from helpers.data import REPOSITORY
@@ -37,6 +38,8 @@ def test_docstring_examples_hold(name: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_python_blocks_of_a_page_run(page: Path) -> None:
     """The blocks of one page run in order, in one namespace; a sketch is marked ``python no-run``."""
+    if page.name == "fsdp.md" and not hasattr(torch.cpu.current_stream(), "record_event"):
+        pytest.skip("this version of torch cannot shard a model on a CPU")
     namespace: dict[str, object] = {}
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
         exec(compile(block, str(page), "exec"), namespace)

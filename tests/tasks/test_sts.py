@@ -23,6 +23,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_scores_equal_sentence_transformers_evaluator_on_the_same_embeddings() -> None:
+    pytest.importorskip("sentence_transformers.sentence_transformer")
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
     generator = torch.Generator().manual_seed(0)
@@ -64,6 +65,8 @@ def test_scores_equal_sentence_transformers_evaluator_on_the_same_embeddings() -
 @pytest.mark.data
 def test_evaluation_equals_sentence_transformers_end_to_end(shared: Path, bert: str) -> None:
     from sentence_transformers import SentenceTransformer
+
+    pytest.importorskip("sentence_transformers.sentence_transformer")
     from sentence_transformers.sentence_transformer import modules
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 

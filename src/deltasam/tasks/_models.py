@@ -54,7 +54,7 @@ def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         why = _first_line(error)
-        if "ignore_mismatched_sizes" in why:  # Hugging Face names an option that nobody here can set
+        if "ignore_mismatched_sizes" in str(error) or "size mismatch" in str(error):  # not an option of ours
             why = "its weights have other shapes, as a head has that was trained for another number of classes"
         raise DataError(f"model {path!r} could not be loaded as {auto.__name__} ({why})") from error
 
