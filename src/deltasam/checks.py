@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.batches import tensors
+
 
 def shown(value: object) -> str:
     """A value in the words of an error: on one line, and short."""
@@ -46,12 +48,17 @@ def check_scale(scale: Any) -> None:
         raise TypeError(f"scale={shown(scale)} must be a number, a tensor with one element or a GradScaler")
 
 
-def check_losses(losses: Any, *, graph: bool) -> None:
+def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
     """One clear error for each way an objective can go wrong.
+
+    Args:
+        losses: What it returned.
+        graph: Whether they are to have a graph.
+        batch: What they are the losses of, if how many there must be is not known yet.
 
     Raises:
         TypeError: Not a floating-point tensor.
-        ValueError: Not of shape (N,), empty, or without a graph.
+        ValueError: Not of shape (N,), empty, one for a batch of several instances, or without a graph.
     """
     if not isinstance(losses, Tensor):
         raise TypeError(f"the objective returned {type(losses).__name__}, not a tensor of losses of shape (N,)")
@@ -67,11 +74,29 @@ def check_losses(losses: Any, *, graph: bool) -> None:
         raise TypeError(f"the objective returned {losses.dtype} losses; they must be floating point")
     if losses.shape[0] == 0:
         raise ValueError("the objective returned no losses: the batch is empty")
+    if losses.shape[0] == 1 and (size := _instances(batch)) > 1:
+        raise ValueError(
+            f"the objective returned losses of shape (1,) for a batch of {size} instances, not ({size},): leave out "
+            f"the mean and use reduction='none'; return loss.expand({size}) if the loss of the batch cannot be taken "
+            "apart, and give the tensors of a batch of one instance a first dimension of 1"
+        )
     if graph and not losses.requires_grad:
         raise ValueError(
             "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad or "
             "inference_mode, or used only frozen parts of the model"
         )
+
+
+def _instances(batch: Any) -> int:
+    """How many instances are in the batch, if its tensors leave no doubt; else 1.
+
+    There is doubt where they disagree (a graph, a bag, packed sequences), where one is a number, and where all are
+    vectors: those may be one sequence without a batch dimension.
+    """
+    found = list(tensors(batch))
+    sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in found}
+    clear = len(sizes) == 1 and any(tensor.ndim > 1 for tensor in found)
+    return sizes.pop() if clear else 1
 
 
 def uses_a_graph_twice(error: RuntimeError) -> bool:

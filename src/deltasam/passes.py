@@ -350,8 +350,8 @@ class Passes:
         else:
             objective: Any = self.objective
             losses = objective.losses(objective.complete(model, batch, held), batch)
-        check_losses(losses, graph=graph)
         expected = self.sizes[k]
+        check_losses(losses, graph=graph, batch=batch if expected is None else None)
         if expected is not None and losses.shape[0] != expected:
             raise ValueError(
                 f"the objective returned {losses.shape[0]} losses where {expected} were expected: it must return "

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from deltasam import GSAM, SAM, Classification
+from deltasam import ERM, GSAM, SAM, Classification, DeltaSAM, Method
 from helpers.promises import assert_intact, rows, skip_exempt, snapshot
 from helpers.rows import Row
 
@@ -22,6 +22,8 @@ BAD_OBJECTIVES = {
     "integer": (lambda m, x: torch.arange(4), "int64"),
     "number": (lambda m, x: 1.0, "float"),
     "empty": (lambda m, x: m(x[:0]).squeeze(-1), "empty"),
+    # where the method has counted the instances itself, the other words say it as well
+    "mean": (lambda m, x: m(x).mean(0), r"\(1,\) for a batch of 4 instances, not \(4,\)|1 losses where 4 were"),
     "detached": (lambda m, x: m(x).squeeze(-1).detach(), "trainable parameter"),
 }
 
@@ -37,6 +39,37 @@ def test_a_bad_objective_gets_one_clear_error(row: Row, kind: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         row.method().backward(model, torch.randn(4, 3), row.wrap(objective))
     assert_intact(model, before)
+
+
+ONE_INSTANCE = {
+    "a first dimension of 1": {"x": torch.ones(1, 3), "labels": torch.ones(1)},
+    "one sequence": torch.ones(3),
+    "one sequence with its tags": (torch.ones(3), torch.ones(3)),
+    "one image and its class": (torch.ones(2, 3), torch.tensor(1)),
+    "a bag": {"labels": torch.ones(1), "x": torch.ones(4, 3)},
+    "a graph": (torch.ones(4, 3), torch.ones(2, 7)),
+    "views": {"first": {"x": torch.ones(1, 3)}, "second": {"x": torch.ones(1, 3)}},
+    "texts": ["one", "two"],
+}
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(), DeltaSAM(), GSAM()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("kind", ONE_INSTANCE)
+def test_one_loss_is_right_for_one_instance_of_any_shape(method: Method, kind: str) -> None:
+    step = method.backward(nn.Linear(3, 1), ONE_INSTANCE[kind], lambda m, batch: m(torch.ones(3)).square())
+    assert step.losses.shape == (1,)
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(), DeltaSAM()], ids=lambda method: type(method).__name__)
+def test_the_loss_of_a_batch_that_cannot_be_taken_apart(method: Method) -> None:
+    """``loss.expand(N)``, as the error for one loss of several instances says, is the loss of the batch as one."""
+    x, grads = torch.randn(4, 3), []
+    for batch, size in ((x, 4), (x[None], 1)):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        method.backward(model, batch, lambda m, batch, size=size: m(batch).square().mean().expand(size))
+        grads.append(model.weight.grad)
+    assert torch.allclose(*grads)
 
 
 @rows
