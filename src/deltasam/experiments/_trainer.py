@@ -98,11 +98,17 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
             save_total_limit=2,
             remove_unused_columns=False,
             disable_tqdm=True,
+            **_event_files(output.parent / "tensorboard"),
             **_cadence("eval", config.evaluate_every),
             **_cadence("save", config.checkpoint_every),
         )
     except ValueError as error:
         raise ConfigError(f"precision={config.precision}: {error}") from error
+
+
+def _event_files(folder: Path) -> dict[str, str]:
+    """Where TensorBoard's files go: an option of transformers before version 5, a variable since (see ``_run.py``)."""
+    return {"logging_dir": str(folder)} if "logging_dir" in TrainingArguments.__dataclass_fields__ else {}
 
 
 def _processes() -> int:
