@@ -1,9 +1,9 @@
 """The measurements of the page on speed, many in one process. Weights are random, nothing is downloaded.
 
-Needs torch and transformers, and a CUDA device for all parts but ``adamw``:
+Needs torch and transformers, and a CUDA device for all parts but ``cpu`` and ``adamw``:
 
     PYTHONPATH=src python benchmarks/speed.py --part figures loop growth compiled
-    PYTHONPATH=src python benchmarks/speed.py --part adamw --device cpu
+    PYTHONPATH=src python benchmarks/speed.py --part cpu adamw --device cpu
 
 Every measurement goes to a file of its own as soon as it is made; one that fails is recorded, and the rest goes on.
 Where only few files can be brought home, ``--out all.jsonl`` collects them in one, a line each, and
@@ -30,6 +30,7 @@ SIZES = ("16x64", "32x128")
 PRECISIONS = ("bf16", "tf32")
 METHODS = ("delta-sam-ambient", "delta-sam-every-4", "per-instance-sam")
 HALF = "per-instance-sam-bfloat16"  # under autocast it would be the same as per-instance-sam
+CPU_SHAPES = (("bert-4x256", "16x64"), ("bert-2x768", "8x128"), ("bert-2x768", "16x64"))
 BATCHES = (8, 16, 32, 64, 128)
 LENGTHS = (32, 64, 128, 256, 512)
 SHAPES = ("bert-2x128", "bert-4x256", "bert-4x512", "bert-8x512", "bert-base", "roberta-large")  # 4M to 355M
@@ -105,6 +106,16 @@ def growth(wish: Wish) -> Iterator[Any]:
         )  # fmt: skip
 
 
+def cpu(wish: Wish) -> Iterator[Any]:
+    """Exact per-instance perturbation on a CPU, by the engine and one instance after the other."""
+    for model, size in CPU_SHAPES:
+        batch, length = map(int, size.split("x"))
+        yield wish.options(
+            model=model, batch=batch, length=length, methods=("per-instance-sam", "per-instance-sam-loop"), rounds=5,
+            warmup=1, memory=False,
+        )  # fmt: skip
+
+
 def adamw(wish: Wish) -> Iterator[Any]:
     """The implementations of AdamW on a CPU; processor time, which other work on the machine disturbs less."""
     for model, size in product(wish.models or ("bert-4x256",), wish.sizes or ("4x32", "16x64")):
@@ -116,7 +127,7 @@ def adamw(wish: Wish) -> Iterator[Any]:
 
 
 PARTS: dict[str, Callable[[Wish], Iterator[Any]]] = {
-    "figures": figures, "loop": loop, "growth": growth, "compiled": compiled, "adamw": adamw,
+    "figures": figures, "loop": loop, "growth": growth, "compiled": compiled, "cpu": cpu, "adamw": adamw,
 }  # fmt: skip
 
 

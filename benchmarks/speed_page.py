@@ -179,7 +179,7 @@ def failures(results: Sequence[Result]) -> str:
 
 def page(results: Path = RESULTS) -> str:
     """The page; what was not measured is not on it."""
-    found = {part: read(results / part) for part in ("figures", "compiled", "loop", "growth", "adamw", "train")}
+    found = {part: read(results / part) for part in ("figures", "compiled", "loop", "growth", "cpu", "adamw", "train")}
     blocks = [INTRODUCTION.rstrip()]
     steps = made([*found["figures"], *found["compiled"]])
     if steps:

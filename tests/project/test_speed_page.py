@@ -116,3 +116,10 @@ def test_end_to_end_against_half_of_eager_sam(script: dict[str, Any], tmp_path: 
     page = script["page"](tmp_path)
     assert "| delta-sam captured | 5.0 | 0.50 ✓ | - | 10.0 | 4/2 |" in page
     assert "| sam captured | 3.0 | 0.30 | - |" in page
+
+
+def test_the_engine_on_a_cpu_beside_its_target(script: dict[str, Any], tmp_path: Path) -> None:
+    ours, slow = row("PerInstanceSAM", 2.2, 22.0), row("PerInstanceSAM-loop", 22.0, 220.0)
+    shape = {"model": "bert-4x256", "precision": "fp32"}
+    measurement(tmp_path, "cpu", row("ERM", 1.0, 10.0), row("SAM", 2.0, 20.0), ours, slow, **shape)
+    assert "| 2000.0 | 2200.0 | 22000.0 | 1.10 ±0.00 ✓ | <= 1.25 | 10.00 |" in script["page"](tmp_path)
