@@ -14,12 +14,15 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import tqdm.auto
+import tqdm.std
 import transformers.trainer  # noqa: F401
 
 import deltasam.cli.train  # noqa: F401
@@ -65,6 +68,10 @@ def forked(work: Callable[[], int]) -> int:
         code = 99
         try:
             torch.set_num_threads(1)
+            # The lock of progress bars is shared with the parent: a child that is killed while it holds it would stop
+            # every later one for good.
+            for bars in (tqdm.std.tqdm, tqdm.auto.tqdm):
+                bars.set_lock(threading.RLock())
             code = work()
         finally:
             sys.stdout.flush()
