@@ -1,15 +1,20 @@
-"""The section of docs/results.md on delta-SAM's weights, from the measurements in results/weights."""
+"""The section of docs/results.md on delta-SAM's weights, from the measurements in results/weights.
+
+``with_interval`` serves the rest of the page, too.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import runpy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from deltasam.report import read_runs, summarize
 
 RESULTS = Path(__file__).parents[1] / "results"
+table = runpy.run_path(str(Path(__file__).with_name("page_tables.py")))["table"]
 
 NAMES = {
     "FiniteDifference": "Eq. 5", "Directional": "derivatives along r", "OwnGradient": "own gradient",
@@ -71,12 +76,6 @@ So on this model and at this radius the weights do not do what section 3 of the 
 the control *weights shuffled* above. Intervals this wide leave room for a weak signal; larger radii of the probes,
 more draws, other tasks and larger models were not measured.
 """
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def with_interval(values: Iterable[float], digits: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+table = runpy.run_path(str(Path(__file__).with_name("page_tables.py")))["table"]
 two_panels = runpy.run_path(str(Path(__file__).with_name("speed_plots.py")))["two_panels"]
 
 Result = dict[str, Any]
@@ -103,20 +104,17 @@ def times(result: Result, above: str, below: str) -> str:
 
 def loop(results: Sequence[Result]) -> str:
     """What the low-rank engine saves: the same gradient, one instance after the other."""
-    lines = [
-        "The exact per-instance gradient taken one instance after the other, beside the low-rank engine.",
-        "",
-        "| | loop, ms | engine, ms | engine captured, ms | SAM, ms | loop / engine | loop / captured | loop / SAM |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    text = "The exact per-instance gradient taken one instance after the other, beside the low-rank engine."
+    head = ["", "loop, ms", "engine, ms", "engine captured, ms", "SAM, ms"]
+    lines = []
     slow, ours = "PerInstanceSAM-loop", "PerInstanceSAM"
     for result in results:
         options = result["options"]
         shape = f"{options['model']}, {options['batch']} x {options['length']}, {options['precision']}"
         numbers = [milliseconds(result, name) for name in (slow, ours, f"{ours} captured", "SAM")]
         ratios = [times(result, slow, name) for name in (ours, f"{ours} captured", "SAM")]
-        lines.append(f"| {shape} | {' | '.join([*numbers, *ratios])} |")
-    return "\n".join(lines)
+        lines.append([shape, *numbers, *ratios])
+    return f"{text}\n\n{table([*head, 'loop / engine', 'loop / captured', 'loop / SAM'], lines)}"
 
 
 def on_axis(results: Sequence[Result], axis: str) -> list[tuple[float, Result]]:
@@ -148,7 +146,7 @@ def growth(results: Sequence[Result]) -> str:
         if len(found) < 2:
             blocks.append(f"{heading}: not measured yet.")
             continue
-        lines = [f"| {' | '.join([name, *head])} |", "|" + "---|" * (len(head) + 1)]
+        lines = []
         for place, result in found:
             memory = memory_ratio(result, "captured", total=True)
             engine = result.get("engine")
@@ -159,9 +157,9 @@ def growth(results: Sequence[Result]) -> str:
                 "-" if memory is None else f"{memory:.2f}",
                 "-" if engine is None else f"{engine['low-rank']} + {engine['materialised']}",
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-        table = "\n".join(lines)
-        blocks.append(f"### {heading}\n\n![{heading}](_static/speed/{axis}.svg)\n\n{table}")
+            lines.append(cells)
+        plot = f"![{heading}](_static/speed/{axis}.svg)"
+        blocks.append(f"### {heading}\n\n{plot}\n\n{table([name, *head], lines)}")
     return "\n\n".join(blocks)
 
 
@@ -201,12 +199,8 @@ def train(results: Sequence[Result]) -> str:
             f"{machine['commit']}. Wall time of the training in the path of `deltasam train`, loading included, "
             "evaluation not. Target: captured delta-SAM in at most 0.50 of eager SAM's time."
         )
-        lines = [
-            text,
-            "",
-            "| training | seconds | x eager SAM | x eager ERM | ms per update | passes |",
-            "|---|---|---|---|---|---|",
-        ]
+        head = ["training", "seconds", "x eager SAM", "x eager ERM", "ms per update", "passes"]
+        lines = []
         for row in result["rows"]:
             run = row["runs"][0]
             target = row["way"] == "captured" and row["method"].lower().replace("-", "").startswith("deltasam")
@@ -221,19 +215,15 @@ def train(results: Sequence[Result]) -> str:
                 f"{statistics.median(pace) * 1e3:.1f}" if pace else "-",
                 f"{run['forwards']}/{run['backwards']}",
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-        blocks.append("\n".join(lines))
+            lines.append(cells)
+        blocks.append(f"{text}\n\n{table(head, lines)}")
     return "\n\n".join(blocks)
 
 
 def cpu(results: Sequence[Result]) -> str:
     """The exact per-instance gradient on a CPU, where arithmetic counts and not the launching of kernels."""
-    lines = [
-        "Wall time; the loop takes one instance after the other.",
-        "",
-        "| | SAM, ms | engine, ms | loop, ms | engine / SAM | target | loop / engine |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["", "SAM, ms", "engine, ms", "loop, ms", "engine / SAM", "target", "loop / engine"]
+    lines = []
     for result in results:
         options = result["options"]
         target = CPU_TARGETS.get((options["model"], options["batch"], options["length"]))
@@ -246,8 +236,8 @@ def cpu(results: Sequence[Result]) -> str:
             "" if target is None else f"<= {target}",
             times(result, "PerInstanceSAM-loop", "PerInstanceSAM"),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return f"Wall time; the loop takes one instance after the other.\n\n{table(head, lines)}"
 
 
 def adamw(results: Sequence[Result]) -> str:
@@ -255,19 +245,16 @@ def adamw(results: Sequence[Result]) -> str:
     blocks = []
     for result in results:
         options, machine = result["options"], result["machine"]
-        lines = [
-            f"{title(result)}, {machine['threads']} threads, {options['rounds']} rounds.",
-            "",
-            "| AdamW | ERM, ms | SAM, ms | ERM / fused | SAM / fused |",
-            "|---|---|---|---|---|",
-        ]
+        head = ["AdamW", "ERM, ms", "SAM, ms", "ERM / fused", "SAM / fused"]
+        lines = []
         for kind in options["adamw"]:
             names = [step if kind == options["adamw"][0] else f"{step}, {kind} AdamW" for step in ("ERM", "SAM")]
             numbers = [milliseconds(result, name) for name in names]
             ratios = [ratio(result, name, base) for name, base in zip(names, ("ERM", "SAM"), strict=True)]
             shown = ["-" if found is None else f"{found[0]:.2f} ±{found[1]:.2f}" for found in ratios]
-            lines.append(f"| {kind} | {' | '.join([*numbers, *shown])} |")
-        blocks.append("\n".join(lines))
+            lines.append([kind, *numbers, *shown])
+        text = f"{title(result)}, {machine['threads']} threads, {options['rounds']} rounds."
+        blocks.append(f"{text}\n\n{table(head, lines)}")
     blocks.append(
         "Processor time on a shared machine; the smaller the batch, the more the optimizer weighs. torch takes the "
         "for-loop on a CPU unless told otherwise: pass `fused=True` to `torch.optim.AdamW` there, too (Hugging Face's "

@@ -14,6 +14,7 @@ from deltasam.distributed import is_shard, local, shard_like, shard_number, tota
 from deltasam.randomness import Seed, seeded_generator
 
 _ALIGNED = 16  # elements
+_STRETCH = 2**16  # elements that float32 can add up one after the other
 Preset = Literal["all", "no-embeddings", "no-bias-norm", "norms", "lora"]
 Selection = Preset | Callable[[str, nn.Parameter], bool]
 
@@ -78,17 +79,43 @@ def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Paramete
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all tensors together, shards of other processes included.
 
-    It is accumulated in float32 at least, on the first one's device.
+    It is accumulated in float32 at least, on the first one's device, to a relative error of about 1e-6 however many
+    entries there are.
     """
     if not tensors:
         return torch.zeros(())
     values = [t.coalesce().values() if t.is_sparse else local(t) for t in tensors]
     dtype = torch.promote_types(values[0].dtype, torch.float32)
-    norms: list[Tensor] = list(torch._foreach_norm(values, 2, dtype=dtype))
+    norms = _norms(values, dtype)
     if any(is_shard(t) for t in tensors):
         return total([(n.square(), t) for n, t in zip(norms, tensors, strict=True)]).sqrt()
     norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     return norm
+
+
+def _norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The 2-norm of each tensor.
+
+    On a CPU torch adds the squares of a float32 tensor one after the other: over the 23 million entries of BERT's word
+    embeddings the norm loses 0.3%, over 100 million 3%. Large ones are taken there in stretches (views, no copy).
+    """
+    if not any(_is_long(t) for t in tensors):
+        return list(torch._foreach_norm(tensors, 2, dtype=dtype))
+    return [
+        torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(_stretches(t), 2, dtype=dtype))))
+        for t in tensors
+    ]
+
+
+def _is_long(tensor: Tensor) -> bool:
+    return tensor.numel() > _STRETCH and tensor.is_cpu
+
+
+def _stretches(tensor: Tensor) -> tuple[Tensor, ...]:
+    if not _is_long(tensor):
+        return (tensor,)
+    longest = max(tensor.shape)
+    return torch.split(tensor, max(1, _STRETCH * longest // tensor.numel()), tensor.shape.index(longest))
 
 
 def dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_mode, mean
+from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_mode
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.passes import ObjectiveLike
 from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform, Weighting
@@ -118,5 +119,5 @@ def _cosines(own: Tensor, exact: Tensor, plain: Tensor) -> tuple[float, float]:
 
 def _row(name: str, values: list[tuple[float, float]]) -> Alignment:
     columns = dict(zip(("regulariser", "update"), zip(*values, strict=True), strict=True))
-    means = {key: mean(column) for key, column in columns.items()}
+    means = {key: fmean(column) for key, column in columns.items()}
     return Alignment(name, **means, batches=len(values), by_batch=columns)

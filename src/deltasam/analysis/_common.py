@@ -138,12 +138,6 @@ def _ranks(values: Tensor) -> Tensor:
     return below + (equal - 1).double() / 2
 
 
-def mean(values: Iterable[float]) -> float:
-    """The mean of what was found on the batches."""
-    found = list(values)
-    return sum(found) / len(found)
-
-
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosine of the angle between two vectors; not a number if one is zero.
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
 from deltasam.analysis._alignment import WEIGHTINGS
 from deltasam.analysis._bfloat16 import bfloat16
-from deltasam.analysis._common import bar, batches_of, in_mode, mean, spearman
+from deltasam.analysis._common import bar, batches_of, in_mode, spearman
 from deltasam.batches import tree_map
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.randomness import Randomness, Seed
@@ -174,4 +175,4 @@ def _snr(g: Tensor, reference: Tensor) -> float:
 
 def _row(name: str, condition: Condition, rows: list[tuple[float, ...]]) -> WeightsQuality:
     columns = dict(zip(("spearman", "snr", "ideal", "median"), zip(*rows, strict=True), strict=True))
-    return WeightsQuality(name, condition, **{key: mean(values) for key, values in columns.items()}, by_batch=columns)
+    return WeightsQuality(name, condition, **{key: fmean(values) for key, values in columns.items()}, by_batch=columns)

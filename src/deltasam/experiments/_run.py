@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from deltasam.storage import told_clearly
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
 
 _AUTOCAST = "ACCELERATE_MIXED_PRECISION"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,10 @@ def _precision(wanted: str) -> Iterator[None]:
     version 5 sets it: a run in float32 after one in bfloat16 would be in bfloat16, too.
     """
     before, variable = torch.get_float32_matmul_precision(), os.environ.get(_AUTOCAST)
-    os.environ[_AUTOCAST] = wanted if wanted in ("bf16", "fp16") else "no"
+    autocast = wanted if wanted in ("bf16", "fp16") else "no"
+    if variable not in (None, "no", autocast):
+        _log.warning("%s=%s is not used: the run has precision=%s; set that", _AUTOCAST, variable, wanted)
+    os.environ[_AUTOCAST] = autocast
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
         torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory

@@ -218,7 +218,7 @@ class Products:
 
 def is_narrower(a: Tensor, b: Tensor) -> bool:
     """Whether the numbers of ``a`` have fewer digits, as those that were kept in bfloat16 have."""
-    return a.dtype is not b.dtype and a.dtype is torch.bfloat16 and b.dtype in (torch.float32, torch.float64)
+    return a.dtype is torch.bfloat16 and b.dtype in (torch.float32, torch.float64)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
