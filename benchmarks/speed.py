@@ -45,6 +45,7 @@ class Wish:
     precisions: Sequence[str] | None = None
     device: str = "cuda"
     rounds: int | None = None
+    compile_mode: str = "default"
 
     def grid(self, models: Sequence[str] = MODELS, sizes: Sequence[str] = SIZES) -> Iterator[dict[str, Any]]:
         """Model, batch, length and precision; the small sizes first."""
@@ -87,7 +88,7 @@ def compiled(wish: Wish) -> Iterator[Any]:
     for shape in wish.grid():
         yield wish.options(
             **shape, methods=("sam",), ways=("captured", "compiled+captured"), rounds=6, seconds=0.5, warmup=1,
-            memory=False,
+            memory=False, compile_mode=wish.compile_mode,
         )  # fmt: skip
 
 
@@ -222,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--precisions", nargs="*")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--compile-mode", default="default", help="of torch.compile, for the part compiled")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further measurement of a part after this")
     parser.add_argument("--missing", action="store_true", help="leave out what lies in --out already")
     parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
@@ -231,7 +233,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         store.unpack(options.unpack)
         return
     command = shlex.join(["python", "benchmarks/speed.py", *_without_places(given)])
-    wish = Wish(options.models, options.sizes, options.precisions, options.device, options.rounds)
+    wish = Wish(
+        options.models, options.sizes, options.precisions, options.device, options.rounds, options.compile_mode
+    )
     for part in options.part:
         start = time.perf_counter()
         for each in PARTS[part](wish):

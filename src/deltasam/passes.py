@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.batches import MicroBatches, batch_size, shares, take, tensors
+from deltasam.branches import Branches
 from deltasam.checks import check_losses
 from deltasam.distributed import Ranks, Sharpness, require_whole
 from deltasam.gradients import gradient, set_aside
@@ -90,6 +91,7 @@ class Passes:
         self.trainable = {name: p for name, p in every.items() if p.requires_grad}
         self.params = select(self.inner, params, self.trainable)
         self.count = Count()
+        self.branches = Branches(self.device)
         self.sizes: list[int | None] = [None] * len(self.batches)
         self.sharpness = sharpness
         self._scale = scale
@@ -111,14 +113,18 @@ class Passes:
 
     # -- the four verbs ------------------------------------------------------------------------------------------
 
-    def losses(self, *, at_w: bool = False) -> Tensor:
+    def losses(self, *, at_w: bool = False, aside: bool = False) -> Tensor:
         """Losses of the instances without a graph, shape (N,). One forward.
 
         Args:
             at_w: This is the pass at w whose traces (random draws, BatchNorm statistics) the step leaves behind.
+            aside: Nothing that follows needs them before ``branches.join()``: in a recorded step the pass may run
+                beside the next ones.
         """
         self.count.forwards += 1
-        with torch.no_grad(), self._pass(at_w):
+        reads = [p.data for p in self.inner.parameters()] if aside else []
+        place = self.branches.aside(reads) if aside else nullcontext()
+        with torch.no_grad(), place, self._pass(at_w):
             losses = self.evaluate().detach()
         self.ranks.settle()
         return losses

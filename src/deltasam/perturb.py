@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from deltasam.branches import is_recorded
 from deltasam.distributed import is_shard, local, shard_like, shard_number, total
 from deltasam.randomness import Seed, seeded_generator
 
@@ -79,7 +80,7 @@ def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Paramete
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all tensors together, shards of other processes included.
 
-    It is accumulated in float32 at least, on the first one's device, to a relative error of about 1e-6 however many
+    It is accumulated in float32 at least, on the first one's device, to a relative error of a few 1e-6 however many
     entries there are.
     """
     if not tensors:
@@ -183,8 +184,20 @@ class Moved:
         ``2 w - (w + eps)`` is exact where ``w + eps`` was rounded, so the two points are symmetric about w even in
         float32, which the second difference of Eq. 5 needs.
         """
-        torch._foreach_lerp_([local(p.data) for p in self._params], list(self._origin), 2.0)
+        self._mirror([local(p.data) for p in self._params])
         torch.clear_autocast_cache()
+
+    def _mirror(self, values: list[Tensor]) -> None:
+        torch._foreach_lerp_(values, list(self._origin), 2.0)
+
+
+class _MovedBeside(Moved):
+    """As :class:`Moved`, but w - eps lies beside w + eps: a pass there may not have run yet."""
+
+    def _mirror(self, values: list[Tensor]) -> None:
+        mirrored = torch._foreach_lerp(values, list(self._origin), 2.0)
+        for p, value in zip(self._params, mirrored, strict=True):
+            p.data = value
 
 
 @contextmanager
@@ -221,8 +234,7 @@ def _way(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Mov
         return _in_place  # shards
     if all(p.device.type == "cpu" for p in params):
         return _borrowed
-    recording = all(p.is_cuda for p in params) and torch.cuda.is_current_stream_capturing()
-    return _beside if recording else _in_place
+    return _beside if all(is_recorded(p.device) for p in params) else _in_place
 
 
 @contextmanager
@@ -244,14 +256,14 @@ def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
 
 
 @contextmanager
-def _lent(params: list[nn.Parameter], values: list[Tensor]) -> Iterator[Moved]:
+def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = Moved) -> Iterator[Moved]:
     """The parameters hold other tensors for the while; the memory of their own is not touched."""
     origin = [p.data for p in params]
     try:
         for p, value in zip(params, values, strict=True):
             p.data = value
         torch.clear_autocast_cache()  # autocast remembers its casts of the weights by parameter, not by value
-        yield Moved(params, origin)
+        yield kind(params, origin)
     finally:
         for p, w in zip(params, origin, strict=True):
             p.data = w
@@ -286,7 +298,7 @@ def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, c
     with torch.no_grad():
         add_scaled_(values, direction, step)
     direction.clear()
-    with _lent(params, values) as moved:
+    with _lent(params, values, _MovedBeside) as moved:
         yield moved
 
 

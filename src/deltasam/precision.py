@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from deltasam.branches import is_recorded
 from deltasam.distributed import local
 from deltasam.perturb import Moved, global_norm
 
@@ -28,7 +29,7 @@ def say_if_rounded_away(moved: Moved, rho: float) -> None:
     all. With float32 weights there is nothing to measure, and nothing is.
     """
     pairs = [(local(p), w) for p, w in moved.pairs() if p.dtype in (torch.bfloat16, torch.float16)]
-    if not pairs or pairs[0][0].dtype in _said or _is_recorded(pairs[0][0].device):
+    if not pairs or pairs[0][0].dtype in _said or is_recorded(pairs[0][0].device):
         return
     dtype = pairs[0][0].dtype
     _said.add(dtype)
@@ -41,7 +42,3 @@ def say_if_rounded_away(moved: Moved, rho: float) -> None:
         "PerInstanceSAM, whose perturbation never touches the weights",
         stacklevel=2,
     )
-
-
-def _is_recorded(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -114,6 +114,34 @@ def test_masks_are_new_in_every_step_and_the_same_in_all_passes() -> None:
     assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
 
 
+@pytest.mark.parametrize("precision", ["ambient", "float32"])
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_probes_beside_the_pass_at_w(precision: Any, bf16: bool) -> None:
+    """The branches of the graph wait for what they read, and the weights for all branches, in every replay."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=97, hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536
+    )
+    model = transformers.BertForSequenceClassification(config).cuda().train()
+    ids = torch.randint(5, 97, (16, 64), device="cuda")
+    batch = {"input_ids": ids, "labels": ids[:, 0] % 2}
+    method = DeltaSAM(weighting=FiniteDifference(radius=4.0, samples=2, precision=precision))
+    captured = Captured(DeltaSAM(weighting=method.weighting))
+    for number in range(12):
+        found = []
+        for taken in (method, captured):
+            torch.manual_seed(number)
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+                found.append((taken.backward(model, batch, Classification()), model.classifier.weight.grad.clone()))
+            model.zero_grad()
+        (a, p), (b, q) = found
+        rounding = 1e-4 if precision == "float32" or not bf16 else 0.1
+        assert torch.allclose(a.weights, b.weights, rtol=rounding, atol=rounding), number
+        assert torch.allclose(p, q, rtol=0.05, atol=0.05 * float(p.abs().max())), number
+    assert captured.report.replayed == 11
+
+
 def test_a_reseeded_stream_repeats_the_step() -> None:
     model, (batch,) = bert(), batches(1)
     captured = Captured(SAM())

@@ -20,7 +20,7 @@ def test_many_entries_lose_no_digits(shape: tuple[int, ...], transposed: bool) -
     table = torch.randn(shape)
     found = [table.mT if transposed and table.ndim > 1 else table, torch.randn(3, 2)]
     for tensors in (found, found[:1]):
-        assert float(abs(global_norm(tensors) / exact(tensors) - 1)) < 2e-6
+        assert float(abs(global_norm(tensors) / exact(tensors) - 1)) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_mode
+from deltasam.analysis._common import bar, batches_of, cosine, full_float32, gradient_of, in_mode
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.passes import ObjectiveLike
 from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform, Weighting
@@ -65,6 +65,8 @@ def alignment(
               \frac{d\mathcal R_\text{inst}}{dw} = \tfrac1N \textstyle\sum_i
               (\nabla l_i(w + \epsilon_i) - \nabla l_i(w)).
 
+    The regularisers are small differences of gradients, so TF32 is off meanwhile.
+
     Cost, per batch: a step of plain training, of exact per-instance SAM and of every method.
 
     Args:
@@ -94,7 +96,8 @@ def alignment(
         weighted = {f"DeltaSAM {name}": DeltaSAM(rho=rho, eta=eta, weighting=w) for name, w in chosen.items()}
         methods = {"SAM": SAM(rho=rho), **weighted}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("PerInstanceSAM", *methods)}
-    with in_mode(model, training), bar(data, limit, len(methods) + 2, progress, "alignment") as tell:
+    shown = bar(data, limit, len(methods) + 2, progress, "alignment")
+    with in_mode(model, training), full_float32(next(model.parameters()).device), shown as tell:
         for number, batch in enumerate(batches_of(model, data, limit, False, "")):
             tell("ERM")
             plain = gradient_of(ERM(), model, batch, objective)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deltasam.analysis._alignment import WEIGHTINGS
 from deltasam.analysis._bfloat16 import bfloat16
-from deltasam.analysis._common import bar, batches_of, in_mode, spearman
+from deltasam.analysis._common import bar, batches_of, full_float32, in_mode, spearman
 from deltasam.batches import tree_map
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.randomness import Randomness, Seed
@@ -74,7 +74,8 @@ def weights_quality(
     """How much of each weighting's g is signal, in float64, float32 and bfloat16, and under dropout.
 
     On a real model the paper's weights at the paper's radius are at or below float32 rounding, in bfloat16 and with
-    dropout masks of their own in every probe they are noise; this shows it for yours, and what repairs it.
+    dropout masks of their own in every probe they are noise; this shows it for yours, and what repairs it. TF32 is
+    off meanwhile; "bf16" is autocast around all passes, the probes included, with float32 weights.
 
     Cost, per batch: the probes of each weighting once per condition, four of them in float64, and one forward at w
     per condition for all weightings together. A float64 copy of the model.
@@ -101,7 +102,9 @@ def weights_quality(
     chosen = weightings or {n: w for n, w in WEIGHTINGS.items() if n not in ("Uniform", "RandomWeights")}
     wide = deepcopy(model).double()
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
-    with bar(data, limit, len(chosen) * len(conditions), progress, "quality of the weights") as tell:
+    steps = len(chosen) * len(conditions)
+    shown = bar(data, limit, steps, progress, "quality of the weights")
+    with full_float32(next(model.parameters()).device), shown as tell:
         for number, batch in enumerate(batches_of(model, data, limit, False, "")):
             seeds = Seed(seed, 2 * number), Seed(seed, 2 * number + 1)
             probes = _Probes(model, wide, batch, objective, rho, eta, *seeds)

@@ -40,6 +40,7 @@ class Workbench:
     objective: Objective
     device: torch.device
     autocast: torch.dtype | None
+    compile_mode: str = "default"
     _compiled: list[nn.Module] = field(default_factory=list)
 
     @property
@@ -56,7 +57,7 @@ class Workbench:
     def compiled(self) -> nn.Module:
         """The model through ``torch.compile``, compiled once for all contestants."""
         if not self._compiled:
-            self._compiled.append(torch.compile(self.model))  # type: ignore[arg-type]
+            self._compiled.append(torch.compile(self.model, mode=self.compile_mode))  # type: ignore[arg-type]
         return self._compiled[0]
 
     def close(self) -> None:
@@ -94,6 +95,7 @@ def set_up(options: StepOptions) -> Workbench:
         objective=Classification(),
         device=device,
         autocast=PRECISIONS.get(options.precision),
+        compile_mode=options.compile_mode,
     )
 
 

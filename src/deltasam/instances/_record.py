@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from deltasam.branches import is_recorded
 from deltasam.instances._errors import InstancesMixedError, MisreadError, NoRuleError, UncoveredError
 from deltasam.instances._gradient import InstanceGradients, collect
 from deltasam.instances._places import Places
 from deltasam.instances._tensors import PerInstance
 from deltasam.instances._verify import describe, verify
+from deltasam.precision import no_autocast
 
 Run = Callable[[], Tensor]
 
@@ -122,11 +123,11 @@ def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
             why = f"the model was called with {state.size} instances, the losses are of {tuple(losses.shape)}"
             raise MisreadError(why, found_size)
         state.recording = False  # activation checkpointing calls the layers again
-        with _no_autocast(losses):
+        with no_autocast(losses.device):
             total = losses.sum() if scale is None else scale(losses.sum())
             memory, params = places.memory, places.params
             key = (tuple(params), frozenset(state.seen.items()))
-            check = key not in memory.verified and not _capturing(losses)
+            check = key not in memory.verified and not is_recorded(losses.device)
             edges = [call.edge for call in state.calls]
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
             gradients = collect(state.calls, found, state.grouping, wish.kept)
@@ -153,12 +154,3 @@ def perturbed(places: Places, terms: Sequence[tuple[InstanceGradients, Tensor]])
     grouping = terms[0][0].grouping
     with places.taken(grouping.size, grouping.m, terms, recording=False):
         yield
-
-
-def _capturing(losses: Tensor) -> bool:
-    return losses.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _no_autocast(losses: Tensor) -> AbstractContextManager[Any]:
-    kind = losses.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

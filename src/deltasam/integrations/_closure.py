@@ -92,7 +92,7 @@ class ClosurePasses(Passes):
         """The loss, shape (1,), its gradient being in ``.grad``."""
         return self._run(at_w)
 
-    def losses(self, *, at_w: bool = False) -> Tensor:
+    def losses(self, *, at_w: bool = False, aside: bool = False) -> Tensor:
         """There are none."""
         raise needs_losses(self._method)
 

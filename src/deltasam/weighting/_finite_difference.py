@@ -67,12 +67,13 @@ class FiniteDifference(Weighting):
             for draw in range(self.samples):
                 r = random_direction(params, seed.child(draw))
                 with passes.move(params, r, step_size(radius, global_norm(r))) as moved:
-                    plus = passes.losses()
+                    plus = passes.losses(aside=True)
                     moved.mirror()
-                    sides.append((plus, passes.losses()))
-            own_center = passes.losses() if sharpened else None
+                    sides.append((plus, passes.losses(aside=True)))
+            own_center = passes.losses(aside=True) if sharpened else None
 
         def weights(losses: Tensor) -> Tensor:
+            passes.branches.join()
             center = losses if own_center is None else own_center
             return difference_weights(center, [p for p, _ in sides], [m for _, m in sides], eta)
 

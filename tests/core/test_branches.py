@@ -1,0 +1,38 @@
+"""Where nothing is recorded, a branch is what stands in its place; w - eps beside w + eps leaves the latter alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from deltasam.branches import Branches, is_recorded
+from deltasam.perturb import _beside, _in_place
+
+
+def test_nothing_is_recorded_on_a_cpu() -> None:
+    cpu = torch.device("cpu")
+    branches, seen = Branches(cpu), []
+    with branches.aside([torch.ones(2)]):
+        seen.append(torch.is_autocast_cache_enabled())
+    branches.join()
+    assert seen == [True]
+    assert not is_recorded(cpu)
+
+
+def test_both_sides_of_w_lie_beside_each_other() -> None:
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(5, 3))
+    w, r, step = p.detach().clone(), torch.randn(5, 3), torch.tensor(0.3)
+    with _beside([p], [r.clone()], step, True) as moved:
+        plus = p.data
+        value = plus.clone()
+        moved.mirror()
+        minus = p.data
+        assert torch.equal(plus, value)
+        assert plus.data_ptr() != minus.data_ptr()
+    assert torch.equal(p, w)
+    with _in_place([p], [r.clone()], step, True) as moved:
+        assert torch.equal(p, plus)
+        moved.mirror()
+        assert torch.equal(p, minus)
+    assert torch.equal(p, w)
