@@ -1,0 +1,200 @@
+"""Measures delta-SAM's weights for the page of results: trains the models of a sweep file and analyses each.
+
+All in one process, on a GPU or a CPU; the datasets in the folder of ``--data``, or of ``DELTASAM_DATA``:
+
+    python benchmarks/weights_run.py --device cuda --rows 512 --batch-size 8
+    python benchmarks/weights_run.py --device cpu --rows 8 --batch-size 4 --updates 1 2 --out /tmp/tried  # to try it
+
+Models that are there already are not trained again. Each has one file in ``--out``, which holds its result and all
+measurements; it is written after every measurement, and one that is in it is not made again. A measurement that fails
+is told, and the rest goes on. ``python benchmarks/results_page.py`` makes the page of what lies in
+``results/instance-weights``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "results" / "instance-weights"
+RHO, ETA = 0.05, 1e-4
+ALL = ("float64", "float32", "bf16", "another direction", "dropout, shared masks", "dropout, independent masks")
+BRIEF = ("float64", "float32", "another direction")
+MEASUREMENTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "weights of Eq. 5": (["FiniteDifference"], ALL),
+    "weights of Eq. 5, larger probes": (["FiniteDifference(radius=0.5)", "FiniteDifference(radius=2.0)"], BRIEF),
+    "weights of Eq. 5, eight draws": (["FiniteDifference(samples=8)"], BRIEF),
+    "weights by derivatives": (["Directional"], ("float64", "float32", "bf16", "another direction")),
+    "weights along the own gradient": (["OwnGradient"], tuple(name for name in ALL if name != "another direction")),
+    "alignment": (
+        [
+            "FiniteDifference", "FiniteDifference(radius=0.5)", "FiniteDifference(radius=2.0)",
+            "FiniteDifference(samples=8)", "Directional", "OwnGradient", "RandomWeights",
+        ],
+        (),
+    ),
+}  # fmt: skip
+"""What is measured on every model: estimators, and conditions for the quality of the weights."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The file of one model: its result, what was measured on how many rows, and with what."""
+
+    path: Path
+    record: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path, about: dict[str, Any]) -> Store:
+        """What is there, if it was measured in the same way; else a new file."""
+        if path.is_file():
+            known = json.loads(path.read_text(encoding="utf-8"))
+            if all(known[key] == value for key, value in about.items()):
+                return cls(path, known)
+            print(f"{path.stem}: {path} was measured in another way; it is made anew", flush=True)
+        return cls(path, {**about, "measurements": {}})
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the measurements that are still to be made."""
+        return [name for name in MEASUREMENTS if name not in self.record["measurements"]]
+
+    def put(self, name: str, found: dict[str, Any]) -> None:
+        """Adds a measurement and writes the file."""
+        from deltasam.storage import write_text
+
+        self.record["measurements"][name] = found
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, json.dumps(_strict(self.record)) + "\n")
+
+
+def weighting(name: str) -> Any:
+    """An estimator by its name, with its options in brackets as its class takes them."""
+    from deltasam.analysis import WEIGHTINGS
+
+    kind, _, options = name.rstrip(")").partition("(")
+    pairs = (option.split("=") for option in options.split(", ") if option)
+    return dataclasses.replace(WEIGHTINGS[kind], **{key: json.loads(value) for key, value in pairs})
+
+
+def measure(name: str, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:
+    """The lines of one measurement, as ``deltasam analyze ... --json`` has them."""
+    from deltasam.analysis import alignment, weights_quality
+
+    names, conditions = MEASUREMENTS[name]
+    options: dict[str, Any] = {"weightings": {each: weighting(each) for each in names}, "rho": RHO, "eta": ETA}
+    analysis: Callable[..., list[Any]] = weights_quality if conditions else alignment
+    if conditions:
+        options["conditions"] = conditions
+    return [dataclasses.asdict(line) for line in analysis(model, batches, objective, **options)]
+
+
+def planned(sweep_file: Path, updates: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    """The models by label; with ``updates`` plain training of so many instead, and SAM of the most."""
+    from deltasam.experiments.sweeps import final_runs, read_sweep
+
+    sweep = read_sweep(sweep_file)
+    if updates:
+        methods: dict[str, Any] = {f"erm-{n}": {"method": "ERM", "schedule": {"steps": n}} for n in updates}
+        methods["sam"] = {"method": {"name": "SAM", "rho": RHO}, "schedule": {"steps": max(updates)}}
+        common = {**sweep.common, "schedule": {**sweep.common.get("schedule", {}), "warmup_steps": 0}}
+        sweep = dataclasses.replace(sweep, methods=methods, common=common)
+    for run in final_runs(sweep, {}):
+        yield run.method, run.config
+
+
+def analyse(label: str, config: Any, options: argparse.Namespace, command: str) -> None:
+    """Trains one model, unless it is there, and makes the measurements that are missing."""
+    import torch
+
+    from deltasam.commit import commit
+    from deltasam.experiments import load_run, run
+
+    about = {
+        "model": label, "run_id": config.run_id, "split": "train", "rows": options.rows,
+        "batch_size": options.batch_size, "rho": RHO, "eta": ETA,
+    }  # fmt: skip
+    store = Store.open(options.out / f"{label}.json", about)
+    if not store.missing:
+        print(f"{label}: all is there", flush=True)
+        return
+    start = time.perf_counter()
+    folder = options.runs / config.run_name
+    result = run(config, folder)
+    print(f"{label}: trained, {result.primary_value:.3f} ({time.perf_counter() - start:.1f} s)", flush=True)
+    _, loaded = load_run(folder, split="train", rows=options.rows, data=options.data)
+    model = loaded.model.to(options.device)
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    store.record.update(
+        method=result.method, updates=result.steps, metric=result.primary_metric, value=result.primary_value,
+        eval_rows=result.eval_rows, device=device, torch=torch.__version__, commit=options.commit or commit(),
+        command=command,
+    )  # fmt: skip
+    batches = loaded.batches(options.batch_size)
+    for name in store.missing:
+        start = time.perf_counter()
+        try:
+            lines = measure(name, model, batches, loaded.objective)
+        except (RuntimeError, ValueError) as error:  # out of memory, most likely: the others can still be made
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            print(f"{label}, {name}: failed after {time.perf_counter() - start:.1f} s: {why}", flush=True)
+            continue
+        seconds = time.perf_counter() - start
+        store.put(name, {"seconds": round(seconds, 1), "lines": lines})
+        print(f"{label}, {name}: {seconds:.1f} s", flush=True)
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no infinities: they become null. Seven digits are float32's."""
+    text = json.dumps(value)
+    return json.loads(text, parse_constant=lambda _: None, parse_float=lambda digits: float(f"{float(digits):.7g}"))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Trains and measures what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--rows", type=int, default=512, help="a fixed random sample of so many training rows")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the measurements, one file per model")
+    parser.add_argument("--runs", type=Path, default=Path("runs/weights"), help="folder of the trained models")
+    parser.add_argument("--sweep", type=Path, default=ROOT / "configs" / "sweeps" / "evidence" / "weights.yaml")
+    parser.add_argument("--models", nargs="+", metavar="LABEL", help="some of the sweep's models")
+    parser.add_argument("--updates", nargs="+", type=int, default=[], help="other models, to try it: so many updates")
+    parser.add_argument("--data", help="folder with the datasets; DELTASAM_DATA by default")
+    parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
+    options = parser.parse_args(argv)
+    if options.updates and options.out == OUT:
+        parser.error(f"--updates is for trying it: choose another folder than {OUT} by --out")
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the training, too
+    import transformers
+
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    start = time.perf_counter()
+    wanted = {
+        label: dataclasses.replace(config, data=options.data)
+        for label, config in planned(options.sweep, options.updates)
+    }
+    unknown = [label for label in options.models or () if label not in wanted]
+    if unknown:
+        parser.error(f"--models {unknown[0]}: the sweep has {', '.join(wanted)}")
+    command = f"python benchmarks/weights_run.py --rows {options.rows} --batch-size {options.batch_size}"
+    for label in options.models or wanted:
+        analyse(label, wanted[label], options, f"{command} --device {options.device}")
+    print(f"{time.perf_counter() - start:.0f} s in all: {options.out}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""``benchmarks/weights_run.py``: models and measurements for the page of results, to be gone on with."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.data import REPOSITORY
+from helpers.pretrained import bert_folder
+
+SWEEP = """
+tasks: [{{name: docstrings, train_rows: 24, eval_rows: 20}}]
+models: [{model}]
+methods: [ERM]
+seeds: [1]
+common: {{batch: {{size: 8}}, evaluate_every: end, checkpoint_every: never}}
+keep: weights
+"""
+pytestmark = pytest.mark.usefixtures("libraries_speak_again")
+
+
+@pytest.fixture
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_run.py"), run_name="weights_run")
+
+
+def test_models_and_measurements(
+    script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    sweep = tmp_path / "tiny.yaml"
+    sweep.write_text(SWEEP.format(model=bert_folder(tmp_path / "bert")))
+    words = ["--device", "cpu", "--rows", "4", "--batch-size", "2", "--sweep", str(sweep), "--commit", "abc"]
+    words += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--updates", "1"]
+    measure = script["main"].__globals__["measure"]
+
+    def not_by_derivatives(name: str, *rest: Any) -> Any:
+        if name == "weights by derivatives":
+            raise RuntimeError("CUDA out of memory. Tried to allocate\na lot")
+        return measure(name, *rest)
+
+    monkeypatch.setitem(script["main"].__globals__, "measure", not_by_derivatives)
+    script["main"]([*words, "--models", "sam"])
+    told = capsys.readouterr().out
+    assert "sam, weights by derivatives: failed after" in told
+    assert "Tried to allocate\n" in told
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["sam.json"]
+
+    monkeypatch.setitem(script["main"].__globals__, "measure", measure)
+    script["main"]([*words, "--models", "sam"])
+    told = capsys.readouterr().out
+    assert "sam, weights by derivatives:" in told
+    assert "alignment" not in told  # it was there already
+    text = (tmp_path / "out" / "sam.json").read_text()
+    assert str(tmp_path) not in text
+    record = json.loads(text)
+    assert (record["method"], record["updates"], record["rows"], record["commit"]) == ("SAM", 1, 4, "abc")
+    assert record["measurements"].keys() == script["MEASUREMENTS"].keys()
+    lines = [line for found in record["measurements"].values() for line in found["lines"]]
+    assert {len(values) for line in lines for values in line["by_batch"].values()} == {2}
+    assert {line["method"] for line in lines if "method" in line} >= {"SAM", "DeltaSAM FiniteDifference(samples=8)"}
+
+    script["main"]([*words, "--models", "sam"])
+    assert "sam: all is there" in capsys.readouterr().out
+    words[3] = "2"
+    script["MEASUREMENTS"].clear()
+    script["main"]([*words, "--models", "sam"])
+    assert "was measured in another way; it is made anew" in capsys.readouterr().out
+
+
+def test_estimators_by_name(script: dict[str, Any]) -> None:
+    from deltasam.weighting import FiniteDifference, OwnGradient
+
+    assert script["weighting"]("FiniteDifference(radius=0.5, samples=2)") == FiniteDifference(radius=0.5, samples=2)
+    assert script["weighting"]("OwnGradient") == OwnGradient()
+
+
+def test_what_is_only_tried_is_kept_apart(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        script["main"](["--updates", "1"])
+    assert "choose another folder" in capsys.readouterr().err
+
+
+def test_the_models_of_the_page(script: dict[str, Any]) -> None:
+    sweep = REPOSITORY / "configs" / "sweeps" / "evidence" / "weights.yaml"
+    found = {
+        label: (type(config.method).__name__, config.schedule.steps) for label, config in script["planned"](sweep, [])
+    }
+    assert sorted(found.values()) == [("ERM", 20), ("ERM", 60), ("ERM", 114), ("ERM", 342), ("SAM", 342)]
