@@ -74,6 +74,14 @@ def figures(wish: Wish) -> Iterator[Any]:
         )
 
 
+def eager(wish: Wish) -> Iterator[Any]:
+    """Exact per-instance perturbation beside SAM, eager; many rounds, for the host's part in these times is noisy."""
+    for shape in wish.grid():
+        yield wish.options(
+            **shape, methods=("per-instance-sam",), ways=("eager",), rounds=11, seconds=3.3, warmup=1, memory=False
+        )
+
+
 def loop(wish: Wish) -> Iterator[Any]:
     """Per-instance SAM one instance after the other, as the paper has it, beside the low-rank engine and SAM."""
     methods = ("per-instance-sam", "per-instance-sam-loop")
@@ -128,7 +136,8 @@ def adamw(wish: Wish) -> Iterator[Any]:
 
 
 PARTS: dict[str, Callable[[Wish], Iterator[Any]]] = {
-    "figures": figures, "loop": loop, "growth": growth, "compiled": compiled, "cpu": cpu, "adamw": adamw,
+    "figures": figures, "eager": eager, "loop": loop, "growth": growth, "compiled": compiled, "cpu": cpu,
+    "adamw": adamw,
 }  # fmt: skip
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,19 +57,35 @@ def interleaved(
     now = time.perf_counter if clock == "wall" else time.process_time
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-warmup, rounds):
-        start = turn % len(names)
-        for name in names[start:] + names[:start]:
-            times = (repeats or {}).get(name, 1)
-            prepare()
-            synchronize()
-            before = now()
-            for _ in range(times):
-                works[name]()
-            synchronize()
-            if turn >= 0:
-                seconds[name].append((now() - before) / times)
+    with _older_objects_set_aside():
+        for turn in range(-warmup, rounds):
+            start = turn % len(names)
+            for name in names[start:] + names[:start]:
+                times = (repeats or {}).get(name, 1)
+                prepare()
+                synchronize()
+                before = now()
+                for _ in range(times):
+                    works[name]()
+                synchronize()
+                if turn >= 0:
+                    seconds[name].append((now() - before) / times)
     return seconds
+
+
+@contextmanager
+def _older_objects_set_aside() -> Iterator[None]:
+    """Python's collector looks at what the works make, as in training, but not at all that was imported before.
+
+    A look at everything takes longer than a step. It comes once in thousands of steps of training, but in the first
+    few of a fresh process, and would then be on the bill of whoever had its turn.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def ratios(seconds: Mapping[str, list[float]], name: str, base: str) -> Spread:
