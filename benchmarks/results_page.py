@@ -34,7 +34,7 @@ def page(results: Path = RESULTS) -> str:
     text, glue, other = part("reading"), part("glue"), part("other")
     sections = [
         (part("risk")["risk_section"](results), text["RISK_READING"]),
-        (part("weights")["weights_section"]() if results == RESULTS else "", ""),
+        (part("weights")["weights_section"](results), ""),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), ""),
         (glue["larger_section"](results), text["GLUE_READING"]),
@@ -59,4 +59,7 @@ def missing(results: Path, by_hand: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    weights = part("weights")
+    weights["PLOT"].parent.mkdir(exist_ok=True)
+    weights["PLOT"].write_text(weights["plot"](RESULTS), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")

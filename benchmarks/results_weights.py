@@ -1,26 +1,35 @@
-"""The section of docs/results.md on delta-SAM's weights, from the measurements in results/weights.
+"""The section of docs/results.md on delta-SAM's weights, from the measurements of weights_run.py (or older ones).
 
-``with_interval`` serves the rest of the page, too.
+``with_interval`` serves the rest of the page, too. What was found is told in ``WEIGHTS_READING``, written by hand.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import runpy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from deltasam.report import read_runs, summarize
+from deltasam.report import holm, paired_test, summarize
 
-RESULTS = Path(__file__).parents[1] / "results"
-table = runpy.run_path(str(Path(__file__).with_name("page_tables.py")))["table"]
+HERE = Path(__file__).parent
+PLOT = HERE.parent / "docs" / "_static" / "results" / "weights.svg"
+table = runpy.run_path(str(HERE / "page_tables.py"))["table"]
+panels = runpy.run_path(str(HERE / "weights_plot.py"))["panels"]
+measured = runpy.run_path(str(HERE / "weights_points.py"))["points"]
 
 NAMES = {
     "FiniteDifference": "Eq. 5", "Directional": "derivatives along r", "OwnGradient": "own gradient",
     "another direction": "another random direction", "bf16": "bfloat16 (autocast)",
     "DeltaSAM FiniteDifference": "δ-SAM, Eq. 5", "DeltaSAM Directional": "δ-SAM, derivatives along r",
     "DeltaSAM OwnGradient": "δ-SAM, own gradient", "DeltaSAM RandomWeights": "δ-SAM, weights of Eq. 5 shuffled",
+    "FiniteDifference(radius=0.5)": "Eq. 5, probes of norm 0.5",
+    "FiniteDifference(radius=2.0)": "Eq. 5, probes of norm 2",
+    "FiniteDifference(samples=8)": "Eq. 5, 8 directions",
+    "DeltaSAM FiniteDifference(radius=0.5)": "δ-SAM, Eq. 5, probes of norm 0.5",
+    "DeltaSAM FiniteDifference(radius=2.0)": "δ-SAM, Eq. 5, probes of norm 2",
+    "DeltaSAM FiniteDifference(samples=8)": "δ-SAM, Eq. 5, 8 directions",
 }  # fmt: skip
 
 WEIGHTS = """## Do the weights measure anything?
@@ -30,11 +39,14 @@ direction r of norm rho (Eq. 5), and argues that the perturbation of the reweigh
 perturbation per instance would: the cosine of dR/dw with dR_inst/dw is to be positive. All of that can be measured.
 
 Models: the same encoder, plain training on MRPC, one seed, batch 32, learning rate 1e-4 without decay, float32, at
-{count} points of one path; accuracy on the development set {accuracy} updates (68.4 is the larger class; 114 updates
-are an epoch). Measured on {rows} training rows, a fixed random sample, in {batches} batches of 8 (R-Drop's batch for
-RTE), each with a random direction of its own; rho = 0.05, eta = 1e-4; eval mode except where dropout is named; one
-core of a CPU (Neoverse-N1), bfloat16 computed by way of float32. Means over the batches with 95% bootstrap intervals,
-which for so few batches are rather too short than too long, and are not corrected for their number.
+{count} points of one path{others}; accuracy on the development set {accuracy} updates (68.4 is the larger class;
+114 updates are an epoch). Measured on {rows} training rows, a fixed random sample, in {batches} batches of {size}
+(R-Drop's batch for RTE), each with a random direction of its own; rho = 0.05, eta = 1e-4; eval mode except where
+dropout is named; {machine}"""
+
+OLD_MACHINE = """one core of a CPU (Neoverse-N1), bfloat16 computed by way of float32. Means over the batches
+with 95% bootstrap intervals, which for so few batches are rather too short than too long, and are not corrected for
+their number.
 
     deltasam sweep configs/sweeps/evidence/weights.yaml --output runs/weights
     deltasam analyze weights RUN --split train --rows {rows} --batch-size 8 --json --weightings FiniteDifference
@@ -42,6 +54,12 @@ which for so few batches are rather too short than too long, and are not correct
     deltasam analyze weights ... --weightings Directional --conditions float32 "another direction"
     deltasam analyze alignment RUN --split train --rows {rows} --batch-size 8 --json \\
         --weightings FiniteDifference OwnGradient RandomWeights"""
+
+MACHINE = """{device}, TF32 off, torch {torch}, commit {commit}.
+Means over the batches with 95% bootstrap intervals: what other batches would say of the same models. The intervals are
+not corrected for their number, the p-values are.
+
+    {command}"""
 
 REPEAT = """Rank correlation of g with the same estimator in float64, without dropout, along the same direction: 1 is
 perfect, 0 is chance."""
@@ -86,26 +104,22 @@ def with_interval(values: Iterable[float], digits: int) -> str:
     return f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
 
 
-def weights_section() -> str:
-    """Signal and noise of the weights, and where the updates point, at the points of training that were measured."""
-    weights, cosines = (lines_by_point(what) for what in ("weights", "alignment"))
-    runs = {run.steps: run for run in read_runs(RESULTS / "weights").finished}
-    batches = {
-        len(values)
-        for found in (weights, cosines)
-        for at in found.values()
-        for line in at.values()
-        for values in line.values()
-    }
-    facts = {
-        "count": len(weights), "batches": max(batches), "rows": 8 * max(batches),
-        "accuracy": ", ".join(f"{100 * runs[n].metrics[runs[n].primary]:.1f} after {n}" for n in weights),
-    }  # fmt: skip
-    points = [f"{n} updates" for n in weights]
+Lines = Mapping[tuple[str, ...], Mapping[str, list[Any]]]
+
+
+def weights_section(results: Path) -> str:
+    """Signal and noise of the weights, and where the updates point, for the models that were measured, if any."""
+    found = measured(results)
+    if not found:
+        return ""
+    weights, cosines = ({p.name: getattr(p, what) for p in found} for what in ("weights", "alignment"))
+    points = [point.name for point in found]
+    facts = facts_of(found)
     return "\n\n".join([
         WEIGHTS.format(**facts),
         "### Do the weights repeat?",
         REPEAT,
+        f"![Rank correlation of the weights](_static/results/{PLOT.name})",
         table(["estimator", "changed", *points], over_points(weights, "spearman", two_digits)),
         SIGNAL,
         table(["estimator", "changed", *points], over_points(weights, "snr", geometric)),
@@ -117,39 +131,76 @@ def weights_section() -> str:
         "### Whose update do they point to?",
         ALIGNMENT,
         table(["method", *points], both_cosines(cosines)),
-        table(["difference of cos(dR/dw, dR_inst/dw)", *points], cosine_differences(cosines)),
+        differences_table(cosines),
         WEIGHTS_READING.format(**facts).strip(),
     ])  # fmt: skip
 
 
-Lines = dict[tuple[str, ...], dict[str, list[float]]]
+def facts_of(found: Sequence[Any]) -> dict[str, Any]:
+    """How it was measured, in words."""
+    plain = [point for point in found if point.method == "ERM"]
+    others = [point for point in found if point.method != "ERM"]
+    about = found[0].about
+    size, batches = about.get("batch_size", 8), max(point.batches for point in found)
+    rows = about.get("rows", size * batches)
+    machine = MACHINE.format(**about) if about else OLD_MACHINE.format(rows=rows)
+    accuracy = [f"{p.accuracy:.1f} after {p.updates}" for p in plain]
+    accuracy += [f"{p.accuracy:.1f} with {p.method} after {p.updates}" for p in others]
+    trained = "".join(f", and {p.method} (rho = 0.05) after {p.updates}" for p in others)
+    return {
+        "count": len(plain), "others": trained, "accuracy": ", ".join(accuracy), "rows": rows, "batches": batches,
+        "size": size, "machine": machine,
+    }  # fmt: skip
 
 
-def lines_by_point(what: str) -> dict[int, Lines]:
-    """The values of the batches by estimator and condition, or by method, for every number of updates."""
-    found: dict[int, Lines] = {}
-    for path in sorted((RESULTS / "weights").glob(f"{what}-*.json")):
-        at = found.setdefault(int(path.stem.rpartition("-")[2]), {})
-        for line in json.loads(path.read_text()):
-            key = (line["weighting"], line["condition"]) if what == "weights" else (line["method"],)
-            at.setdefault(key, line["by_batch"])
-    return dict(sorted(found.items()))
+def plot(results: Path) -> str:
+    """Rank correlation with float64, and of one direction with another, by estimator and model."""
+    found = measured(results)
+    shown = {}
+    for title, condition in (("float32 with float64", "float32"), ("one direction with another", "another direction")):
+        estimators = dict.fromkeys(name for p in found for name, at in p.weights if at == condition)
+        lines = [[p.weights.get((name, condition), {}).get("spearman") for p in found] for name in estimators]
+        shown[f"Rank correlation, {title}"] = {
+            NAMES.get(name, name): [None if values is None else _with_ends(values) for values in line]
+            for name, line in zip(estimators, lines, strict=True)
+        }
+    models = [str(p.updates) if p.method == "ERM" else f"{p.method} {p.updates}" for p in found]
+    drawn: str = panels(shown, models=models, x="updates")
+    return drawn
 
 
-def over_points(found: dict[int, Lines], field: str, shown: Callable[[list[float]], str]) -> list[list[str]]:
+def _with_ends(values: Iterable[float | None]) -> tuple[float, float, float]:
+    found = summarize(numbers(values))
+    return found.mean, found.low, found.high
+
+
+def numbers(values: Iterable[float | None]) -> list[float]:
+    """Without the batches that have no number: a rank correlation needs weights that are not all equal."""
+    return [value for value in values if value is not None]
+
+
+def over_points(found: Mapping[Any, Lines], field: str, shown: Callable[[list[float]], str]) -> list[list[str]]:
     """One row per estimator and condition, or per method; one column per point of training."""
     keys = [key for key in dict.fromkeys(key for lines in found.values() for key in lines) if not trivial(key, field)]
     return [
         [*(NAMES.get(part, part) for part in key)]
-        + [shown(lines[key][field]) if key in lines else "-" for lines in found.values()]
+        + [cell(lines[key][field], shown) if key in lines else "-" for lines in found.values()]
         for key in keys
     ]
+
+
+def cell(values: Sequence[float | None], shown: Callable[[list[float]], str]) -> str:
+    """What the batches say, and how many of them where some say nothing."""
+    known = numbers(values)
+    if not known:
+        return "-"
+    return shown(known) + ("" if len(known) == len(values) else f" ({len(known)} of {len(values)} batches)")
 
 
 def trivial(key: tuple[str, ...], field: str) -> bool:
     """Rows that say 1 by definition, or nothing new."""
     if field == "median":
-        return key[0] != "FiniteDifference" or key[1] == "another direction"
+        return not key[0].startswith("FiniteDifference") or key[1] == "another direction"
     if field == "ideal":
         return key[1] not in ("float64", "float32") or key[0] == "OwnGradient"
     return key[-1] in ("float64", "PerInstanceSAM")
@@ -157,21 +208,39 @@ def trivial(key: tuple[str, ...], field: str) -> bool:
 
 def geometric(values: Iterable[float]) -> str:
     """The geometric mean with its interval."""
-    found = summarize([math.log(value) for value in values])
+    found = summarize([math.log(max(value, 1e-30)) for value in values])  # all weights equal: no signal at all
     return "{:.2g} [{:.2g}, {:.2g}]".format(*map(math.exp, (found.mean, found.low, found.high)))
 
 
-def cosine_differences(found: dict[int, Lines]) -> list[list[str]]:
-    """Paired over the batches."""
+def differences_table(found: Mapping[str, Lines]) -> str:
+    """Paired over the batches, with p-values where so many batches can give a small one."""
+    rows = cosine_differences(found)
+    note = "\n\np of paired permutation tests over the batches, after Holm's correction." if "(p" in str(rows) else ""
+    return table(["difference of cos(dR/dw, dR_inst/dw)", *found], rows) + note
+
+
+def cosine_differences(found: Mapping[str, Lines]) -> list[list[str]]:
+    """One row per pair of methods, one column per model."""
     weighted, shuffled, own = (f"DeltaSAM {name}" for name in ("FiniteDifference", "RandomWeights", "OwnGradient"))
-    rows = []
-    for a, b in ((weighted, "SAM"), (weighted, shuffled), (shuffled, "SAM"), (own, "SAM"), (own, weighted)):
-        pairs = [zip(lines[a,]["regulariser"], lines[b,]["regulariser"], strict=True) for lines in found.values()]
-        rows.append([f"{NAMES.get(a, a)} - {NAMES.get(b, b)}", *(two_digits([x - y for x, y in p]) for p in pairs)])
+    pairs = [(weighted, "SAM"), (weighted, shuffled), (shuffled, "SAM"), (own, "SAM"), (own, weighted)]
+    others = dict.fromkeys(name for lines in found.values() for (name,) in lines if name.startswith(weighted + "("))
+    pairs += [(name, b) for name in (*others, "DeltaSAM Directional") for b in ("SAM", shuffled)]
+    pairs = [(a, b) for a, b in pairs if all((a,) in lines and (b,) in lines for lines in found.values())]
+    tests = [
+        (row, lines[a,]["regulariser"], lines[b,]["regulariser"])
+        for row, (a, b) in enumerate(pairs)
+        for lines in found.values()
+    ]
+    rows = [[f"{NAMES.get(a, a)} - {NAMES.get(b, b)}"] for a, b in pairs]
+    outcomes = [paired_test(first, second) for _, first, second in tests]
+    telling = all(2.0 ** (1 - outcome.pairs) * len(tests) < 0.05 for outcome in outcomes)  # few batches: p = 1
+    for (row, first, second), p in zip(tests, holm([outcome.p for outcome in outcomes]), strict=True):
+        mean = two_digits([x - y for x, y in zip(first, second, strict=True)])
+        rows[row].append(f"{mean} (p = {p:.2g})" if telling else mean)
     return rows
 
 
-def both_cosines(found: dict[int, Lines]) -> list[list[str]]:
+def both_cosines(found: Mapping[str, Lines]) -> list[list[str]]:
     """The cosine of the regulariser's gradient and, in brackets, of the whole gradient."""
     ours, whole = (over_points(found, field, two_digits) for field in ("regulariser", "update"))
     return [

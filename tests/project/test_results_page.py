@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 from deltasam.report import TABLES, read_runs, to_markdown
 
@@ -35,6 +36,63 @@ def test_weights_were_measured_on_committed_runs() -> None:
             assert steps[line["run"]] == int(path.stem.rpartition("-")[2])
             sizes = {len(values) for values in line["by_batch"].values()}
             assert sizes == {6}, "the page says how many batches"
+
+
+def test_the_plot_of_the_weights_is_made_from_the_results() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "results_weights.py"))
+    drawn = script["PLOT"].read_text(encoding="utf-8")
+    assert drawn == script["plot"](ROOT / "results"), "run: python benchmarks/results_page.py"
+
+
+def record(method: str, updates: int, cosines: dict[str, list[float]]) -> dict[str, Any]:
+    """A file of benchmarks/weights_run.py on so many batches as there are cosines."""
+    count = len(cosines["SAM"])
+    ranks: list[Any] = [None, *[0.5] * (count - 1)]
+    weights = [
+        {
+            "weighting": name,
+            "condition": condition,
+            "by_batch": dict.fromkeys(("spearman", "snr", "ideal", "median"), ranks),
+        }
+        for name in ("FiniteDifference", "FiniteDifference(radius=2.0)")
+        for condition in ("float64", "float32", "another direction")
+    ]
+    updates_of = [
+        {"method": name, "by_batch": {"regulariser": values, "update": values}} for name, values in cosines.items()
+    ]
+    measurements = {"weights": {"lines": weights}, "alignment": {"lines": updates_of}}
+    about = {
+        "rows": 4 * count,
+        "batch_size": 4,
+        "device": "Abacus",
+        "torch": "2",
+        "commit": "abc",
+        "command": "run me",
+    }
+    return {"method": method, "updates": updates, "value": 0.75, "measurements": measurements, **about}
+
+
+def test_newer_measurements_of_the_weights_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "results_weights.py"))
+    assert script["weights_section"](tmp_path) == ""
+    sam = [0.1 * (n % 7) for n in range(16)]
+    more = {name: [value + 0.2 for value in sam] for name in ("DeltaSAM FiniteDifference", "DeltaSAM OwnGradient")}
+    cosines = {"SAM": sam, "DeltaSAM RandomWeights": sam, **more}
+    folder = tmp_path / "instance-weights"
+    folder.mkdir()
+    for label, method, updates in (("sam", "SAM", 9), ("late", "ERM", 9), ("early", "ERM", 3)):
+        (folder / f"{label}.json").write_text(json.dumps(record(method, updates, cosines)))
+    text = script["weights_section"](tmp_path)
+    assert "| estimator | changed | 3 updates | 9 updates | SAM, 9 updates |" in text
+    assert "2 points of one path, and SAM (rho = 0.05) after 9" in text
+    assert "64 training rows, a fixed random sample, in 16 batches of 4" in text
+    assert "| Eq. 5, probes of norm 2 | float32 | 0.50 [0.50, 0.50] (15 of 16 batches) |" in text
+    assert "    run me" in text
+    smallest = f"{2 / 2**16 * 15:.2g}"  # of 5 differences at 3 models, of which 9 are as clear as can be
+    assert f"| δ-SAM, Eq. 5 - SAM | 0.20 [0.20, 0.20] (p = {smallest}) |" in text
+    assert "after Holm's correction" in text
+    drawn = script["plot"](tmp_path)
+    assert drawn.count("<title>Eq. 5, probes of norm 2, SAM 9: 0.50 [0.50, 0.50]</title>") == 2
 
 
 def test_signal_over_noise_is_a_geometric_mean() -> None:

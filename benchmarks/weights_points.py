@@ -1,0 +1,84 @@
+"""The measurements of delta-SAM's weights, by model: those of weights_run.py, or, where there are none, older ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deltasam.report import read_runs
+
+NEW, OLD = "instance-weights", "weights"
+
+Lines = dict[tuple[str, ...], dict[str, list[Any]]]
+"""The values of the batches by estimator and condition, or by method; None where there is no number."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model that the weights were measured on.
+
+    Attributes:
+        method: What it was trained with.
+        updates: How long.
+        accuracy: On the development set, in points.
+        weights: Quality of the weights.
+        alignment: Cosines of the updates.
+        about: How it was measured; empty for older ones.
+    """
+
+    method: str
+    updates: int
+    accuracy: float
+    weights: Lines = field(default_factory=dict)
+    alignment: Lines = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Heading of its column."""
+        return f"{self.updates} updates" if self.method == "ERM" else f"{self.method}, {self.updates} updates"
+
+    @property
+    def batches(self) -> int:
+        """On how many it was measured."""
+        return max(len(v) for part in (self.weights, self.alignment) for line in part.values() for v in line.values())
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Puts the lines of a measurement where they belong."""
+        for line in lines:
+            if "condition" in line:
+                self.weights.setdefault((line["weighting"], line["condition"]), line["by_batch"])
+            else:
+                self.alignment.setdefault((line["method"],), line["by_batch"])
+
+
+def points(results: Path) -> list[Point]:
+    """The models in the order of their training, plain training first."""
+    found = _new(results / NEW) or _old(results / OLD)
+    return sorted(found, key=lambda point: (point.method != "ERM", point.updates))
+
+
+def _new(folder: Path) -> list[Point]:
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        point = Point(record["method"], record["updates"], 100 * record["value"], about=record)
+        for measurement in record["measurements"].values():
+            point.add(measurement["lines"])
+        found.append(point)
+    return found
+
+
+def _old(folder: Path) -> list[Point]:
+    """Files of ``deltasam analyze ... --json``, each named after what was measured and the number of updates."""
+    runs = {run.steps: run for run in read_runs(folder).finished}
+    found: dict[int, Point] = {}
+    for path in sorted(folder.glob("*.json")):
+        steps = int(path.stem.rpartition("-")[2])
+        run = runs[steps]
+        point = found.setdefault(steps, Point(run.method, steps, 100 * run.metrics[run.primary]))
+        point.add(json.loads(path.read_text(encoding="utf-8")))
+    return list(found.values())
