@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.analysis import WEIGHTINGS, adversarial_risk, alignment, sharpness
+from deltasam.analysis import WEIGHTINGS, adversarial_risk, alignment, sharpness, weights_quality
 from deltasam.analysis._common import cosine, gradient_of, spearman
 from deltasam.methods import ERM, SAM, DeltaSAM, PerInstanceSAM
 from deltasam.weighting import FiniteDifference, OwnGradient, Uniform
@@ -133,6 +135,27 @@ def test_theory_holds_where_its_assumption_does() -> None:
     rows = {row.method: row for row in alignment(model, [x], objective, rho=1e-4, eta=1e-12)}
     assert rows["DeltaSAM OwnGradient"].regulariser > rows["SAM"].regulariser
     assert rows["DeltaSAM OwnGradient"].regulariser > 0.7
+
+
+@pytest.mark.parametrize("analysis", [adversarial_risk, sharpness, alignment, weights_quality])
+@pytest.mark.parametrize("rho", [-0.05, float("nan"), float("inf")])
+def test_a_radius_that_is_none(analysis: Callable[..., object], rho: float) -> None:
+    model, data, objective = two_batches()
+    with pytest.raises(ValueError, match=f"rho={rho} must be a number in"):
+        analysis(model, data, objective, rho=rho)
+
+
+def test_numbers_that_the_analyses_cannot_use() -> None:
+    model, data, objective = two_batches()
+    assert float(adversarial_risk(model, data, objective, rho=0)) == adversarial_risk(model, data, objective).clean
+    for analysis in (alignment, weights_quality):
+        with pytest.raises(ValueError, match="rho=0 must be a number in"):
+            analysis(model, data, objective, rho=0)
+        with pytest.raises(ValueError, match="eta=0 must be a number in"):
+            analysis(model, data, objective, eta=0)
+    for rising in (adversarial_risk, sharpness):
+        with pytest.raises(ValueError, match="steps=0 must be a whole number in"):
+            rising(model, data, objective, steps=0)
 
 
 def test_helpers() -> None:

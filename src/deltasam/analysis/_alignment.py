@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from deltasam.analysis._common import bar, batches_of, cosine, full_float32, gradient_of, in_mode
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
+from deltasam.methods._base import check_number
 from deltasam.passes import ObjectiveLike
 from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform, Weighting
 
@@ -91,6 +92,7 @@ def alignment(
         >>> rows[0].method, round(rows[0].regulariser, 6)
         ('PerInstanceSAM', 1.0)
     """
+    check_number("rho", rho, 0, open_low=True)  # at 0 there is no regulariser to have a direction
     if methods is None:
         chosen = weightings or {name: w for name, w in WEIGHTINGS.items() if name != "Uniform"}
         weighted = {f"DeltaSAM {name}": DeltaSAM(rho=rho, eta=eta, weighting=w) for name, w in chosen.items()}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from deltasam.analysis._common import batches_of, in_mode
 from deltasam.instances import adversarial
+from deltasam.methods._base import check_number
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.perturb import Selection
 
@@ -77,6 +78,8 @@ def adversarial_risk(
         >>> float(risk) > risk.clean, risk.losses.shape
         (True, torch.Size([5]))
     """
+    check_number("rho", rho, 0)
+    check_number("steps", steps, 1, whole=True)
     clean, found, norms = [], [], []
     with in_mode(model, training):
         for batch in batches_of(model, data, limit, progress, "adversarial risk"):

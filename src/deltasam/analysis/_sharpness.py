@@ -11,6 +11,7 @@ from torch import nn
 
 from deltasam.analysis._common import batches_of, in_mode
 from deltasam.instances import adversarial
+from deltasam.methods._base import check_number
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.perturb import Selection
 
@@ -67,6 +68,8 @@ def sharpness(
         >>> found.instance >= found.batch, found.ordered
         (True, 1.0)
     """
+    check_number("rho", rho, 0)
+    check_number("steps", steps, 1, whole=True)
     rows = []
     with in_mode(model, training):
         for batch in batches_of(model, data, limit, progress, "sharpness"):

@@ -15,6 +15,7 @@ from deltasam.analysis._alignment import WEIGHTINGS
 from deltasam.analysis._bfloat16 import bfloat16
 from deltasam.analysis._common import bar, batches_of, full_float32, in_mode, spearman
 from deltasam.batches import tree_map
+from deltasam.methods._base import check_number
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.randomness import Randomness, Seed
 from deltasam.weighting import OwnGradient, Uniform, Weighting
@@ -99,6 +100,8 @@ def weights_quality(
         >>> [row.spearman for row in rows if row.condition == "float64"]
         [1.0, 1.0, 1.0]
     """
+    check_number("rho", rho, 0, open_low=True)
+    check_number("eta", eta, 0, open_low=True)
     chosen = weightings or {n: w for n, w in WEIGHTINGS.items() if n not in ("Uniform", "RandomWeights")}
     wide = deepcopy(model).double()
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
