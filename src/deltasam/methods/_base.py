@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from deltasam.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.distributed import Sharpness
+from deltasam.methods._frozen import tell_the_way_out
 from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
 from deltasam.perturb import Preset, Selection
 from deltasam.randomness import Randomness
@@ -102,6 +103,7 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
+        tell_the_way_out(type(self))
         if not callable(self.params) and self.params not in get_args(Preset):
             presets = ", ".join(map(repr, get_args(Preset)))
             raise ValueError(
