@@ -42,6 +42,6 @@ def _words(method: Any, name: str, value: Any) -> str:
         return f"{kind} is frozen and has no hyperparameter {name!r}; it has {', '.join(hyperparameters)}"
     change = f"{name}={shown(value)}"
     return (
-        f"{kind} is frozen: {change} cannot be assigned; make another method by "
-        f"dataclasses.replace(method, {change}), or by method.replace({change}), which keeps what it remembers of earlier steps"
+        f"{kind} is frozen: {change} cannot be assigned; make another one by dataclasses.replace(method, {change}), "
+        f"or by method.replace({change}), which keeps what it remembers of earlier steps"
     )
