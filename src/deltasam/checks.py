@@ -90,13 +90,11 @@ def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
 def _instances(batch: Any) -> int:
     """How many instances are in the batch, if its tensors leave no doubt; else 1.
 
-    There is doubt where they disagree (a graph, a bag, packed sequences), where one is a number, and where all are
-    vectors: those may be one sequence without a batch dimension.
+    There is doubt where they disagree (a graph, a bag, packed sequences), and where one is a number. Vectors of one
+    length are users, items and ratings more often than one sequence, which can be given a batch dimension.
     """
-    found = list(tensors(batch))
-    sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in found}
-    clear = len(sizes) == 1 and any(tensor.ndim > 1 for tensor in found)
-    return sizes.pop() if clear else 1
+    sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in tensors(batch)}
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def uses_a_graph_twice(error: RuntimeError) -> bool:

@@ -43,8 +43,10 @@ def test_a_bad_objective_gets_one_clear_error(row: Row, kind: str) -> None:
 
 ONE_INSTANCE = {
     "a first dimension of 1": {"x": torch.ones(1, 3), "labels": torch.ones(1)},
-    "one sequence": torch.ones(3),
-    "one sequence with its tags": (torch.ones(3), torch.ones(3)),
+    "one sequence": torch.ones(1, 3),
+    "one sequence with its tags": (torch.ones(1, 3), torch.ones(1, 3)),
+    "a sequence and its class": (torch.ones(3), torch.ones(1)),
+    "sequences of different lengths": (torch.ones(3), torch.ones(2)),
     "one image and its class": (torch.ones(2, 3), torch.tensor(1)),
     "a bag": {"labels": torch.ones(1), "x": torch.ones(4, 3)},
     "a graph": (torch.ones(4, 3), torch.ones(2, 7)),
@@ -58,6 +60,23 @@ ONE_INSTANCE = {
 def test_one_loss_is_right_for_one_instance_of_any_shape(method: Method, kind: str) -> None:
     step = method.backward(nn.Linear(3, 1), ONE_INSTANCE[kind], lambda m, batch: m(torch.ones(3)).square())
     assert step.losses.shape == (1,)
+
+
+SEVERAL_INSTANCES = {
+    "users, items and ratings": {"user": torch.arange(5), "item": torch.arange(5), "rating": torch.ones(5)},
+    "numbers": torch.ones(5),
+    "inputs and targets": [torch.ones(5), torch.ones(5)],
+    "numbers beside a matrix": (torch.ones(5), torch.ones(5, 2)),
+}
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(), DeltaSAM(), GSAM()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("kind", SEVERAL_INSTANCES)
+def test_one_loss_is_wrong_for_several_instances(method: Method, kind: str) -> None:
+    model = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match=r"\(1,\) for a batch of 5 instances, not \(5,\).*a first dimension of 1"):
+        method.backward(model, SEVERAL_INSTANCES[kind], lambda m, batch: m(torch.ones(3)).square())
+    assert model.weight.grad is None
 
 
 @pytest.mark.parametrize("method", [ERM(), SAM(), DeltaSAM()], ids=lambda method: type(method).__name__)
