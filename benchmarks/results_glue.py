@@ -15,15 +15,17 @@ TASKS: dict[str, str] = common["TASKS"]
 Cells = dict[str, dict[str, list[Run]]]
 """Task -> method -> runs of the final weights, by seed."""
 
+EPOCHS = {**dict.fromkeys(TASKS, 3), "sst2": 1}
 SWEEPS = "configs/sweeps/evidence"
-FOLDERS = ("glue", "glue-weightings")
+FOLDERS = ("glue", "glue-weightings", "adversarial-risk")  # plain training there is the same run, by its id
 
 TUNING = """Mean of two seeds on the last tenth of the training set, trained on the rest. Bold: chosen. MRPC, RTE:
 accuracy; STS-B: Pearson; CoLA: Matthews."""
 
 FINALS = """Development set, final weights. The radius, and FreeLB's step, are those chosen above, the weights of
 delta-SAM other than the paper's have the radius chosen for delta-SAM; the others keep this package's defaults. On
-STS-B R3F adds the squared difference of the outputs, which is this package's reading: its authors add nothing."""
+STS-B R3F adds the squared difference of the outputs, which is this package's reading: its authors add nothing.
+Plain training on MRPC and RTE is, in part, the runs of the table of adversarial risk."""
 
 BEST = """The best of the first five seeds, each at its best epoch, both chosen on the development set that is
 reported: the paper's protocol but for the radius, which the paper chose there, too. In brackets the paper's figure
@@ -41,7 +43,8 @@ training set."""
 
 def parts_of(results: Path) -> tuple[list[Run], list[Run]]:
     """The runs that chose the settings, and those that are reported."""
-    runs = [run for name in FOLDERS for run in read_runs(results / name).finished if run.model == common["MODEL"]]
+    found = read_runs(*(results / name for name in FOLDERS)).finished
+    runs = [run for run in found if run.model == common["MODEL"]]
     return [run for run in runs if run.split.endswith("]")], [run for run in runs if not run.split.endswith("]")]
 
 
@@ -54,6 +57,8 @@ def final_cells(tuning: Iterable[Run], finals: Iterable[Run]) -> Cells:
     points = {key: dict(point) for key, point in common["chosen_points"](tuning).items()}
     found: Cells = {}
     for run in finals:
+        if common["config"](run)["schedule"]["epochs"] != EPOCHS[run.task]:
+            continue  # per-instance runs of twice the length
         own = points.get((run.task, run.method))
         if own is None and run.method.startswith("DeltaSAM("):
             radius = points.get((run.task, "DeltaSAM"), {}).get("rho")

@@ -37,7 +37,8 @@ def lines(results: Path, sweeps: Path) -> list[str]:
     found = []
     for name, (what, folder) in SWEEPS.items():
         sweep = yaml.safe_load((sweeps / f"{name}.yaml").read_text(encoding="utf-8"))
-        missing = missing_runs(sweep, results / folder)
+        also = [results / "adversarial-risk"] if folder == "glue" else []  # plain training is the same run
+        missing = missing_runs(sweep, results / folder, *also)
         if missing:
             text = told(missing, len(sweep["tasks"]), len(sweep["methods"]))
             found.append(f"- {what} (`configs/sweeps/evidence/{name}.yaml`): {text}.")
@@ -63,12 +64,12 @@ def told(missing: Missing, tasks: int, methods: int) -> str:
     return "; ".join(f"{', '.join(where)}: {what}" for what, where in texts.items())
 
 
-def missing_runs(sweep: Mapping[str, Any], folder: Path) -> Missing:
+def missing_runs(sweep: Mapping[str, Any], *folders: Path) -> Missing:
     """Task -> label of the method -> seeds that are there, and planned; only where there are too few.
 
     Runs that chose a setting do not count, nor do runs at a setting that was not chosen.
     """
-    every = read_runs(folder).finished
+    every = read_runs(*folders).finished
     chosen = common["chosen_points"](run for run in every if tuned(run))
     runs = [(run, common["config"](run)) for run in every if not tuned(run)]
     found: Missing = {}

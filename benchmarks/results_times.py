@@ -86,8 +86,8 @@ def rows_of(task: str, report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def minutes(seconds: float | None) -> str:
-    """Minutes, to a second or two."""
-    return "-" if seconds is None else f"{seconds / 60:.2f}"
+    """Minutes: a small model takes seconds."""
+    return "-" if seconds is None else f"{seconds / 60:.3f}"
 
 
 def ratio(seconds: Mapping[tuple[str, str], float], above: tuple[str, str], below: tuple[str, str]) -> str:
