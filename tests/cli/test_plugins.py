@@ -45,6 +45,10 @@ def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path) -
     assert (found["forward_passes"], found["backward_passes"]) == (4, 4)  # it has no probe
     assert found["environment"]["plugins"] == "plugin.py"
 
+    few = ("--rows", 4, "--batch-size", 4, "--json", "--weightings", "by-loss", "{name: ByLoss, power: 2}")
+    done = deltasam("analyze", "alignment", run, *few)
+    names = [line["method"] for line in json.loads(done.stdout)]
+    assert names == ["PerInstanceSAM", "SAM", "DeltaSAM ByLoss", "DeltaSAM ByLoss(power=2)"], done.stderr
     done = deltasam("evaluate", run, "--json")
     assert json.loads(done.stdout)["metrics"] == pytest.approx(found["metrics"]), done.stderr
     done = deltasam("train", "--config", run / "config.yaml", "--show", plugins="")

@@ -91,6 +91,17 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(lines[1]["by_batch"]["ideal"]) == 2
     assert here("analyze", "alignment", run, *some) == 0
     assert re.search(r"DeltaSAM FiniteDifference +-?[\d.]+ \[", capsys.readouterr().out)  # with its interval
+    both = ("--weightings", "{name: finite-difference, radius: 0.5}", "FiniteDifference", "--conditions", "float32")
+    assert here("analyze", "weights", run, *both, "--rows", 4, "--draws", 3, "--json") == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["weighting"] for line in lines] == ["FiniteDifference(radius=0.5)", "FiniteDifference"]
+    for wrong, told in (
+        ("FiniteDiference", "--weightings: there is no 'FiniteDiference'; did you mean FiniteDifference?"),
+        ("{name: FiniteDifference, radius: -1}", "--weightings: radius=-1.0 must be positive"),
+        ("{name: ", "--weightings {name: : must be a name, or a name with options such as"),
+    ):
+        assert here("analyze", "weights", tmp_path / "none", "--weightings", wrong) == 2
+        assert told in capsys.readouterr().err
     assert here("analyze", "alignment", run, "--draws", 0) == 2
     assert "--draws 0" in capsys.readouterr().err
     assert torch.backends.mkldnn.enabled == kernels  # bfloat16 on a CPU that has none makes torch switch it off

@@ -15,6 +15,8 @@ from tyro.conf import Positional
 from deltasam.cli._errors import InputError
 from deltasam.cli._runs import bad_input, check_positive, wide_console
 
+_EXAMPLE = "must be a name, or a name with options such as '{name: FiniteDifference, radius: 0.5}'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Analysis:
@@ -104,18 +106,33 @@ def _strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _weightings(names: Sequence[str], draws: int) -> dict[str, Any]:
-    """Weightings by name; those along a random direction take the mean over so many."""
-    from deltasam.analysis import WEIGHTINGS
+def _weightings(given: Sequence[str], draws: int) -> dict[str, Any]:
+    """Weightings by name and options; those along a random direction take the mean over so many."""
+    import yaml
+
+    from deltasam.experiments._parts import to_weighting
 
     if draws < 1:
         raise InputError(f"--draws {draws} must be at least 1")
-    return {
-        name: dataclasses.replace(
-            WEIGHTINGS[name], **({"samples": draws} if hasattr(WEIGHTINGS[name], "samples") else {})
-        )
-        for name in names
-    }
+    found = {}
+    for words in given:
+        try:
+            named = yaml.safe_load(words)
+        except yaml.YAMLError as error:
+            raise InputError(f"--weightings {words}: {_EXAMPLE}") from error
+        with bad_input():
+            weighting = to_weighting(named, "--weightings")
+        if draws > 1 and getattr(weighting, "samples", None) == 1:
+            weighting = dataclasses.replace(weighting, samples=draws)
+        found[_name(named, weighting)] = weighting
+    return found
+
+
+def _name(given: Any, weighting: Any) -> str:
+    """The class, with the options that were given: ``FiniteDifference(radius=2.0)``."""
+    options = {key: value for key, value in given.items() if key != "name"} if isinstance(given, dict) else {}
+    told = ", ".join(f"{key}={value}" for key, value in options.items())
+    return type(weighting).__name__ + (f"({told})" if told else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +178,14 @@ class _OfWeightings(_Analysis):
     draws: int = 1
     """Random directions per batch, for the weightings that have them; the paper takes one."""
 
+    weightings: tuple[str, ...] = ()
+    """Weightings of delta-SAM."""
+
+    def run(self) -> None:
+        """Looks up the weightings before anything is loaded."""
+        _weightings(self.weightings, self.draws)
+        super().run()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(_OfWeightings):
@@ -170,10 +195,8 @@ class Alignment(_OfWeightings):
     shorter.
     """
 
-    weightings: tuple[Literal["FiniteDifference", "Directional", "OwnGradient", "RandomWeights"], ...] = (
-        "FiniteDifference", "Directional", "OwnGradient", "RandomWeights",
-    )  # fmt: skip
-    """Weightings of delta-SAM."""
+    weightings: tuple[str, ...] = ("FiniteDifference", "Directional", "OwnGradient", "RandomWeights")
+    """Weightings of delta-SAM by name, those of plugins too; with options: '{name: FiniteDifference, radius: 0.5}'."""
 
     def measure(self, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:
         """One row per method and weighting."""
@@ -192,10 +215,8 @@ class Weights(_OfWeightings):
     `--weightings` and `--conditions` make it shorter.
     """
 
-    weightings: tuple[Literal["FiniteDifference", "Directional", "OwnGradient"], ...] = (
-        "FiniteDifference", "Directional", "OwnGradient",
-    )  # fmt: skip
-    """The estimators."""
+    weightings: tuple[str, ...] = ("FiniteDifference", "Directional", "OwnGradient")
+    """The estimators by name, those of plugins too; with options: '{name: FiniteDifference, radius: 0.5}'."""
 
     conditions: tuple[
         Literal[

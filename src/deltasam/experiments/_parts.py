@@ -64,7 +64,7 @@ def to_method(given: Any) -> Method:
     """A method from its name, or from a mapping with ``name`` and its hyperparameters."""
     name, rest = _named(given, "method")
     kind = _known(METHODS, name, "method")
-    rest = {key: _weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
+    rest = {key: to_weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
     method: Method = build(kind, options(kind, rest, "method"), "method")
     return method
 
@@ -81,12 +81,13 @@ def to_regulariser(given: Any, where: str) -> Regulariser:
     return made
 
 
-def _weighting(given: Any, where: str) -> Weighting:
+def to_weighting(given: Any, where: str) -> Weighting:
+    """A weighting from its name, or from a mapping with ``name`` and its options."""
     if isinstance(given, Weighting):
         return given
     name, rest = _named(given, where)
     kind = _known(WEIGHTINGS, name, where)
-    rest = {key: _weighting(value, f"{where}.{key}") if key == "of" else value for key, value in rest.items()}
+    rest = {key: to_weighting(value, f"{where}.{key}") if key == "of" else value for key, value in rest.items()}
     made: Weighting = build(kind, options(kind, rest, where), where)
     return made
 
