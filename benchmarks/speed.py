@@ -143,7 +143,7 @@ PARTS: dict[str, Callable[[Wish], Iterator[Any]]] = {
 
 def contestants(part: str, options: Any) -> list[Any] | None:
     """Who takes part, where it is not what the options say: the loop is not captured, it is long enough as it is."""
-    from deltasam.bench._contestants import contestants as named
+    from deltasam.bench import contestants as named
 
     if part != "loop":
         return None
@@ -178,8 +178,8 @@ class Store:
 
 def run(part: str, options: Any, store: Store, command: str, commit: str | None) -> None:
     """One measurement, to one file and one line."""
+    from deltasam.bench import measure
     from deltasam.bench import report as reports
-    from deltasam.bench._measure import measure
 
     name = name_of(options)
     about = {"part": part, "command": command}

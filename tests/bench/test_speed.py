@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +85,17 @@ def test_the_grid_of_the_figures_and_the_axes_of_growth(speed: dict[str, Any]) -
     assert {n for model, n, t in grown if (model, t) == ("bert-base", 64)} == {8, 16, 32, 64, 128}
     assert {t for model, n, t in grown if (model, n) == ("bert-base", 16)} == {32, 64, 128, 256, 512}
     assert len({model for model, *_ in grown}) == 6
+
+
+def test_the_scripts_use_public_names_alone() -> None:
+    private = re.compile(r"(?:from|import) deltasam[\w.]*\._|from deltasam[\w.]* import _")
+    found = {path.name: private.findall(path.read_text()) for path in (REPOSITORY / "benchmarks").glob("*.py")}
+    assert not any(found.values()), found
+
+
+def test_names_of_the_bench_are_there_on_first_use() -> None:
+    code = "import sys, deltasam.bench as b; assert 'torch' not in sys.modules; print(sorted(b.__all__), b.measure)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("['Contestant', 'contestants', 'measure'] <function measure"), done.stderr
+    with pytest.raises(AttributeError, match="has no attribute 'mesure'; it has Contestant, "):
+        import_module("deltasam.bench").mesure  # noqa: B018

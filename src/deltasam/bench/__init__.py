@@ -5,4 +5,27 @@ transformers; ``deltasam bench train`` compares whole trainings. Parts: ``option
 (model, batch, objective), ``_contestants`` (our methods and the field's), ``_optimizers`` (what is behind them),
 ``_passes`` (counted by hooks), ``_memory``, ``_engine`` (how the per-instance engine keeps the layers), ``_clock``
 (interleaved rounds), ``isolate`` (perturb and restore alone), ``report`` (table, JSON), ``_plot``, ``train``.
+
+Scripts of one's own measure by :func:`measure`, with :func:`contestants` or with :class:`Contestant` of their own.
+Every name is imported on first use: the commands look at the options without torch.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltasam.bench._contestants import Contestant as Contestant
+    from deltasam.bench._contestants import contestants as contestants
+    from deltasam.bench._measure import measure as measure
+
+_HOME = {"Contestant": "_contestants", "contestants": "_contestants", "measure": "_measure"}
+
+__all__ = ["Contestant", "contestants", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

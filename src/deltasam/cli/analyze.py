@@ -121,7 +121,7 @@ def _weightings(given: Sequence[str], draws: int) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise InputError(f"--weightings {words}: {_EXAMPLE}") from error
         with bad_input():
-            weighting = to_weighting(named, "--weightings")
+            weighting: Any = to_weighting(named, "--weightings")
         if draws > 1 and getattr(weighting, "samples", None) == 1:
             weighting = dataclasses.replace(weighting, samples=draws)
         found[_name(named, weighting)] = weighting
