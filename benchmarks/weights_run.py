@@ -112,8 +112,8 @@ def planned(sweep_file: Path, updates: Sequence[int]) -> Iterator[tuple[str, Any
         yield run.method, run.config
 
 
-def analyse(label: str, config: Any, options: argparse.Namespace, command: str) -> None:
-    """Trains one model, unless it is there, and makes the measurements that are missing."""
+def analyse(label: str, config: Any, options: argparse.Namespace, command: str, until: float) -> None:
+    """Trains one model, unless it is there, and makes the measurements that are missing and can begin in time."""
     import torch
 
     from deltasam.commit import commit
@@ -128,6 +128,9 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str) 
         print(f"{label}: all is there", flush=True)
         return
     start = time.perf_counter()
+    if start > until:
+        print(f"{label}: left out for want of time", flush=True)
+        return
     folder = options.runs / config.run_name
     result = run(config, folder)
     print(f"{label}: trained, {result.primary_value:.3f} ({time.perf_counter() - start:.1f} s)", flush=True)
@@ -141,6 +144,9 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str) 
     )  # fmt: skip
     batches = loaded.batches(options.batch_size)
     for name in store.missing:
+        if time.perf_counter() > until:
+            print(f"{label}, {name}: left out for want of time", flush=True)
+            continue
         start = time.perf_counter()
         try:
             lines = measure(name, model, batches, loaded.objective)
@@ -171,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", metavar="LABEL", help="some of the sweep's models")
     parser.add_argument("--updates", nargs="+", type=int, default=[], help="other models, to try it: so many updates")
     parser.add_argument("--data", help="folder with the datasets; DELTASAM_DATA by default")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this")
     parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
     options = parser.parse_args(argv)
     if options.updates and options.out == OUT:
@@ -192,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--models {unknown[0]}: the sweep has {', '.join(wanted)}")
     command = f"python benchmarks/weights_run.py --rows {options.rows} --batch-size {options.batch_size}"
     for label in options.models or wanted:
-        analyse(label, wanted[label], options, f"{command} --device {options.device}")
+        analyse(label, wanted[label], options, f"{command} --device {options.device}", start + options.seconds)
     print(f"{time.perf_counter() - start:.0f} s in all: {options.out}", flush=True)
 
 

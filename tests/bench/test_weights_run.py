@@ -44,6 +44,8 @@ def test_models_and_measurements(
         return measure(name, *rest)
 
     monkeypatch.setitem(script["main"].__globals__, "measure", not_by_derivatives)
+    script["main"]([*words, "--seconds", "-1"])
+    assert capsys.readouterr().out.startswith("erm-1: left out for want of time\nsam: left out for want of time\n")
     script["main"]([*words, "--models", "sam"])
     told = capsys.readouterr().out
     assert "sam, weights by derivatives: failed after" in told

@@ -80,7 +80,7 @@ def derivatives_along(passes: Passes, direction: dict[str, Tensor]) -> tuple[Ten
             return losses
 
         # The direction itself is the tangent, twice: with w + t r and a number t, torch's products of t with every
-        # parameter would take three times as long as the model (BERT of four layers).
+        # parameter take longer than the model where the host is the limit (three times, a tiny BERT of four layers).
         both: Any = jvp(lambda w: jvp(losses_at, (w,), (direction,)), (at_w,), (direction,))
     (_, first), (_, second) = both
     return first, second
