@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deltasam.analysis._common import bar, batches_of, cosine, full_float32, gradient_of, in_mode
-from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
-from deltasam.methods._base import check_number
+from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM, check_number
 from deltasam.passes import ObjectiveLike
 from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform, Weighting
 
@@ -74,7 +73,7 @@ def alignment(
         model: The model.
         data: Batches.
         objective: ``objective(model, batch) -> (N,)``.
-        rho: Radius of the methods that are compared by default.
+        rho: Radius of the exact perturbation, and of the methods that are compared by default.
         eta: Floor of Eq. 5 for those.
         weightings: Of delta-SAM, by name; all by default but ``Uniform``, with which it is SAM.
         methods: The methods to compare; SAM and delta-SAM with these weightings by default.

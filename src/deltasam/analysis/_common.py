@@ -24,7 +24,7 @@ def batches_of(
     """The batches, on the device of the model, with a progress bar if asked for (by default: on a terminal)."""
     device = next(model.parameters()).device
     count = 0
-    for batch in _tracked(data, limit, progress, description):
+    for batch in tracked(data, limit, progress, description):
         if limit is not None and count >= limit:
             break
         count += 1
@@ -33,7 +33,8 @@ def batches_of(
         raise ValueError("data is empty: pass an iterable of batches, such as a DataLoader")
 
 
-def _tracked(data: Iterable[Any], limit: int | None, progress: bool | None, description: str) -> Iterable[Any]:
+def tracked(data: Iterable[Any], limit: int | None, progress: bool | None, description: str) -> Iterable[Any]:
+    """The same, with a progress bar if asked for (by default: on a terminal)."""
     if not _wanted(progress):
         return data
     from rich.console import Console

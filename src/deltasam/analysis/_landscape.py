@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.analysis._common import batches_of, in_mode
+from deltasam.analysis._common import batches_of, in_mode, tracked
 from deltasam.analysis._risk import adversarial_risk
 from deltasam.passes import ObjectiveLike
 from deltasam.perturb import global_norm, perturbed, random_direction, trainable
@@ -80,7 +80,7 @@ def line_slice(
         >>> line_slice(model, data, lambda m, x: m(x).squeeze(-1) ** 2, [torch.ones(1, 1)], [-1.0, 0.0, 1.0])
         [0.0, 1.0, 4.0]
     """
-    return [_loss(model, data, objective, direction, t) for t in _bar(distances, progress, "landscape, line")]
+    return [_loss(model, data, objective, direction, t) for t in tracked(distances, None, progress, "landscape, line")]
 
 
 def plane_slice(
@@ -99,7 +99,7 @@ def plane_slice(
     """
     return [
         [_loss(model, data, objective, _sum(s, first, t, second), 1.0) for s in distances]
-        for t in _bar(distances, progress, "landscape, plane")
+        for t in tracked(distances, None, progress, "landscape, plane")
     ]
 
 
@@ -125,13 +125,13 @@ def instance_slice(
 def _loss(model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, direction: Direction, t: float) -> float:
     params = list(trainable(model).values())
     step = torch.tensor(float(t), device=params[0].device)
-    total, count = 0.0, 0
+    total, count = torch.zeros((), dtype=torch.float64, device=step.device), 0
     with in_mode(model, False), torch.no_grad(), perturbed(params, direction, step, consume=False):
         for batch in batches_of(model, data, None, False, "loss"):
             losses = objective(model, batch)
-            total += float(losses.double().sum())
+            total += losses.double().sum()
             count += len(losses)
-    return total / count
+    return float(total) / count  # once: every number asked of a GPU waits for it
 
 
 def _scaled(direction: Tensor, weights: Tensor) -> Tensor:
@@ -141,14 +141,3 @@ def _scaled(direction: Tensor, weights: Tensor) -> Tensor:
 
 def _sum(s: float, first: Direction, t: float, second: Direction) -> Direction:
     return [None if a is None or b is None else s * a + t * b for a, b in zip(first, second, strict=True)]
-
-
-def _bar(distances: Sequence[float], progress: bool | None, description: str) -> Iterable[float]:
-    import sys
-
-    if not (sys.stderr.isatty() if progress is None else progress):
-        return distances
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(distances, description, console=Console(stderr=True), transient=True)

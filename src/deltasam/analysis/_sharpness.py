@@ -11,7 +11,7 @@ from torch import nn
 
 from deltasam.analysis._common import batches_of, in_mode
 from deltasam.instances import adversarial
-from deltasam.methods._base import check_number
+from deltasam.methods import check_number
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.perturb import Selection
 
