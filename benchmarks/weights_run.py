@@ -3,7 +3,7 @@
 All in one process, on a GPU or a CPU; the datasets in the folder of ``--data``, or of ``DELTASAM_DATA``:
 
     python benchmarks/weights_run.py --device cuda --rows 512 --batch-size 8
-    python benchmarks/weights_run.py --device cpu --rows 8 --batch-size 4 --updates 1 2 --out /tmp/tried  # to try it
+    python benchmarks/weights_run.py --device cpu --rows 8 --batch-size 4 --updates 1 2 --out runs/tried  # to try it
 
 Models that are there already are not trained again. Each has one file in ``--out``, which holds its result and all
 measurements; it is written after every measurement, and one that is in it is not made again. A measurement that fails
