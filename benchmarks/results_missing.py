@@ -76,8 +76,8 @@ def missing_runs(sweep: Mapping[str, Any], *folders: Path) -> Missing:
     for task in sweep["tasks"]:
         name = task["name"] if isinstance(task, dict) else task
         for label, own in sweep["methods"].items():
-            given = {"method": own} if isinstance(own, str) else own
-            free = label in sweep.get("grid", {})
+            free = sweep.get("grid", {}).get(label, {})
+            given = without({"method": own} if isinstance(own, str) else own, free)
             seeds = {
                 run.seed
                 for run, config in runs
@@ -87,6 +87,14 @@ def missing_runs(sweep: Mapping[str, Any], *folders: Path) -> Missing:
             if len(seeds) < len(sweep["seeds"]):
                 found.setdefault(name, {})[label] = (len(seeds), len(sweep["seeds"]))
     return found
+
+
+def without(own: Mapping[str, Any], grid: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A method of the sweep without the options that its grid sets."""
+    method = own.get("method")
+    if not isinstance(method, dict):
+        return own
+    return {**own, "method": {name: value for name, value in method.items() if f"method.{name}" not in grid}}
 
 
 def tuned(run: Run) -> bool:

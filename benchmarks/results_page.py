@@ -36,8 +36,8 @@ def page(results: Path = RESULTS) -> str:
         (part("risk")["risk_section"](results), text["RISK_READING"]),
         (part("weights")["weights_section"](results), ""),
         (glue["tuning_section"](results), ""),
-        (glue["glue_section"](results), ""),
-        (glue["larger_section"](results), text["GLUE_READING"]),
+        (glue["glue_section"](results), text["GLUE_READING"]),
+        (glue["larger_section"](results), ""),
         (other["sts_section"](results), text["STS_READING"]),
         (other["summarization_section"](results), text["SUMMARIZATION_READING"]),
         (part("times")["times_section"](results), text["TIMES_READING"]),
@@ -45,8 +45,9 @@ def page(results: Path = RESULTS) -> str:
     ]
     # A sentence about results that are not there is not shown.
     shown = [each.strip() for found, said in sections if found for each in (found, said) if each]
-    return "\n\n".join([text["INTRODUCTION"].strip(), *filter(None, [text["CONCLUSION"].strip()]), *shown,
-                        missing(results, text["MISSING"])]) + "\n"  # fmt: skip
+    conclusion = [text["CONCLUSION"].strip()] if shown and text["CONCLUSION"] else []
+    blocks = [text["INTRODUCTION"].strip(), *conclusion, *shown, missing(results, text["MISSING"])]
+    return "\n\n".join(blocks) + "\n"
 
 
 def missing(results: Path, by_hand: str) -> str:

@@ -106,7 +106,7 @@ def growth(wish: Wish) -> Iterator[Any]:
     shapes += [("bert-base", 16, t) for t in LENGTHS]
     shapes += [(model, 16, 64) for model in SHAPES]
     for model, batch, length in dict.fromkeys(shapes):
-        if wish.models and model not in wish.models:
+        if model not in (wish.models or SHAPES) or (wish.sizes and f"{batch}x{length}" not in wish.sizes):
             continue
         yield wish.options(
             model=model, batch=batch, length=length, precision=(wish.precisions or PRECISIONS)[0],

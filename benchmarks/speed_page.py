@@ -45,6 +45,11 @@ with `PadToBuckets`. Dropout is new in every step and the same in all passes of 
 to rounding (`make test-gpu`). A model that cannot be recorded runs eagerly, and a warning names the operation. On the
 CPU nothing is captured.
 
+Give your batches an attention mask: without one transformers makes it while the graph is recorded but not in an
+ordinary step, and takes another attention kernel, whose dropout masks are others (the passes of a step still share
+them). The probes of delta-SAM are branches of the graph beside the pass at w: a small batch does not fill the GPU, and
+then they cost less than the third that their FLOPs are. For the while the weights at w - r lie beside those at w + r.
+
 ## What was measured
 
 Training steps with random weights of these shapes, dropout 0.1, AdamW (fused) included, several steps in a row as in

@@ -118,12 +118,10 @@ class Passes:
 
         Args:
             at_w: This is the pass at w whose traces (random draws, BatchNorm statistics) the step leaves behind.
-            aside: Nothing that follows needs them before ``branches.join()``: in a recorded step the pass may run
-                beside the next ones.
+            aside: Nothing needs them before ``branches.join()``: a recorded pass may run beside the next ones.
         """
         self.count.forwards += 1
-        reads = [p.data for p in self.inner.parameters()] if aside else []
-        place = self.branches.aside(reads) if aside else nullcontext()
+        place = self.branches.aside(p.data for p in self.inner.parameters()) if aside else nullcontext()
         with torch.no_grad(), place, self._pass(at_w):
             losses = self.evaluate().detach()
         self.ranks.settle()
@@ -221,8 +219,7 @@ class Passes:
         """
         self.count.forwards += 1
         self.count.backwards += 1
-        parts = []
-        last = len(self.batches) - 1
+        parts, last = [], len(self.batches) - 1
         model = self.inner if self.ranks.apart else self.model
         with torch.enable_grad(), self._pass(at_w):
             for k in range(last + 1):
@@ -390,11 +387,11 @@ class Passes:
         if len(parts) == 1:
             return parts[0]
         total = sum(part.shape[0] for part in parts)
-        scales = [
-            share.to(part) if isinstance(share, Tensor) else share
-            for share, part in zip(self._shares, parts, strict=True)
-        ]
-        return torch.cat([part * (scale * total / part.shape[0]) for part, scale in zip(parts, scales, strict=True)])
+        scaled = []
+        for share, part in zip(self._shares, parts, strict=True):
+            here = share.to(part) if isinstance(share, Tensor) else share
+            scaled.append(part * (here * total / part.shape[0]))
+        return torch.cat(scaled)
 
     def _part(self, weights: Tensor | None, k: int) -> Tensor | None:
         if weights is None or len(self.batches) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import torch
@@ -102,10 +103,10 @@ def _norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """
     if not any(_is_long(t) for t in tensors):
         return list(torch._foreach_norm(tensors, 2, dtype=dtype))
-    return [
-        torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(_stretches(t), 2, dtype=dtype))))
-        for t in tensors
-    ]
+    pieces = [_stretches(t) for t in tensors]
+    norms = iter(torch._foreach_norm([piece for each in pieces for piece in each], 2, dtype=dtype))
+    found = [list(islice(norms, len(each))) for each in pieces]
+    return [each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each)) for each in found]
 
 
 def _is_long(tensor: Tensor) -> bool:

@@ -112,9 +112,9 @@ def test_results_hold_no_weights() -> None:
 def test_figures_of_the_readme_are_on_the_pages() -> None:
     pages = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("results", "speed")}
     measured = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Measured")[2].partition("\n## ")[0]
-    speed, _, risk = measured.partition("**Does it help?**")
-    shown = re.findall(r"\d+\.\d+ \[[^]]+\]", risk)
-    assert len(shown) == 8
+    speed, _, scores = measured.partition("**Does it help?**")
+    shown = re.findall(r"\d+\.\d+ \[[^]]+\]", scores)
+    assert len(shown) == 15
     assert [cell for cell in shown if cell not in pages["results"]] == []
     of_base = pages["speed"].partition("### roberta-large")[0]
     for name, *cells in (row.strip("| ").split(" | ") for row in speed.splitlines() if row.startswith("| captured")):

@@ -221,6 +221,18 @@ def test_missing_runs_shrink_with_the_results(tmp_path: Path) -> None:
     assert "9 of 10 seeds of sam" in text
 
 
+def test_an_option_that_the_grid_sets_is_no_reason_to_miss_a_run(tmp_path: Path) -> None:
+    sweep = yaml.safe_load((SWEEPS / "sts.yaml").read_text())
+    method = {"name": "SAM", "rho": 0.1}  # the sweep file says 0.02, and its grid has 0.1
+    settings: dict[str, Any] = {"metrics": {"sts_average": 0.6}, "epochs": 1, "lr": 5e-5}
+    write_run(tmp_path, "mirror", method, seed=101, split="validation", **settings)
+    for seed in sweep["seeds"]:
+        write_run(tmp_path, "mirror", method, seed=seed, split="test", **settings)
+    found = script("missing")["missing_runs"](sweep, tmp_path)
+    assert "mirror-sam" not in found["mirror"]
+    assert found["mirror"]["mirror-delta-sam"] == (0, 5)
+
+
 def test_committed_runs_are_runs_of_the_sweep() -> None:
     """A change of a sweep, or of an option's default, must not make the runs that are there worthless."""
     sweep = read_sweep(SWEEPS / "glue.yaml")

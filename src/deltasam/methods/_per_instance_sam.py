@@ -45,7 +45,8 @@ class PerInstanceSAM(Method):
     gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus one.
 
     Attributes:
-        rho: Radius. This adversary is stronger than SAM's: try 2-5 times smaller values.
+        rho: Radius. This adversary is much stronger than SAM's: tuned on training data it took 0.005 on four of four
+            GLUE tasks (of 0.005, 0.01, 0.02), where SAM took 0.01 or 0.02; with SAM's 0.05 it hardly learns.
         group: Number of instances that share a perturbation.
         engine: ``"low-rank"``; ``"loop"``: one group after the other, any model, slow; ``"auto"``: low-rank where it
             covers the model.
@@ -72,7 +73,7 @@ class PerInstanceSAM(Method):
         (2, 2, True)
     """
 
-    rho: float = 0.05
+    rho: float = 0.005
     group: int = 1
     engine: Engine = "auto"
     uncovered: Literal["loop", "skip"] = "loop"
