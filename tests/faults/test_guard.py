@@ -1,0 +1,164 @@
+"""Updates that are left out: by a fused optimizer, told on the device, exactly as by the host that looks at each."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam.experiments import DivergedError, _faults
+from deltasam.experiments._faults import Guard, skips_by_itself
+from deltasam.integrations import MethodTrainer
+from deltasam.methods import SAM
+from deltasam.objectives import Classification
+from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
+
+NAN = float("nan")
+CASES = {"first": ({0}, 1.0), "several": ({1, 2, 5}, 1.0), "unclipped": ({2}, 0.0)}
+
+
+class Spoiled(Classification):
+    """The objective, not finite in some of the updates; ``calls`` counts its calls, of which SAM makes two."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__()
+        object.__setattr__(self, "bad", bad)
+        object.__setattr__(self, "calls", [])
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        update = len(self.calls) // 2  # type: ignore[attr-defined]
+        self.calls.append(update)  # type: ignore[attr-defined]
+        return super().__call__(model, batch) * (NAN if update in self.bad else 1.0)  # type: ignore[attr-defined]
+
+
+def trained(folder: Path, bad: set[int], *, guard: Guard | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """The weights, and everything the optimizer and the schedule remember, after seven updates."""
+    model = fresh()
+    settings = {"optim": "adamw_torch_fused", "weight_decay": 0.1, "max_steps": 7, "lr_scheduler_type": "linear"}
+    trainer = MethodTrainer(
+        model=model,
+        args=arguments(folder, **(settings | options)),
+        method=SAM(rho=0.05),
+        objective=Spoiled(bad),
+        train_dataset=classification_data(),
+        callbacks=[guard or Guard(lambda: None)],
+    )
+    trainer.train()
+    state = trainer.optimizer.state_dict()["state"]
+    kept = {f"{number}/{name}": value for number, one in state.items() for name, value in one.items()}
+    return trainer, {**weights(model), **kept, "lr": torch.tensor(trainer.lr_scheduler.get_last_lr())}
+
+
+@pytest.mark.parametrize(("bad", "clip"), CASES.values(), ids=CASES)
+def test_the_device_leaves_out_what_the_host_would(
+    bad: set[int], clip: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, told = trained(tmp_path, bad, max_grad_norm=clip)
+    assert skips_by_itself(trainer.optimizer) is trainer.optimizer.optimizer
+    assert not hasattr(trainer.optimizer.optimizer, "found_inf")
+    looped = trained(tmp_path, bad, max_grad_norm=clip, optim="adamw_torch", optim_args="foreach=False")[1]
+    monkeypatch.setattr(_faults, "skips_by_itself", lambda _: None)
+    seen = trained(tmp_path, bad, max_grad_norm=clip)[1]
+    assert_same_bits(told, seen)
+    assert largest_difference(told, looped) < 1e-5
+    assert {int(value) for name, value in told.items() if name.endswith("/step")} == {7 - len(bad)}
+    assert largest_difference(told, trained(tmp_path, set(), max_grad_norm=clip)[1]) > 1e-3
+
+
+def test_the_host_looks_when_something_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, look = [], Guard._look
+
+    def spied(self: Guard, update: int) -> None:
+        looks.extend([update] if self._counts is not None else [])
+        look(self, update)
+
+    monkeypatch.setattr(Guard, "_look", spied)
+    options = {"logging_strategy": "steps", "logging_steps": 4, "max_steps": 10}
+    trained(tmp_path, {0, 1, 3}, guard=Guard(lambda: None, limit=3), **options)
+    # At the limit after updates 3 or, from a streak of one after update 4, 6; entries after 4 and 8; the end.
+    assert looks == [3, 4, 6, 8, 10]
+    said = [record.getMessage() for record in caplog.records if record.name == _faults.__name__]
+    assert said == [
+        "2 of the updates 1 to 3 left out: the gradient is not finite",
+        "1 of the updates 4 to 4 left out: the gradient is not finite",
+    ]
+
+
+class Play:
+    """A guard that sees updates, of which some have a gradient that is not finite, and some are followed by a save."""
+
+    def __init__(self, *, fused: bool) -> None:
+        self.model = nn.Linear(2, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=fused, weight_decay=0.1)
+        self.guard = Guard(lambda: Path("good"), limit=5)
+
+    def update(self, step: int, *, bad: bool, due: str | None) -> tuple[bool, str | None]:
+        """Whether a checkpoint is made, and what was said if the run ended."""
+        args, state = SimpleNamespace(world_size=1), SimpleNamespace(global_step=step)
+        control = SimpleNamespace(**{f"should_{name}": name == due for name in ("log", "evaluate", "save")})
+        for p in self.model.parameters():
+            p.grad = torch.full_like(p, NAN if bad else 0.5)
+        try:
+            self.guard.on_pre_optimizer_step(args, state, control, model=self.model, optimizer=self.optimizer)
+            self.optimizer.step()
+            self.guard.on_optimizer_step(args, state, control)
+            state.global_step += 1
+            self.guard.on_step_end(args, state, control)
+        except DivergedError as error:
+            return False, str(error)
+        self.optimizer.zero_grad()
+        return control.should_save, None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_run_ends_after_the_same_update_and_with_the_same_checkpoints(seed: int) -> None:
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    told = Play(fused=True)
+    torch.manual_seed(seed)
+    seen = Play(fused=False)
+    assert skips_by_itself(told.optimizer) is not None
+    assert skips_by_itself(seen.optimizer) is None
+    ended = None
+    for step in range(400):
+        bad, due = chance.random() < 0.6, chance.choice([None] * 9 + ["log", "evaluate", "save"])
+        saved, ended = told.update(step, bad=bad, due=due)
+        assert (saved, ended) == seen.update(step, bad=bad, due=due)
+        assert not hasattr(told.optimizer, "found_inf")
+        if ended is not None:
+            break
+    assert ended is not None
+    assert "5 updates in a row" in ended
+    # The loops and the fused kernel round differently.
+    torch.testing.assert_close(told.model.weight, seen.model.weight, rtol=0, atol=1e-5)
+
+
+def test_which_optimizers_leave_out_a_step_by_themselves() -> None:
+    class Own(torch.optim.AdamW):
+        pass
+
+    params = list(nn.Linear(2, 2).parameters())
+    for optimizer in (torch.optim.Adam(params, fused=True), torch.optim.SGD(params, lr=0.1, fused=True)):
+        assert skips_by_itself(optimizer) is optimizer
+        assert skips_by_itself(SimpleNamespace(optimizer=optimizer, scaler=None)) is optimizer
+        assert skips_by_itself(SimpleNamespace(optimizer=optimizer, scaler=object())) is None
+    for optimizer in (
+        Own(params, fused=True),
+        torch.optim.AdamW(params),
+        torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
+        torch.optim.Adagrad(params, fused=True),
+        torch.optim.AdamW([*params, nn.Parameter(torch.ones(1, device="meta"))], fused=False),
+    ):
+        assert skips_by_itself(optimizer) is None
+
+
+def test_no_checkpoint_at_the_end_of_an_epoch_either(tmp_path: Path) -> None:
+    trained(tmp_path, {5}, max_steps=12, save_strategy="epoch")  # an epoch has six updates
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-12"]
