@@ -84,6 +84,13 @@ def chosen_points(tuning: Iterable[Run]) -> dict[tuple[str, str], Point]:
     return found
 
 
+def folded(summary: str, *blocks: str) -> str:
+    """Behind a line to open: long tables that support a text, or nothing where the first one is empty."""
+    if not blocks[0]:
+        return ""
+    return "\n\n".join([f"<details><summary>{summary}</summary>", *blocks, "</details>"])
+
+
 def compared(first: Sequence[Run], second: Sequence[Run], measure: Measure) -> tuple[Comparison, str] | None:
     """The paired test over common seeds, and the mean difference with its interval; None without common seeds."""
     ours, theirs = ({run.seed: measure(run) for run in runs} for runs in (first, second))
