@@ -73,12 +73,12 @@ def _new(folder: Path) -> list[Point]:
 
 
 def _old(folder: Path) -> list[Point]:
-    """Files of ``deltasam analyze ... --json``, each named after what was measured and the number of updates."""
-    runs = {run.steps: run for run in read_runs(folder).finished}
-    found: dict[int, Point] = {}
+    """Files of ``deltasam analyze ... --json``; every line of them names its run."""
+    runs = {run.path.name: run for run in read_runs(folder).finished}
+    found: dict[str, Point] = {}
     for path in sorted(folder.glob("*.json")):
-        steps = int(path.stem.rpartition("-")[2])
-        run = runs[steps]
-        point = found.setdefault(steps, Point(run.method, steps, 100 * run.metrics[run.primary]))
-        point.add(json.loads(path.read_text(encoding="utf-8")))
+        lines = json.loads(path.read_text(encoding="utf-8"))
+        run = runs[lines[0]["run"]]
+        point = Point(run.method, run.steps, 100 * run.metrics[run.primary])
+        found.setdefault(run.path.name, point).add(lines)
     return list(found.values())

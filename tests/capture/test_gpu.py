@@ -243,7 +243,8 @@ def test_a_gradient_that_is_not_finite_falls_back_inside_the_graph() -> None:
     assert torch.isfinite(model.weight.grad).all()
 
 
-def test_a_model_that_waits_for_the_host_says_where_and_runs_ordinarily() -> None:
+@pytest.mark.parametrize("method", [SAM, DeltaSAM], ids=["sam", "delta-sam, which has branches"])
+def test_a_model_that_waits_for_the_host_says_where_and_runs_ordinarily(method: Callable[[], Method]) -> None:
     class Waits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -253,7 +254,7 @@ def test_a_model_that_waits_for_the_host_says_where_and_runs_ordinarily() -> Non
             return self.linear(x) * (1.0 if x.sum().item() > 1e9 else 2.0)
 
     model = Waits().cuda()
-    captured = Captured(SAM())
+    captured = Captured(method())
     x = torch.randn(4, 3).cuda()
 
     def objective(m: nn.Module, x: Tensor) -> Tensor:
@@ -265,6 +266,10 @@ def test_a_model_that_waits_for_the_host_says_where_and_runs_ordinarily() -> Non
     torch.nn.functional.dropout(x, 0.5)  # the generator still works outside
     captured.backward(model, x, objective)
     assert captured.report.ordinary == 3
+    other = Captured(method())  # a recording that broke off leaves the streams usable
+    for _ in range(3):
+        other.backward(model.linear, x, objective)
+    assert (other.report.obstacles, other.report.replayed) == ({}, 2)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "free-lb"], ids=str)
