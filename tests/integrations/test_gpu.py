@@ -10,9 +10,12 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from deltasam.experiments import RunConfig, run
+from deltasam.experiments._faults import Guard
 from deltasam.integrations import MethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.objectives import Classification
+from helpers.fault_runs import config
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
 
 pytestmark = pytest.mark.gpu
@@ -97,3 +100,87 @@ def test_a_step_does_not_wait_for_the_device(method: Method, tmp_path: Path) -> 
             trainer.training_step(trainer.model, dict(batch), 4)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class Strict(hf.TrainerCallback):
+    """From update 5 until the log entry, waiting for the device is an error."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 4:  # the first two batches of a shape are not replayed
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.updates += torch.cuda.get_sync_debug_mode() == 2
+        if control.should_log:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("capture", [False, True], ids=["ordinary", "captured"])
+def test_no_update_waits_for_the_device_until_it_logs(capture: bool, tmp_path: Path) -> None:
+    options = {"logging_strategy": "steps", "logging_steps": 12, "max_steps": 12, "optim": "adamw_torch_fused"}
+    strict = Strict()
+    trainer = MethodTrainer(
+        model=Bag(),
+        args=arguments(tmp_path, use_cpu=False, bf16=True, **options),
+        method=SAM(),
+        objective=Classification(predict=lambda model, batch: model(batch["input_ids"])),
+        capture=capture,
+        train_dataset=classification_data(64),
+        callbacks=[strict, Guard(lambda: None)],  # in this order: the guard looks when a log entry is due
+    )
+    try:
+        trainer.train()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert strict.updates == 8
+    if trainer.captured is not None:
+        assert trainer.captured.report.replayed == 10
+
+
+class EnoughError(Exception):
+    """Ends a run that is long enough."""
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_no_update_of_a_captured_run_waits_for_the_device(tmp_path: Path) -> None:
+    plain = config(tmp_path).to_plain() | {"method": "SAM", "capture": True, "checkpoint_every": "never"}
+    seen = []
+
+    # A run of 1000 updates logs every tenth; an epoch has six, and the batches of all of them one shape.
+    def watch(update: int, total: int, latest: dict[str, float]) -> None:
+        if update == 43:
+            torch.cuda.set_sync_debug_mode("error")
+        if update > 43:
+            seen.append(update)
+        if update == 47:
+            raise EnoughError
+
+    try:
+        with pytest.raises(EnoughError):
+            run(RunConfig.from_plain(plain | {"schedule": {"steps": 1000}}), tmp_path / "run", watch=watch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert seen == [44, 45, 46, 47]
+
+
+def test_a_bad_update_is_left_out_by_the_device(tmp_path: Path) -> None:
+    model = Bag()
+    numbers = iter(range(100))
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        losses = nn.functional.cross_entropy(model(batch["input_ids"]), batch["labels"], reduction="none")
+        return losses * (float("nan") if next(numbers) == 2 else 1.0)
+
+    args = arguments(tmp_path, use_cpu=False, max_steps=5, optim="adamw_torch_fused")
+    guard = Guard(lambda: None)
+    trainer = MethodTrainer(
+        model=model, args=args, method=ERM(), objective=objective, train_dataset=classification_data(),
+        callbacks=[guard],
+    )  # fmt: skip
+    trainer.train()
+    assert all(bool(torch.isfinite(value).all()) for value in weights(model).values())
+    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {4}

@@ -103,8 +103,6 @@ class MethodMixin(_Base):
         self._metrics = StepMetrics()
         self._losses = ShownLosses()
         self._operations: dict[Any, Any] = {}
-        if self.args.device.type == "cuda":  # the default waits in every step until the device has done all before it
-            self.accelerator.dataloader_config.non_blocking = True
 
     # -- what a subclass may change ------------------------------------------------------------------------------
 
@@ -118,6 +116,13 @@ class MethodMixin(_Base):
         return inputs
 
     # -- the step ------------------------------------------------------------------------------------------------
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """The Trainer's, whose copies of batches to a GPU wait there for nothing."""
+        super().create_accelerator_and_postprocess()
+        if self.args.device.type == "cuda":
+            # Otherwise every copy waits until the device has done all that it was told before, the last step included.
+            self.accelerator.dataloader_config.non_blocking = True
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One backward by the method on one micro-batch; returns its share of the loss at w."""
