@@ -2,7 +2,7 @@
 
 Needs torch and transformers, and a CUDA device for all parts but ``cpu`` and ``adamw``:
 
-    PYTHONPATH=src python benchmarks/speed.py --part figures loop growth compiled
+    PYTHONPATH=src python benchmarks/speed.py --part figures eager loop growth compiled
     PYTHONPATH=src python benchmarks/speed.py --part cpu adamw --device cpu
 
 Every measurement goes to a file of its own as soon as it is made; one that fails is recorded, and the rest goes on.
