@@ -18,10 +18,15 @@ def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
     are to run in float32, would silently run in bfloat16. Inside this context it is an ordinary autocast region, as in
     a plain PyTorch loop; the outputs still come out in float32. The model is as it was afterwards.
     """
-    inner: Any = accelerator.unwrap_model(model)
+    if accelerator.mixed_precision not in ("bf16", "fp16"):
+        yield
+        return
+    # To unwrap goes through all modules and looks for packages, in every step: not where Accelerate's forward is seen.
+    bare = "_original_forward" in vars(model) and "_orig_mod" not in vars(model)
+    inner: Any = model if bare else accelerator.unwrap_model(model)
     hidden = vars(inner).get("forward")
     original = vars(inner).get("_original_forward")
-    if hidden is None or not isinstance(original, MethodType) or accelerator.mixed_precision not in ("bf16", "fp16"):
+    if hidden is None or not isinstance(original, MethodType):
         yield
         return
     from accelerate.utils import convert_outputs_to_fp32
