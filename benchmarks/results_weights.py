@@ -76,22 +76,22 @@ WEIGHTS_READING = """### What the weights say
 
 One small model, one task, one seed, {rows} rows, rho = 0.05. Within that:
 
-- **In the first epoch the weights of Eq. 5 carry no signal that could be seen; after three epochs they do, but float32
-  loses it.** In float32 they rank the instances of a batch no better than chance beside the same formula in float64,
-  at all four points, and are three to ten times as large: rounding. Exact derivatives along r repair that (at 60 updates).
-  In float64 one direction does not agree with another during the first epoch. After three, when most rows are fitted,
-  it does (0.69 [0.49, 0.78]), probably because any direction then tells the rows that are fitted from those that are
-  not. With dropout masks of their own in every probe the weights are thousands of times as large, and never
-  informative.
-- **They are not the weights the theory asks for.** In float64 the rank correlation with a_i ||grad l_i|| is small, and
-  the intervals contain 0, at all four points. In float32 it is negative (later than 60 updates the intervals contain
-  0), probably because rounding is divided by the first difference, which is small where the gradient is.
-- **The theory's weights can be had.** Along each instance's own gradient they come out the same in float32, and nearly
-  so in bfloat16. Dropout changes them: with its masks it is another model.
+- **In the first epoch the weights of Eq. 5 carry no signal that could be seen; after three epochs they do, but
+  float32 loses it.** In float32 they rank the instances of a batch no better than chance beside the same formula in
+  float64, at all four points, and are three to ten times as large: rounding. Exact derivatives along r repair that
+  (at 60 updates). In float64 one direction does not agree with another during the first epoch. After three, when most
+  rows are fitted, it does (0.69 [0.49, 0.78]), probably because any direction then tells the rows that are fitted
+  from those that are not. With dropout masks of their own in every probe the weights are thousands of times as large,
+  and never informative.
+- **They are not the weights the theory asks for.** In float64 the rank correlation with a_i ||grad l_i|| is small,
+  and the intervals contain 0, at all four points. In float32 it is negative (later than 60 updates the intervals
+  contain 0), probably because rounding is divided by the first difference, which is small where the gradient is.
+- **The theory's weights can be had.** Along each instance's own gradient they come out the same in float32, and
+  nearly so in bfloat16. Dropout changes them: with its masks it is another model.
 - **The paper's condition holds, but not because of the weights.** The mean cosine with dR_inst/dw is positive for
-  every method, for SAM and for shuffled weights, too. delta-SAM's is lower than SAM's at all four points (at 60 updates the
-  interval all but touches 0), and cannot be told from that of shuffled weights. The theory's own weights have the
-  highest mean late (0.11 [0.00, 0.38] above SAM after three epochs), which six batches do not settle.
+  every method, for SAM and for shuffled weights, too. delta-SAM's is lower than SAM's at all four points (at 60
+  updates the interval all but touches 0), and cannot be told from that of shuffled weights. The theory's own weights
+  have the highest mean late (0.11 [0.00, 0.38] above SAM after three epochs), which six batches do not settle.
 
 So on this model and at this radius the weights do not do what section 3 of the paper wants of them, which agrees with
 the control *weights shuffled* above. Intervals this wide leave room for a weak signal; larger radii of the probes,
