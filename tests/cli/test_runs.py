@@ -149,7 +149,10 @@ def test_a_folder_in_a_file(bert: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("task", ["mrpc", "cola", "stsb", "mirror", "cnn_dailymail"])
+@pytest.mark.parametrize(
+    "task",
+    ["mrpc", "mirror", "cnn_dailymail", *(pytest.param(task, marks=pytest.mark.slow) for task in ("cola", "stsb"))],
+)
 def test_train_on_real_data(shared: Path, bert: Path, tmp_path: Path, task: str) -> None:
     special: tuple[str, ...] = ()
     model = bert
@@ -254,10 +257,10 @@ CASES = {
     "LookSAM": ["--method", "look-sam"],
     "SMART": ["--method", "erm", "regularisers=[SMART]"],
 }
-SLOW = [case for case in CASES if case != "LookSAM"]
 
 
-@pytest.mark.parametrize("case", ["LookSAM", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+@pytest.mark.slow  # tests/faults/test_runs.py kills runs in every run of the tests
+@pytest.mark.parametrize("case", CASES)
 def test_killed_run_ends_like_an_undisturbed_one(bert: Path, tmp_path: Path, case: str) -> None:
     options = ["train", "--task", "docstrings", "--model", str(bert), *CASES[case], *SMALL]
     options += ["schedule.epochs=14", "checkpoint_every=5"]  # 42 updates
