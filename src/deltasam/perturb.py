@@ -210,7 +210,7 @@ def perturbed(
     Extra memory: one copy of the moved parameters. On the CPU the new values are built inside the direction's own
     memory, which the parameters borrow for the while: no copy is made and none is copied back. Elsewhere the values
     change in place (compiled and sharded models hold the addresses), and come back from a copy; while a CUDA graph is
-    recorded the copy is what moves, and nothing has to come back.
+    recorded the copy is what moves, nothing has to come back, and the other side of w is a second copy.
 
     Args:
         params: The parameters to move.

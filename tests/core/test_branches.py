@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
+from deltasam import DeltaSAM
 from deltasam.branches import Branches, is_recorded
 from deltasam.perturb import _beside, _in_place
+from deltasam.weighting import FiniteDifference
 
 
 def test_nothing_is_recorded_on_a_cpu() -> None:
@@ -36,3 +43,21 @@ def test_both_sides_of_w_lie_beside_each_other() -> None:
         moved.mirror()
         assert torch.equal(p, minus)
     assert torch.equal(p, w)
+
+
+def test_several_draws_hold_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is launched aside keeps its copy of the weights until the join: two of a draw, however many draws."""
+    open_, most = [0], []
+
+    @contextmanager
+    def aside(self: Branches, reads: Any) -> Iterator[None]:
+        open_[0] += 1
+        most.append(open_[0])
+        yield
+
+    monkeypatch.setattr(Branches, "aside", aside)
+    monkeypatch.setattr(Branches, "join", lambda self: open_.__setitem__(0, 0))
+    method = DeltaSAM(weighting=FiniteDifference(samples=3))
+    method.backward(nn.Linear(2, 1), torch.rand(4, 2), lambda m, x: m(x).squeeze(-1) ** 2)
+    assert most == [1, 2] * 3
+    assert open_ == [0]

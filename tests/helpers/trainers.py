@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers as hf
-from torch import Tensor
+from torch import Tensor, nn
 
 from helpers.tiny import classifier, sentences, seq2seq, target_tokens
 
@@ -24,6 +24,18 @@ def seq2seq_data(n: int = 16) -> list[dict[str, Tensor]]:
     batch, labels = sentences(n), target_tokens(n)
     labels[::2, 2:] = -100
     return [{**{key: value[i] for key, value in batch.items()}, "labels": labels[i]} for i in range(n)]
+
+
+class Bag(nn.Module):
+    """A model that never asks for a number of the device; Hugging Face's look at their masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(41, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.head(self.embeddings(input_ids).mean(1))
 
 
 def fresh(kind: str = "bert", *, seed: int = 1, **options: Any) -> hf.PreTrainedModel:

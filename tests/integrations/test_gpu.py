@@ -16,7 +16,7 @@ from deltasam.integrations import MethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.objectives import Classification
 from helpers.fault_runs import config
-from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
+from helpers.trainers import Bag, arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
 
 pytestmark = pytest.mark.gpu
 
@@ -66,18 +66,6 @@ def test_half_precision_is_near_float32(method: Method, options: dict[str, bool]
     assert trainer.method.skipped == 0
     if "fp16" in options:
         assert trainer.accelerator.scaler.get_scale() > 1
-
-
-class Bag(nn.Module):
-    """A model that never waits for the device; Hugging Face's look at their masks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(41, 8)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
-        return self.head(self.embeddings(input_ids).mean(1))
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

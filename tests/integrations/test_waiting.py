@@ -15,19 +15,7 @@ from transformers import TrainerCallback
 from deltasam.experiments._faults import Guard
 from deltasam.integrations import MethodTrainer
 from deltasam.methods import ERM
-from helpers.trainers import arguments, classification_data, fresh
-
-
-class Bag(nn.Module):
-    """A model that never asks for a number; Hugging Face's look at their masks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(41, 8)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
-        return self.head(self.embeddings(input_ids).mean(1))
+from helpers.trainers import Bag, arguments, classification_data, fresh
 
 
 class Reads(TorchDispatchMode):

@@ -27,7 +27,7 @@ class DeltaSAM(Method):
 
     Cost: 4 forwards, 2 backwards with the paper's weights (the probes come first, so that :math:`l_i(w)` is shared
     with the gradient pass: two extra forwards, not three; where autocast or TF32 make that pass less precise than
-    the probes, a fifth forward is theirs); one extra copy of the parameters.
+    the probes, a fifth forward is theirs); one extra copy of the parameters (two, captured).
 
     Attributes:
         rho: Radius of the perturbation; 0 is plain training.

@@ -28,7 +28,7 @@ class FiniteDifference(Weighting):
 
     Cost: 2 forwards per draw without a graph; :math:`l_i(w)` is shared with the gradient pass. A third forward is
     made where that one is not as precise as the probes (autocast, TF32). Extra memory: the one
-    copy of the parameters that the ascent needs anyway.
+    copy of the parameters that the ascent needs anyway; while a recorded step probes, one more.
 
     Attributes:
         samples: Number of directions.
@@ -65,6 +65,7 @@ class FiniteDifference(Weighting):
         sides: list[tuple[Tensor, Tensor]] = []
         with exact(passes, self.precision == "float32") as sharpened:
             for draw in range(self.samples):
+                passes.branches.join()  # of the draw before, so that its two copies of the weights are free
                 r = random_direction(params, seed.child(draw))
                 with passes.move(params, r, step_size(radius, global_norm(r))) as moved:
                     plus = passes.losses(aside=True)
