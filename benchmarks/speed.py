@@ -8,7 +8,8 @@ Needs torch and transformers, and a CUDA device for all parts but ``cpu`` and ``
 Every measurement goes to a file of its own as soon as it is made; one that fails is recorded, and the rest goes on.
 Where only few files can be brought home, ``--out all.jsonl`` collects them in one, a line each, and
 ``--unpack all.jsonl --out results/speed`` makes the files of it.
-``python benchmarks/speed_page.py`` makes the page.
+``--side-by-side`` prepares (compiles) all measurements at once, in processes of their own, and then takes them one
+after the other. ``python benchmarks/speed_page.py`` makes the page.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import runpy
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+_turns = runpy.run_path(str(Path(__file__).with_name("speed_turns.py")), run_name="speed_turns")
+Turns, side_by_side = _turns["Turns"], _turns["side_by_side"]
+
 MODELS = ("bert-base", "roberta-large")
 SIZES = ("16x64", "32x128")
 PRECISIONS = ("bf16", "tf32")
 METHODS = ("delta-sam-ambient", "delta-sam-every-4", "per-instance-sam")
-HALF = "per-instance-sam-bfloat16"  # under autocast it would be the same as per-instance-sam
+EXACT = "per-instance-sam-exact"  # under autocast it would be the same as per-instance-sam
 CPU_SHAPES = (("bert-4x256", "16x64"), ("bert-2x768", "8x128"), ("bert-2x768", "16x64"))
 BATCHES = (8, 16, 32, 64, 128)
 LENGTHS = (32, 64, 128, 256, 512)
@@ -68,7 +74,7 @@ def figures(wish: Wish) -> Iterator[Any]:
     """Every method, eager and captured; memory at the larger size."""
     for shape in wish.grid():
         memory = f"{shape['batch']}x{shape['length']}" == (wish.sizes or SIZES)[-1]
-        methods = METHODS if shape["precision"] == "bf16" else (*METHODS, HALF)
+        methods = METHODS if shape["precision"] == "bf16" else (*METHODS, EXACT)
         yield wish.options(
             **shape, methods=methods, ways=("eager", "captured"), rounds=6, seconds=0.6, warmup=1, memory=memory
         )
@@ -95,7 +101,7 @@ def compiled(wish: Wish) -> Iterator[Any]:
     """ERM and SAM, captured, with and without torch.compile; each measurement compiles the model anew."""
     for shape in wish.grid():
         yield wish.options(
-            **shape, methods=("sam",), ways=("captured", "compiled+captured"), rounds=6, seconds=0.5, warmup=1,
+            **shape, methods=("sam",), ways=("captured", "compiled+captured"), rounds=6, seconds=1.5, warmup=1,
             memory=False, compile_mode=wish.compile_mode,
         )  # fmt: skip
 
@@ -176,7 +182,7 @@ class Store:
             self.put(**json.loads(line))
 
 
-def run(part: str, options: Any, store: Store, command: str, commit: str | None) -> None:
+def run(part: str, options: Any, store: Store, command: str, commit: str | None, turns: Any = None) -> None:
     """One measurement, to one file and one line."""
     from deltasam.bench import measure
     from deltasam.bench import report as reports
@@ -185,7 +191,7 @@ def run(part: str, options: Any, store: Store, command: str, commit: str | None)
     about = {"part": part, "command": command}
     start = time.perf_counter()
     try:
-        report = measure(options, contestants(part, options))
+        report = measure(options, contestants(part, options), alone=turns.alone if turns else nullcontext)
     except Exception as error:  # noqa: BLE001 - out of memory, most likely: the others can still be measured
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         store.put(f"{part}/{name}.json", {**about, "options": asdict(options), "failed": why})
@@ -220,6 +226,13 @@ def _without_places(words: Sequence[str]) -> list[str]:
     return kept
 
 
+def _single(given: Sequence[str], part: str, each: Any, command: str) -> list[str]:
+    """The arguments for one measurement of those that were asked for; of two values the last counts."""
+    shape = ["--models", each.model, "--sizes", f"{each.batch}x{each.length}", "--precisions", each.precision]
+    kept = [word for word in given if word != "--side-by-side"]
+    return [*kept, "--part", part, *shape, "--command", command]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures the chosen parts, or as much of them as the time allows."""
     given = list(sys.argv[1:] if argv is None else argv)
@@ -235,16 +248,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile-mode", default="default", help="of torch.compile, for the part compiled")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further measurement of a part after this")
     parser.add_argument("--missing", action="store_true", help="leave out what lies in --out already")
+    parser.add_argument("--side-by-side", action="store_true", help="prepare all at once, measure one after the other")
+    parser.add_argument("--command", help=argparse.SUPPRESS)
+    parser.add_argument("--meet", nargs=3, metavar=("FOLDER", "NUMBER", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
     options = parser.parse_args(given)
     store = Store(options.out)
     if options.unpack is not None:
         store.unpack(options.unpack)
         return
-    command = shlex.join(["python", "benchmarks/speed.py", *_without_places(given)])
+    command = options.command or shlex.join(["python", "benchmarks/speed.py", *_without_places(given)])
     wish = Wish(
         options.models, options.sizes, options.precisions, options.device, options.rounds, options.compile_mode
     )
+    if options.side_by_side:
+        side_by_side(
+            __file__, [_single(given, part, each, command) for part in options.part for each in PARTS[part](wish)]
+        )
+        return
+    turns = None if options.meet is None else Turns(Path(options.meet[0]), int(options.meet[1]), options.meet[2])
     for part in options.part:
         start = time.perf_counter()
         for each in PARTS[part](wish):
@@ -253,8 +275,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             if time.perf_counter() - start > options.seconds:
                 print(f"{part} {name_of(each)}: left out for want of time", flush=True)
                 continue
-            run(part, each, store, command, options.commit)
+            run(part, each, store, command, options.commit, turns)
             gc.collect()  # what a failed measurement held: its frames are gone now
+    if turns is not None:
+        turns.arrive()  # whatever became of the measurement
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,10 +49,10 @@ def test_a_measurement_that_fails_is_recorded_and_the_rest_goes_on(
 
     real = _measure.measure
 
-    def out_of_memory_once(options: Any, field: Any) -> Any:
+    def out_of_memory_once(options: Any, field: Any, **others: Any) -> Any:
         if options.batch == 3:
             raise RuntimeError("CUDA out of memory. Tried to allocate\na lot")
-        return real(options, field)
+        return real(options, field, **others)
 
     monkeypatch.setattr(_measure, "measure", out_of_memory_once)
     lines = tmp_path / "all.jsonl"  # both in one file, then in files of their own
@@ -96,6 +98,40 @@ def test_the_scripts_use_public_names_alone() -> None:
 def test_names_of_the_bench_are_there_on_first_use() -> None:
     code = "import sys, deltasam.bench as b; assert 'torch' not in sys.modules; print(sorted(b.__all__), b.measure)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("['Contestant', 'contestants', 'measure'] <function measure"), done.stderr
+    assert done.stdout.startswith("['Contestant', 'contestants', 'measure', 'prepared'] <function measure"), (
+        done.stderr
+    )
     with pytest.raises(AttributeError, match="has no attribute 'mesure'; it has Contestant, "):
         import_module("deltasam.bench").mesure  # noqa: B018
+
+
+def test_measurements_get_ready_side_by_side_and_take_turns(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "speed.py"), "--part", "adamw", *TINY]
+    command += ["--sizes", "2x4", "3x4", "--side-by-side", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.count("adamw bert-tiny-") == 2, done.stderr
+    for n in (2, 3):
+        stored = json.loads((tmp_path / "adamw" / f"bert-tiny-{n}x4-fp32.json").read_text())
+        assert stored["command"].endswith("--sizes 2x4 3x4 --side-by-side")
+
+
+def test_no_clock_runs_before_the_last_is_ready(tmp_path: Path) -> None:
+    turns = runpy.run_path(str(REPOSITORY / "benchmarks" / "speed_turns.py"), run_name="turns")["Turns"]
+    said: list[str] = []
+
+    def take(name: str) -> None:
+        with turns(tmp_path, 3, name).alone():
+            said.append(f"{name} begins")
+            time.sleep(0.05)
+            said.append(f"{name} ends")
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    assert not said
+    turns(tmp_path, 3, "c").arrive()  # it failed before its turn
+    for thread in threads:
+        thread.join(10)
+    assert [line.split()[1] for line in said] == ["begins", "ends", "begins", "ends"]

@@ -6,7 +6,8 @@ transformers; ``deltasam bench train`` compares whole trainings. Parts: ``option
 ``_passes`` (counted by hooks), ``_memory``, ``_engine`` (how the per-instance engine keeps the layers), ``_clock``
 (interleaved rounds), ``isolate`` (perturb and restore alone), ``report`` (table, JSON), ``_plot``, ``train``.
 
-Scripts of one's own measure by :func:`measure`, with :func:`contestants` or with :class:`Contestant` of their own.
+Scripts of one's own measure by :func:`measure`, with :func:`contestants` or with :class:`Contestant` of their own;
+:func:`prepared` gives the steps themselves, for a profiler.
 Every name is imported on first use: the commands look at the options without torch.
 """
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from deltasam.bench._contestants import Contestant as Contestant
     from deltasam.bench._contestants import contestants as contestants
     from deltasam.bench._measure import measure as measure
+    from deltasam.bench._measure import prepared as prepared
 
-_HOME = {"Contestant": "_contestants", "contestants": "_contestants", "measure": "_measure"}
+_HOME = {
+    "Contestant": "_contestants", "contestants": "_contestants", "measure": "_measure", "prepared": "_measure",
+}  # fmt: skip
 
-__all__ = ["Contestant", "contestants", "measure"]
+__all__ = ["Contestant", "contestants", "measure", "prepared"]
 
 
 def __getattr__(name: str) -> Any:

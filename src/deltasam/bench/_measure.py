@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from deltasam.bench import isolate
@@ -23,12 +24,18 @@ IN_A_ROW = 5  # steps in a turn on a GPU, as in training: the host prepares the 
 SLOW = 0.5  # seconds; a step that takes longer need not be followed by another in its turn
 
 
-def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> Report:
+def measure(
+    options: StepOptions,
+    field: Sequence[Contestant] | None = None,
+    *,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Report:
     """Runs the measurement; whatever it held of the device's memory is given back.
 
     Args:
         options: What to measure.
         field: The contestants, ERM and SAM first; those the options name by default.
+        alone: Entered when everybody has taken the first steps, for as long as the clock runs.
 
     Returns:
         One row per contestant.
@@ -38,9 +45,33 @@ def measure(options: StepOptions, field: Sequence[Contestant] | None = None) -> 
         if options.isolate:
             return Report(options=options, rows=_isolated(options, bench), failures={}, machine=machine(bench))
         entries = list(field or _all(options))
-        rows, failures = _steps(options, bench, entries)
+        rows, failures = _steps(options, bench, entries, alone)
         engine = layers_by_form(bench) if any("PerInstance" in row.name for row in rows) else None
         return Report(options=options, rows=rows, failures=failures, machine=machine(bench), engine=engine)
+    finally:
+        bench.close()
+        release(bench.device)
+
+
+def prepared(options: StepOptions, field: Sequence[Contestant] | None = None) -> Iterator[tuple[Contestant, Work]]:
+    """The contestants, one after the other, each with its step, which has run often enough to be nothing new.
+
+    For measurements of another kind, a profiler's for example.
+
+    Args:
+        options: The model, the batch and the precision; and who takes part, without ``field``.
+        field: The contestants.
+    """
+    bench = set_up(options)
+    try:
+        for entry in field or _all(options):
+            work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
+            for _ in range(entry.tries + 1):
+                work()
+            bench.synchronize()
+            yield entry, work
+            del work
+            release(bench.device)
     finally:
         bench.close()
         release(bench.device)
@@ -57,18 +88,22 @@ class _Tried:
 
 
 def _steps(
-    options: StepOptions, bench: Workbench, entries: Sequence[Contestant]
+    options: StepOptions,
+    bench: Workbench,
+    entries: Sequence[Contestant],
+    alone: Callable[[], AbstractContextManager[None]],
 ) -> tuple[tuple[Row, ...], dict[str, str]]:
     tried, failures = _try_all(options, bench, entries)
     repeats = {name: _in_a_row(one, options, bench) for name, one in tried.items()}
-    seconds = interleaved(
-        {name: one.work for name, one in tried.items()},
-        rounds=options.rounds,
-        warmup=options.warmup,
-        clock=options.clock,
-        synchronize=bench.synchronize,
-        repeats=repeats,
-    )
+    with alone():
+        seconds = interleaved(
+            {name: one.work for name, one in tried.items()},
+            rounds=options.rounds,
+            warmup=options.warmup,
+            clock=options.clock,
+            synchronize=bench.synchronize,
+            repeats=repeats,
+        )
     passes = {name: one.passes for name, one in tried.items()}
     kept = [one.entry for one in tried.values()]
     tried.clear()  # frees graphs and the optimizers' states before memory is measured
