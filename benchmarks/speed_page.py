@@ -89,7 +89,13 @@ FIGURES = (
 )
 PARTS = ("eager", "figures", "compiled", "loop", "growth", "cpu", "adamw", "train")
 MEMORY_TARGET = 1.4
-PER_INSTANCE = {"PerInstanceSAM": "per-instance", "PerInstanceSAM-bfloat16": 'per-instance with `factors="bfloat16"`'}
+EXACT = 'per-instance with `factors="exact"`'
+PER_INSTANCE = {"per-instance": "PerInstanceSAM", EXACT: "PerInstanceSAM-exact"}
+BEFORE = {EXACT: "PerInstanceSAM", "per-instance kept in bfloat16 (both factors; before)": "PerInstanceSAM-bfloat16"}
+ROUNDED = (
+    "With TF32 `PerInstanceSAM` keeps output gradients in bfloat16 by default; `PerInstanceSAM-exact` "
+    '(`factors="exact"`) keeps them as they are.'
+)
 SCOPES = {"everything": True, "beyond weights and optimizer": False}
 
 
@@ -106,6 +112,11 @@ def size(result: Result) -> str:
     return f"{result['options']['batch']}x{result['options']['length']}"
 
 
+def per_instance(result: Result) -> dict[str, str]:
+    """The rows of a measurement by how they keep factors; when "bfloat16" was a choice, exact was the default."""
+    return BEFORE if any("PerInstanceSAM-bfloat16" in row["name"] for row in result["rows"]) else PER_INSTANCE
+
+
 def marked(value: float, spread: float | None, target: float | None) -> str:
     around = "" if spread is None else f" ±{spread:.2f}"
     if target is None:
@@ -118,6 +129,8 @@ def figures(results: Sequence[Result]) -> str:
     measured = made(results)
     shapes = dict.fromkeys((result["options"]["model"], size(result)) for result in measured)
     blocks = ["✓: at most the target, to two digits; ✗: more than it; -: not measured."]
+    if any(row["name"] == PER_INSTANCE[EXACT] for result in measured for row in result["rows"]):
+        blocks.append(ROUNDED)
     for model, shape in shapes:
         here = [r for r in measured if (r["options"]["model"], size(r)) == (model, shape)]
         lines = ["| ratio | target | bf16 | target | TF32 |", "|---|---|---|---|---|"]
@@ -125,12 +138,14 @@ def figures(results: Sequence[Result]) -> str:
             aimed = figure.targets if figure.size in (None, shape) else None
             lines.append(f"| {figure.name} |" + _cells(here, figure.of, aimed))
         aimed = (MEMORY_TARGET, MEMORY_TARGET) if shape == "32x128" else None
-        for (method, name), way, (what, total) in product(PER_INSTANCE.items(), ("captured", "eager"), SCOPES.items()):
+        names = dict.fromkeys([*PER_INSTANCE, *BEFORE])
+        for name, way, (what, total) in product(names, ("captured", "eager"), SCOPES.items()):
 
             def ratio(
-                result: Result, method: str = method, way: str = way, total: bool = total
+                result: Result, name: str = name, way: str = way, total: bool = total
             ) -> tuple[float, None] | None:
-                found = parts["memory_ratio"](result, way, total=total, method=method)
+                method = per_instance(result).get(name)
+                found = method and parts["memory_ratio"](result, way, total=total, method=method)
                 return None if found is None else (found, None)
 
             if any(ratio(result) for result in here):

@@ -19,6 +19,18 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
+def rounds_products(device: torch.device) -> bool:
+    """Whether float32 matrices are multiplied as TF32 there: a CUDA device that can, asked to, outside of autocast.
+
+    Only asks. torch 2.9 has a second way to set it, after which it refuses to be asked in the first; older ones have
+    the first only.
+    """
+    if device.type != "cuda" or torch.is_autocast_enabled("cuda") or torch.cuda.get_device_capability(device)[0] < 8:
+        return False
+    setting = getattr(torch.backends.cuda.matmul, "fp32_precision", None) or torch.get_float32_matmul_precision()
+    return setting in ("tf32", "high", "medium")
+
+
 _said: set[torch.dtype] = set()
 
 

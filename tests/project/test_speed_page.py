@@ -58,16 +58,41 @@ def test_ratios_of_rounds_beside_their_targets(script: dict[str, Any], tmp_path:
     assert "captured exact per-instance / captured SAM | <= 1.12 | 1.20 ±0.00 ✗ |" in page
     assert "captured, everything | <= 1.4 | 1.25 ✓ |" in page  # (200 + 3 x 100) / (100 + 3 x 100)
     assert "captured, beyond weights and optimizer | <= 1.4 | 2.00 ✗ |" in page
-    assert "bfloat16" not in page  # not measured, not told
+    assert 'per-instance with `factors="exact"`' not in page  # not measured, not told
     assert "commit abc" in page
     assert "python benchmarks/speed.py --part figures" in page
 
 
-def test_factors_in_half_the_memory_stand_beside_the_exact_ones(script: dict[str, Any], tmp_path: Path) -> None:
-    sam, half = row("SAM", 2.0, peak=100), row("PerInstanceSAM-bfloat16", 2.4, peak=130)
-    measurement(tmp_path, "figures", row("ERM", 1.0), sam, half, batch=32, length=128, precision="tf32")
-    name = 'per-instance with `factors="bfloat16"` / SAM, eager, beyond weights and optimizer'
-    assert f"{name} | <= 1.4 | - | <= 1.4 | 1.30 ✓ |" in script["page"](tmp_path)
+def memory_of(page: str, name: str) -> list[str]:
+    """The cells beside the eager peak memory of one kind of per-instance step."""
+    lines = [line for line in page.splitlines() if f"peak memory {name} / SAM, eager, beyond" in line]
+    return [cell.strip() for line in lines for cell in line.split("|")[2:-1]]
+
+
+def test_exact_factors_stand_beside_the_default(script: dict[str, Any], tmp_path: Path) -> None:
+    rows = row("ERM", 1.0), row("SAM", 2.0, peak=100), row("PerInstanceSAM", 2.4, peak=130)
+    shape = {"batch": 32, "length": 128}
+    measurement(tmp_path, "figures", *rows, **shape)
+    measurement(tmp_path, "figures", *rows, row("PerInstanceSAM-exact", 2.4, peak=150), **shape, precision="tf32")
+    page = script["page"](tmp_path)
+    assert memory_of(page, "per-instance") == ["<= 1.4", "1.30 ✓", "<= 1.4", "1.30 ✓"]
+    assert memory_of(page, 'per-instance with `factors="exact"`') == ["<= 1.4", "-", "<= 1.4", "1.50 ✗"]
+    assert "`PerInstanceSAM` keeps output gradients in bfloat16 by default" in page
+    assert "(both factors; before)" not in page
+
+
+def test_the_default_of_before_is_called_exact(script: dict[str, Any], tmp_path: Path) -> None:
+    rows = (
+        row("SAM", 2.0, peak=100),
+        row("PerInstanceSAM", 2.4, peak=150),
+        row("PerInstanceSAM-bfloat16", 2.4, peak=130),
+    )
+    measurement(tmp_path, "figures", row("ERM", 1.0), *rows, batch=32, length=128, precision="tf32")
+    page = script["page"](tmp_path)
+    assert "by default; `PerInstanceSAM-exact`" not in page
+    assert memory_of(page, "per-instance") == []
+    assert memory_of(page, 'per-instance with `factors="exact"`') == ["<= 1.4", "-", "<= 1.4", "1.50 ✗"]
+    assert memory_of(page, "per-instance kept in bfloat16 (both factors; before)")[-1] == "1.30 ✓"
 
 
 def test_growth_has_a_table_and_a_plot_for_every_axis(script: dict[str, Any], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ VARIANTS: dict[str, Callable[[], Method]] = {
     "DeltaSAM-ambient": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient")),
     "DeltaSAM-every-4": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient"), probe_every=4),
     "PerInstanceSAM-loop": lambda: PerInstanceSAM(engine="loop"),  # one instance after the other, as the paper has it
-    "PerInstanceSAM-bfloat16": lambda: PerInstanceSAM(factors="bfloat16"),
+    "PerInstanceSAM-exact": lambda: PerInstanceSAM(factors="exact"),  # the default rounds where TF32 does
     "DeltaSAM-directional": lambda: DeltaSAM(weighting=Directional()),
 }
 PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how often it takes its expensive step

@@ -33,7 +33,8 @@ class LowRank:
     transposed: bool
 
     def dense(self) -> Tensor:
-        left, right = (self.x, self.d) if self.transposed else (self.d, self.x)
+        x, d = self.x, self.d.to(self.x.dtype)  # d may be kept in fewer digits
+        left, right = (x, d) if self.transposed else (d, x)
         return left.transpose(1, 2) @ right
 
 
@@ -161,12 +162,13 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
     """
     match factor:
         case LowRank() if factor.transposed == transposed:
-            product, d = products(x, factor.x, c, factor.bias), factor.d
-            if is_narrower(d, y):  # kept in half the memory: the graph must not hold a wide copy
+            d, narrow = factor.d, is_narrower(factor.d, y)
+            product = products(x, factor.x, c, factor.bias, d.dtype if narrow else y.dtype)
+            if narrow:  # kept in half the memory: the graph must not hold a wide copy
                 return y + torch.bmm(product, d)
             return torch.baddbmm(y, product, d if d.dtype == y.dtype else d.to(y.dtype))
         case Rows() if not transposed:
-            along = products(x, factor.d, c, False)
+            along = products(x, factor.d, c, False, x.dtype)
             return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along.to(y.dtype))
         case _:
             matrix = factor.dense().flatten(2)
@@ -190,22 +192,25 @@ def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
 
 
 class Products:
-    """``c (x X^T + 1)``, computed once while the same input goes through several layers (query, key, value)."""
+    """``c (x X^T + 1)``, computed once while the same input goes through several layers (query, key, value).
+
+    Computed in the dtype of x, and rounded to another one in the end, where that is what it is to be multiplied with.
+    """
 
     def __init__(self) -> None:
-        self._of: tuple[Tensor, Tensor, Tensor, bool] | None = None
+        self._of: tuple[Tensor, Tensor, Tensor, bool, torch.dtype] | None = None
         self._product = torch.empty(0)
         self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
 
-    def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool) -> Tensor:
+    def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool, dtype: torch.dtype) -> Tensor:
         of = self._of
-        if of is None or of[0] is not x or of[1] is not recorded or of[2] is not c or of[3] != bias:
-            a, b = x, recorded
-            if a.dtype is not b.dtype:
-                a, b = (a.to(b.dtype), b) if is_narrower(b, a) else (a, b.to(a.dtype))
-            scale, product = self.scale(c, a.dtype), torch.bmm(a, b.mT)
-            self._product = torch.addcmul(scale, product, scale) if bias else product * scale
-            self._of = (x, recorded, c, bias)
+        known = of is not None and of[0] is x and of[1] is recorded and of[2] is c and of[3:] == (bias, dtype)
+        if not known:
+            scale = self.scale(c, x.dtype)
+            product = torch.bmm(x, (recorded if recorded.dtype is x.dtype else recorded.to(x.dtype)).mT)
+            product = torch.addcmul(scale, product, scale) if bias else product * scale
+            self._product = product if dtype is x.dtype else product.to(dtype)
+            self._of = (x, recorded, c, bias, dtype)
         return self._product
 
     def scale(self, c: Tensor, dtype: torch.dtype) -> Tensor:

@@ -38,6 +38,20 @@ class InstanceGradients:
             terms += [2 * dot(a, b) for k, a in enumerate(found) for b in found[:k]]
         return _total(terms).clamp_min(0).sqrt()
 
+    def rounded(self) -> InstanceGradients:
+        """These gradients with the output gradients of float32 low-rank factors in bfloat16; inputs as they are.
+
+        For the perturbed pass only: norms are to be taken before.
+        """
+
+        def narrow(factor: Factor) -> Factor:
+            if isinstance(factor, LowRank) and factor.d.dtype is torch.float32:
+                return replace(factor, d=factor.d.to(torch.bfloat16))
+            return factor
+
+        factors = {name: [narrow(f) for f in found] for name, found in self.factors.items()}
+        return replace(self, factors=factors)
+
     def without(self, groups: Tensor) -> InstanceGradients:
         """These gradients with zeros for some groups (G,), whatever was there."""
 
@@ -64,13 +78,8 @@ def _total(terms: list[Tensor]) -> Tensor:
     return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
 
 
-def collect(
-    calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping, kept: torch.dtype | None = None
-) -> InstanceGradients:
-    """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight.
-
-    Low-rank factors are kept in the dtype ``kept``, or as they are.
-    """
+def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping) -> InstanceGradients:
+    """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight."""
     inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # what query, key and value share stays one tensor
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
@@ -96,15 +105,14 @@ def collect(
                 case _:
                     assert call.inputs is not None
                     folded = low_rank and bias is not None and call.bias is not None
+                    x = inputs.get((id(call.inputs), d.dtype))
+                    if x is None:
+                        x = inputs[id(call.inputs), d.dtype] = call.inputs.to(d.dtype)
+                    factor = LowRank(x, d, folded, call.transposed)
                     if low_rank:
-                        kind = kept if kept is not None and wide_dtype(d.dtype) is d.dtype else d.dtype
-                        x = inputs.get((id(call.inputs), kind))
-                        if x is None:
-                            x = inputs[id(call.inputs), kind] = call.inputs.to(kind)
-                        factors.setdefault(name, []).append(LowRank(x, d.to(kind), folded, call.transposed))
+                        factors.setdefault(name, []).append(factor)
                     else:
-                        whole = LowRank(call.inputs.to(d.dtype), d, folded, call.transposed).dense()
-                        _accumulate(factors, name, whole.reshape(-1, *call.weight.shape))
+                        _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
                         _accumulate(factors, id(call.bias), _over_positions(d))
     vectors = _add_norms(factors, norms)

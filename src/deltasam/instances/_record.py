@@ -35,6 +35,10 @@ class Recording:
     norms: Tensor
     places: Places
 
+    def rounded(self) -> Recording:
+        """The same with output gradients in bfloat16; the norms stay those of the gradients as they were computed."""
+        return replace(self, gradients=self.gradients.rounded())
+
     def perturbed(self, c: Tensor) -> AbstractContextManager[None]:
         r"""The model at :math:`w + c_g \nabla l_g(w)` for every group, c of shape (G,); see :func:`perturbed`."""
         return perturbed(self.places, [(self.gradients, c)])
@@ -49,7 +53,6 @@ def record(
     group: int = 1,
     scale: Callable[[Tensor], Tensor] | None = None,
     terms: Sequence[tuple[InstanceGradients, Tensor]] = (),
-    kept: torch.dtype | None = None,
 ) -> Recording:
     r"""Per-instance gradients of the losses that ``run()`` returns, from one batched forward and one backward.
 
@@ -67,7 +70,6 @@ def record(
         group: Number of instances that share a perturbation.
         scale: Loss scaling; cancels in what is made of the norms.
         terms: Record at these perturbed weights instead of at w (several ascent steps).
-        kept: Dtype to keep the inputs and output gradients in; their own by default.
 
     Raises:
         InstancesMixedError: The loss of one instance depends on the others.
@@ -75,7 +77,7 @@ def record(
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
     places = Places(model, chosen)
-    wish = _Wish(run, size, group, scale, tuple(terms), kept)
+    wish = _Wish(run, size, group, scale, tuple(terms))
     why: MisreadError | None = None
     for attempt in range(4):
         found = _reading(places, wish, why, last=attempt == 3)
@@ -94,7 +96,6 @@ class _Wish:
     group: int
     scale: Callable[[Tensor], Tensor] | None
     terms: tuple[tuple[InstanceGradients, Tensor], ...]
-    kept: torch.dtype | None
 
 
 def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: bool) -> Recording | MisreadError:
@@ -130,7 +131,7 @@ def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
             check = key not in memory.verified and not is_recorded(losses.device)
             edges = [call.edge for call in state.calls]
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
-            gradients = collect(state.calls, found, state.grouping, wish.kept)
+            gradients = collect(state.calls, found, state.grouping)
             if check and verify(places.model, losses, params, state, gradients, memory, scale, last=last):
                 memory.verified.add(key)
     norms = gradients.norms()

@@ -22,8 +22,10 @@ from deltasam.instances import (
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Ascent, Passes
 from deltasam.perturb import step_size
+from deltasam.precision import rounds_products
 
 Engine = Literal["auto", "low-rank", "loop"]
+Factors = Literal["auto", "exact", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +54,11 @@ class PerInstanceSAM(Method):
             covers the model.
         uncovered: A parameter that no rule of the low-rank engine covers: ``"loop"``: loop over the instances instead
             (``"low-rank"``: raise); ``"skip"``: leave that parameter unperturbed. Either way one warning says which.
-        factors: How the low-rank engine keeps inputs and output gradients from the first pass for the second:
-            ``"exact"``: as they were computed; ``"bfloat16"``: float32 ones in half the memory, which rounds the
-            perturbation (not the weights, the losses at w or the layers themselves) to between two and three digits.
-            For GPUs: most CPUs multiply bfloat16 slowly.
+        factors: How the low-rank engine keeps the output gradients D of float32 layers from the first pass for the
+            second: ``"exact"``: as they were computed; ``"bfloat16"``: in half the memory. Only the product with D is
+            rounded then, so the direction of the perturbation has between two and three digits; weights, losses at w,
+            norms and the layers themselves are as exact as before. ``"auto"``: ``"bfloat16"`` on a GPU whose float32
+            products are rounded anyway (TF32), else ``"exact"``.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
@@ -77,7 +80,8 @@ class PerInstanceSAM(Method):
     group: int = 1
     engine: Engine = "auto"
     uncovered: Literal["loop", "skip"] = "loop"
-    factors: Literal["exact", "bfloat16"] = field(default="exact", metadata={"later": True})
+    # "exact" was the first default: runs that wrote it down keep their number, they differ from "auto" in rounding
+    factors: Factors = field(default="auto", metadata={"later": ("auto", "exact")})
     passes = "2/2"
 
     def __post_init__(self) -> None:
@@ -92,8 +96,8 @@ class PerInstanceSAM(Method):
             raise ValueError(f"engine={self.engine!r} must be 'auto', 'low-rank' or 'loop'")
         if self.uncovered not in ("loop", "skip"):
             raise ValueError(f"uncovered={self.uncovered!r} must be 'loop' or 'skip'")
-        if self.factors not in ("exact", "bfloat16"):
-            raise ValueError(f"factors={self.factors!r} must be 'exact' or 'bfloat16'")
+        if self.factors not in ("auto", "exact", "bfloat16"):
+            raise ValueError(f"factors={self.factors!r} must be 'auto', 'exact' or 'bfloat16'")
 
     def _needs_whole(self) -> bool:
         return True
@@ -143,8 +147,9 @@ class PerInstanceSAM(Method):
             return losses
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
-            kept = torch.bfloat16 if self.factors == "bfloat16" else None
-            return record(part.inner, run, params, size=size, group=self.group, scale=part.scaled, kept=kept)
+            found = record(part.inner, run, params, size=size, group=self.group, scale=part.scaled)
+            rounds = rounds_products(found.losses.device) if self.factors == "auto" else self.factors == "bfloat16"
+            return found.rounded() if rounds else found
 
         part.count.forwards += 1
         part.count.backwards += 1
