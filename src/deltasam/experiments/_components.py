@@ -115,10 +115,11 @@ def plain(record: Any) -> Any:
 
 
 def without_later(record: Any, described: Plain) -> Plain:
-    """``described`` without the options that came after runs were first numbered, while they have their default.
+    """``described`` without the options that came after runs were first numbered, while they change nothing.
 
-    A new option must not make another run of every run there is; its field says ``metadata={"later": True}``.
+    A new option must not make another run of every run there is; its field says ``metadata={"later": values}`` with
+    the values that do not count: the default, and earlier ones.
     """
-    fields = [f for f in dataclasses.fields(record) if f.metadata.get("later")]
-    same = {f.name for f in fields if getattr(record, f.name) == f.default}
+    fields = dataclasses.fields(record)
+    same = {f.name for f in fields if getattr(record, f.name) in f.metadata.get("later", ())}
     return {name: value for name, value in described.items() if name not in same}
