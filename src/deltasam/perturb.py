@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from deltasam import fused
 from deltasam.branches import is_recorded
 from deltasam.distributed import is_shard, local, shard_like, shard_number, total
 from deltasam.randomness import Seed, seeded_generator
@@ -295,11 +296,16 @@ def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
 @contextmanager
 def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
     """For a step that is being recorded: its kernels take whatever addresses they see, so nothing is copied back."""
-    values = _copies([p.data for p in params])
+    weights = [p.data for p in params]
+    made = fused.moved(weights, direction, step)
+    rest = [k for k, value in enumerate(made) if value is None]
+    copies = _copies([weights[k] for k in rest])
     with torch.no_grad():
-        add_scaled_(values, direction, step)
+        add_scaled_(copies, [direction[k] for k in rest], step)
     direction.clear()
-    with _lent(params, values, _MovedBeside) as moved:
+    for k, copy in zip(rest, copies, strict=True):
+        made[k] = copy
+    with _lent(params, [value for value in made if value is not None], _MovedBeside) as moved:
         yield moved
 
 

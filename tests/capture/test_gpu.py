@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deltasam import fused
 from deltasam.capture import Captured
+from deltasam.capture._graph import RecordedStep
 from deltasam.methods import ASAM, ERM, GSAM, SAM, DeltaSAM, FreeLB, Method, PerInstanceSAM
 from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, RDrop
 from deltasam.weighting import Directional, FiniteDifference, RandomWeights
@@ -223,6 +225,20 @@ def test_weights_come_back_bit_for_bit() -> None:
         for _ in range(4):
             captured.backward(model, batch, Classification())
         assert all(torch.equal(p, before[n]) and p.data_ptr() == pointers[n] for n, p in model.named_parameters())
+
+
+def test_a_recorded_move_is_one_kernel() -> None:
+    pytest.importorskip("triton")
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert fused.is_ready(device)
+    model, (batch,) = bert(), batches(1)
+    captured = Captured(SAM(rho=0.1))
+    for _ in range(2):
+        captured.backward(model, batch, Classification())
+    (entry,) = captured._seen.values()
+    assert isinstance(entry, RecordedStep)
+    assert entry._tables is not None
+    assert entry._tables._used == 6 * sum(p.numel() % 4 == 0 for p in model.parameters())
 
 
 def test_a_gradient_that_is_not_finite_falls_back_inside_the_graph() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from deltasam.batches import tensors, tree_map
 from deltasam.capture._key import NotCapturableError
 from deltasam.capture._streams import GraphStreams, Needs
+from deltasam.fused import Tables, is_ready
 from deltasam.methods import Step
 from deltasam.randomness import recorded
 
@@ -53,6 +55,7 @@ class RecordedStep:
         self._inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
         self._streams = GraphStreams(needs)
         self._graph = torch.cuda.CUDAGraph()
+        self._tables = Tables(needs.device) if is_ready(needs.device) else None
         self._streams.register(self._graph)
         self.placed: list[str] = []
         params = dict(model.named_parameters())
@@ -63,7 +66,11 @@ class RecordedStep:
         try:
             for p in params.values():
                 p.grad = None
-            with recorded(self._streams), torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream):
+            with (
+                nullcontext() if self._tables is None else self._tables.open(),
+                recorded(self._streams),
+                torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
+            ):
                 self._step = run(self._inputs)
                 found = {name: p.grad for name, p in params.items() if p.grad is not None}
                 if place is not None:
