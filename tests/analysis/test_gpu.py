@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltasam.analysis import alignment, weights_quality
-from deltasam.analysis._common import full_float32
+from deltasam.precision import full_float32
 from deltasam.weighting import FiniteDifference, OwnGradient
 from helpers.problems import TRANSFORMER_NO_DROPOUT
 
@@ -51,3 +51,12 @@ def test_a_product_is_a_float32_one() -> None:
     with full_float32(a.device):
         exact = a @ b
     assert not torch.equal(exact, a @ b)
+
+
+def test_a_convolution_is_a_float32_one() -> None:
+    """cuDNN takes TF32 for convolutions unless told otherwise."""
+    images, kernels = torch.randn(4, 64, 32, 32, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
+    exact = torch.nn.functional.conv2d(images.double(), kernels.double())
+    with full_float32(images.device):
+        error = (torch.nn.functional.conv2d(images, kernels) - exact).norm() / exact.norm()
+    assert float(error) < 1e-5

@@ -103,22 +103,6 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = mode
 
 
-@contextmanager
-def full_float32(device: torch.device) -> Iterator[None]:
-    """Without TF32, whatever the process has chosen: what is called float32 has float32's rounding, not TF32's."""
-    if device.type != "cuda":
-        yield
-        return
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
-
-
 def gradient_of(method: Method, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Tensor:
     """The gradient a method would give the optimizer, as one float32 (or wider) vector; leaves no trace."""
     params = [p for p in model.parameters() if p.requires_grad]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.objectives import Objective
+from deltasam.precision import rounded
 
 
 class NotCapturableError(Exception):
@@ -68,7 +69,7 @@ def surroundings_key(device: torch.device) -> Hashable:
     return (
         torch.is_autocast_enabled(kind),
         torch.get_autocast_dtype(kind),
-        torch.get_float32_matmul_precision(),
+        rounded(device),
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(),

@@ -23,6 +23,7 @@ from deltasam.experiments._result import Result
 from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
 from deltasam.perturb import select
+from deltasam.precision import float32_kept
 from deltasam.splitting import Splitting
 from deltasam.storage import told_clearly
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
@@ -176,19 +177,18 @@ def _precision(wanted: str) -> Iterator[None]:
     Accelerate and Trainer take autocast from a variable where they are asked for none, and transformers before
     version 5 sets it: a run in float32 after one in bfloat16 would be in bfloat16, too.
     """
-    before, variable = torch.get_float32_matmul_precision(), os.environ.get(_AUTOCAST)
+    variable = os.environ.get(_AUTOCAST)
     autocast = wanted if wanted in ("bf16", "fp16") else "no"
     if variable not in (None, "no", autocast):
         _log.warning("%s=%s is not used: the run has precision=%s; set that", _AUTOCAST, variable, wanted)
     os.environ[_AUTOCAST] = autocast
-    if torch.cuda.is_available():
-        torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
-        torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
     try:
-        yield
+        with float32_kept():
+            if torch.cuda.is_available():
+                torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
+                torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
+            yield
     finally:
-        if torch.cuda.is_available():
-            torch.set_float32_matmul_precision(before)
         if variable is None:
             os.environ.pop(_AUTOCAST, None)
         else:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, step_size
+from deltasam.precision import full_float32, no_autocast, rounded
 from deltasam.randomness import Seed
 from deltasam.weighting._base import Weighting
 
@@ -27,8 +29,9 @@ class FiniteDifference(Weighting):
     square of the first: the expectations that the paper derives the formula from.
 
     Cost: 2 forwards per draw without a graph; :math:`l_i(w)` is shared with the gradient pass. A third forward is
-    made where that one is not as precise as the probes (autocast, TF32). Extra memory: the one
-    copy of the parameters that the ascent needs anyway; while a recorded step probes, one more.
+    made where that one is not as precise as the probes (autocast, TF32, which convolutions on a GPU are made with
+    unless torch is told otherwise). Extra memory: the one copy of the parameters that the ascent needs anyway; while a
+    recorded step probes, one more.
 
     Attributes:
         samples: Number of directions.
@@ -92,21 +95,20 @@ def difference_weights(center: Tensor, plus: list[Tensor], minus: list[Tensor], 
 @contextmanager
 def exact(passes: Passes, wanted: bool) -> Iterator[bool]:
     """Runs without autocast and TF32 if wanted; yields whether that differs from the surroundings."""
-    kind = passes.device.type
-    autocast = torch.is_autocast_enabled(kind)
-    tf32 = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    if not wanted or not (autocast or tf32):
+    device = passes.device
+    if not wanted or not (torch.is_autocast_enabled(device.type) or _is_rounded(passes.model, device)):
         yield False
         return
-    before = torch.get_float32_matmul_precision()
-    try:
-        if tf32:
-            torch.set_float32_matmul_precision("highest")
-        with torch.autocast(kind, enabled=False):
-            yield True
-    finally:
-        if tf32:
-            torch.set_float32_matmul_precision(before)
+    with full_float32(device), no_autocast(device):
+        yield True
+
+
+def _is_rounded(model: nn.Module, device: torch.device) -> bool:
+    """Whether the model's float32 is TF32. Convolutions are by default: no reason for a forward more without any."""
+    kinds = rounded(device)
+    if not kinds or "matmul" in kinds:
+        return bool(kinds)
+    return any(isinstance(module, (_ConvNd, nn.RNNBase)) for module in model.modules())
 
 
 def _warn_if_rounded_away(dtype: torch.dtype) -> None:
