@@ -192,17 +192,23 @@ def test_an_instance_without_a_finite_gradient_takes_its_plain_gradient() -> Non
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-def test_auto_asks_how_products_are_made(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_asks_how_products_are_made_and_rounds_where_a_layer_widens(
+    rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert PerInstanceSAM().factors == "auto"
-    torch.manual_seed(0)
-    model, x = Wide(), torch.randn(2, 8, 256)
-    methods = [PerInstanceSAM(rho=0.1, factors=factors) for factors in ("exact", "bfloat16")]
-    exact, rounded = (gradient_of(method, model, x)[1] for method in methods)
-    assert not torch.equal(exact, rounded)
-    if rounds:
-        monkeypatch.setattr("deltasam.methods._per_instance_sam.rounds_products", lambda device: True)
-    found = gradient_of(PerInstanceSAM(rho=0.1), model, x)[1]
-    assert torch.equal(found, rounded if rounds else exact)
+    monkeypatch.setattr("deltasam.methods._per_instance_sam.rounds_products", lambda device: rounds)
+    found: dict[tuple[int, int], torch.dtype] = {}
+    perturbed = Recording.perturbed
+
+    def watched(self: Recording, c: Tensor) -> Any:
+        found.update({(f.x.shape[2], f.d.shape[2]): f.d.dtype for f in low_rank(self.gradients)})
+        return perturbed(self, c)
+
+    monkeypatch.setattr(Recording, "perturbed", watched)
+    layers = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 64), nn.Linear(64, 64))
+    PerInstanceSAM().backward(layers, torch.randn(2, 8, 64), lambda model, x: model(x).square().mean((1, 2)))
+    wide = torch.bfloat16 if rounds else torch.float32
+    assert found == {(64, 128): wide, (128, 128): torch.float32, (128, 64): torch.float32, (64, 64): torch.float32}
 
 
 def test_products_are_rounded_by_tf32_and_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam.instances._operations import add_product
+
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
@@ -75,6 +77,7 @@ class Packed:
 
 
 Factor = LowRank | Rows | Dense | Packed
+_LARGE = 2**22  # elements; putting more than these side by side costs more than it saves
 
 
 def dot(a: Factor, b: Factor) -> Tensor:
@@ -122,7 +125,8 @@ def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:
     """Squared norms (G,) of low-rank factors of one shape, the sums of (X X^T + 1) * (D D^T), in a few terms."""
     first = members[0]
     dtype = torch.float32 if first.d.dtype is torch.float16 else first.d.dtype
-    several = max(1, together(first.d.device) // max(1, first.x.numel() + first.d.numel()))
+    size = first.x.numel() + first.d.numel()
+    several = max(1, together(first.d.device) // max(1, size)) if size < _LARGE else 1
     terms: list[Tensor] = []
     known: dict[int, Tensor] = {}
     for start in range(0, len(members), several):
@@ -158,15 +162,13 @@ def together(device: torch.device) -> int:
 def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:
     """``y + c x E^T`` (``transposed``: ``y + c x E``), for the perturbation ``c E`` of a weight used as a matrix.
 
-    x is ``(G, S, in)``, y is ``(G, S, out)``.
+    x is ``(G, S, in)``, y is ``(G, S, out)``, fresh from the layer: its memory may be used for the sum.
     """
     match factor:
         case LowRank() if factor.transposed == transposed:
             d, narrow = factor.d, is_narrower(factor.d, y)
             product = products(x, factor.x, c, factor.bias, d.dtype if narrow else y.dtype)
-            if narrow:  # kept in half the memory: the graph must not hold a wide copy
-                return y + torch.bmm(product, d)
-            return torch.baddbmm(y, product, d if d.dtype == y.dtype else d.to(y.dtype))
+            return add_product(y, product, d if narrow or d.dtype == y.dtype else d.to(y.dtype))
         case Rows() if not transposed:
             along = products(x, factor.d, c, False, x.dtype)
             return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along.to(y.dtype))

@@ -38,16 +38,21 @@ class InstanceGradients:
             terms += [2 * dot(a, b) for k, a in enumerate(found) for b in found[:k]]
         return _total(terms).clamp_min(0).sqrt()
 
-    def rounded(self) -> InstanceGradients:
+    def rounded(self, *, widening: bool = False) -> InstanceGradients:
         """These gradients with the output gradients of float32 low-rank factors in bfloat16; inputs as they are.
 
         For the perturbed pass only: norms are to be taken before.
+
+        Args:
+            widening: Only those of layers that put out more than they take in, where they are the larger factor.
         """
 
         def narrow(factor: Factor) -> Factor:
-            if isinstance(factor, LowRank) and factor.d.dtype is torch.float32:
-                return replace(factor, d=factor.d.to(torch.bfloat16))
-            return factor
+            if not isinstance(factor, LowRank) or factor.d.dtype is not torch.float32:
+                return factor
+            if widening and factor.d.shape[2] <= factor.x.shape[2]:
+                return factor
+            return replace(factor, d=factor.d.to(torch.bfloat16))
 
         factors = {name: [narrow(f) for f in found] for name, found in self.factors.items()}
         return replace(self, factors=factors)

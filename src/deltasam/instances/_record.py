@@ -35,9 +35,13 @@ class Recording:
     norms: Tensor
     places: Places
 
-    def rounded(self) -> Recording:
-        """The same with output gradients in bfloat16; the norms stay those of the gradients as they were computed."""
-        return replace(self, gradients=self.gradients.rounded())
+    def rounded(self, *, widening: bool = False) -> Recording:
+        """The same with output gradients in bfloat16; the norms stay those of the gradients as they were computed.
+
+        Args:
+            widening: Only the output gradients of layers that put out more than they take in.
+        """
+        return replace(self, gradients=self.gradients.rounded(widening=widening))
 
     def perturbed(self, c: Tensor) -> AbstractContextManager[None]:
         r"""The model at :math:`w + c_g \nabla l_g(w)` for every group, c of shape (G,); see :func:`perturbed`."""

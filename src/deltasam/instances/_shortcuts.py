@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deltasam.instances._operations import scaled_norm
 from deltasam.instances._step import Normal, PassState
 from deltasam.instances._tensors import Proxy
 
@@ -73,8 +74,8 @@ def _layer_norm(module: Any, state: PassState) -> Forward:
                 return state.norm(weight, bias, input, y, layout, normal)
             if layout.is_plain and perturbation is not None and not state.recording:
                 scale, shift = perturbation.beside_rows(weight.parameter), perturbation.beside_rows(bias.parameter)
-                if scale is not None and shift is not None and scale.dtype is input.dtype:
-                    return torch.addcmul(shift, normal(input), scale)
+                if scale is not None and shift is not None and input.ndim == 3 and scale.dtype is input.dtype:
+                    return scaled_norm(input, scale, shift, eps)
         return nn.LayerNorm.forward(module, input)
 
     return forward

@@ -57,8 +57,8 @@ class PerInstanceSAM(Method):
         factors: How the low-rank engine keeps the output gradients D of float32 layers from the first pass for the
             second: ``"exact"``: as they were computed; ``"bfloat16"``: in half the memory. Only the product with D is
             rounded then, so the direction of the perturbation has between two and three digits; weights, losses at w,
-            norms and the layers themselves are as exact as before. ``"auto"``: ``"bfloat16"`` on a GPU whose float32
-            products are rounded anyway (TF32), else ``"exact"``.
+            norms and the layers themselves are as exact as before. ``"auto"``: so on a GPU whose float32 products are
+            rounded anyway (TF32), for the layers that put out more than they take in; else ``"exact"``.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
@@ -148,8 +148,9 @@ class PerInstanceSAM(Method):
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
             found = record(part.inner, run, params, size=size, group=self.group, scale=part.scaled)
-            rounds = rounds_products(found.losses.device) if self.factors == "auto" else self.factors == "bfloat16"
-            return found.rounded() if rounds else found
+            if self.factors == "auto":
+                return found.rounded(widening=True) if rounds_products(found.losses.device) else found
+            return found.rounded() if self.factors == "bfloat16" else found
 
         part.count.forwards += 1
         part.count.backwards += 1

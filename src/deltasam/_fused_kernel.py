@@ -1,7 +1,6 @@
 """The Triton kernel behind :mod:`deltasam.fused`. Imported there, on machines that have Triton (torch brings it)."""
 
 # mypy: ignore-errors
-# ruff: noqa: D103 - the language of Triton, in which nothing else may stand
 
 import triton
 import triton.language as tl
