@@ -1,4 +1,7 @@
-"""Two operations of the perturbed pass that autograd would spend more memory and more trips through it on."""
+"""Two operations of the perturbed pass that autograd would spend more memory and more trips through it on.
+
+A function of Python's takes longer to start than one of torch's own, so a GPU that waits for launches gets the latter.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam.branches import is_launched
+
+_LARGE = 2**20  # elements; from here on memory matters more than a launch
+
 
 def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
     """``y + a d``, batched, in the memory of y, which nobody else may need; d takes no gradient.
@@ -14,7 +21,8 @@ def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
     Written ``torch.baddbmm(y, a, d)`` it would copy y first, and in place autograd would keep a history for the view
     that the output of a layer is. Where a and d have fewer digits than y (bfloat16), they are multiplied in those.
     """
-    if type(y) is not Tensor or type(a) is not Tensor:  # carried out by a subclass of torch's tensors
+    subclass = type(y) is not Tensor or type(a) is not Tensor  # has its own way to carry out an operation
+    if subclass or is_launched(y.device):
         return torch.baddbmm(y, a, d) if d.dtype is y.dtype else y + torch.bmm(a, d)
     made: Tensor = _AddProduct.apply(y, a, d)  # type: ignore[no-untyped-call]
     return made
@@ -26,6 +34,8 @@ def scaled_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     Of the forward pass it keeps x and two numbers per row, as torch's own layer norm does, and not the normalised x,
     too: that is made again where it is needed.
     """
+    if is_launched(x.device) and x.numel() < _LARGE:
+        return torch.addcmul(shift, torch.layer_norm(x, x.shape[-1:], None, None, eps), scale)
     made: Tensor = _ScaledNorm.apply(x, scale, shift, eps)  # type: ignore[no-untyped-call]
     return made
 
