@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deltasam.branches import is_launched
 
-_LARGE = 2**20  # elements; from here on memory matters more than a launch
+_LARGE = 2**21  # elements; from here on memory matters more than the number of kernels
 
 
 def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def scaled_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     Of the forward pass it keeps x and two numbers per row, as torch's own layer norm does, and not the normalised x,
     too: that is made again where it is needed.
     """
-    if is_launched(x.device) and x.numel() < _LARGE:
+    if x.is_cuda and x.numel() < _LARGE:
         return torch.addcmul(shift, torch.layer_norm(x, x.shape[-1:], None, None, eps), scale)
     made: Tensor = _ScaledNorm.apply(x, scale, shift, eps)  # type: ignore[no-untyped-call]
     return made
