@@ -49,6 +49,18 @@ Give your batches an attention mask: without one transformers makes it while the
 ordinary step, and takes another attention kernel, whose dropout masks are others (the passes of a step still share
 them). The probes of delta-SAM are branches of the graph beside the pass at w: a small batch does not fill the GPU, and
 then they cost less than the third that their FLOPs are. For the while the weights at w - r lie beside those at w + r.
+The move to w + eps is one kernel for all parameters (`deltasam.fused`, by Triton; torch's own where there is none).
+
+Compile the model, too, where its shapes are few: `Captured` records what `torch.compile` makes of it. Let the compiler
+try out the sizes of its kernels, and in float32 and TF32 let it write the attention itself: the fused kernels for
+float32 are old, and slow at the lengths of sentences.
+
+```python
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+model.forward = sdpa_kernel(SDPBackend.MATH)(model.forward)  # float32 and TF32, not under autocast
+model = torch.compile(model, options={"coordinate_descent_tuning": True})
+```
 
 ## What was measured
 
@@ -56,8 +68,8 @@ Training steps with random weights of these shapes, dropout 0.1, AdamW (fused) i
 training. All contestants of a measurement take turns in one process; ratios are taken within a round, and the table
 gives their median and half the distance of the quartiles. `DeltaSAM-ambient` probes in the precision of the other
 passes (two extra forwards); by default the probes run in float32, and under autocast a third one with them.
-`DeltaSAM-every-4` is the same with `probe_every=4`. Eager times depend on the host as much as on the GPU: trust the
-ratios of captured steps more.
+`DeltaSAM-every-4` is the same with `probe_every=4`. Compiled models are compiled as above. Eager times depend on the
+host as much as on the GPU: trust the ratios of captured steps more.
 """
 
 
@@ -93,8 +105,8 @@ EXACT = 'per-instance with `factors="exact"`'
 PER_INSTANCE = {"per-instance": "PerInstanceSAM", EXACT: "PerInstanceSAM-exact"}
 BEFORE = {EXACT: "PerInstanceSAM", "per-instance kept in bfloat16 (both factors; before)": "PerInstanceSAM-bfloat16"}
 ROUNDED = (
-    "With TF32 `PerInstanceSAM` keeps output gradients in bfloat16 by default; `PerInstanceSAM-exact` "
-    '(`factors="exact"`) keeps them as they are.'
+    "With TF32 `PerInstanceSAM` keeps the output gradients of layers that widen in bfloat16 by default;\n"
+    '`PerInstanceSAM-exact` (`factors="exact"`) keeps them as they are.'
 )
 SCOPES = {"everything": True, "beyond weights and optimizer": False}
 

@@ -1,4 +1,4 @@
-"""The measurements of delta-SAM's weights, by model: those of weights_run.py, or, where there are none, older ones."""
+"""The measurements of delta-SAM's weights, by model: those of weights_run.py, or older ones of more models."""
 
 from __future__ import annotations
 
@@ -57,8 +57,20 @@ class Point:
 
 def points(results: Path) -> list[Point]:
     """The models in the order of their training, plain training first."""
-    found = _new(results / NEW) or _old(results / OLD)
-    return sorted(found, key=lambda point: (point.method != "ERM", point.updates))
+    return _both(results)[0]
+
+
+def further_points(results: Path) -> list[Point]:
+    """Models that were measured on more rows, and are too few yet to stand for the others."""
+    return _both(results)[1]
+
+
+def _both(results: Path) -> tuple[list[Point], list[Point]]:
+    new, old = (
+        sorted(found, key=lambda point: (point.method != "ERM", point.updates))
+        for found in (_new(results / NEW), _old(results / OLD))
+    )
+    return (new, []) if len(new) >= len(old) else (old, new)
 
 
 def _new(folder: Path) -> list[Point]:

@@ -47,7 +47,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     kernel = Slow()
-    monkeypatch.setitem(sys.modules, "deltasam._fused_kernel", SimpleNamespace(move_kernel=kernel))
+    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=kernel))
     monkeypatch.setattr(fused, "_BLOCK", 16)
     yield kernel
     assert fused.Tables._current is None
@@ -130,7 +130,7 @@ def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
 def test_without_a_gpu_or_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fused.is_ready.cache_clear()
     assert not fused.is_ready(CPU)
-    monkeypatch.setitem(sys.modules, "deltasam._fused_kernel", None)
+    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", None)
     assert not fused.is_ready(torch.device("cuda:0"))
     fused.is_ready.cache_clear()
 

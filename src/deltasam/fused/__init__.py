@@ -113,7 +113,7 @@ def _planned(
     table = tables.take([ends, begins, [w.numel() for w in weights], *addresses])
     if table is None:
         return None
-    kernel = import_module("deltasam._fused_kernel").move_kernel
+    kernel = import_module("deltasam.fused._kernel").move_kernel
     return lambda: kernel[(ends[-1],)](table, step, len(weights), MOST=_MOST, BLOCK=_BLOCK, num_warps=8)
 
 
