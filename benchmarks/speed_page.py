@@ -103,7 +103,6 @@ PARTS = ("eager", "figures", "compiled", "loop", "growth", "cpu", "adamw", "trai
 MEMORY_TARGET = 1.4
 EXACT = 'per-instance with `factors="exact"`'
 PER_INSTANCE = {"per-instance": "PerInstanceSAM", EXACT: "PerInstanceSAM-exact"}
-BEFORE = {EXACT: "PerInstanceSAM", "per-instance kept in bfloat16 (both factors; before)": "PerInstanceSAM-bfloat16"}
 ROUNDED = (
     "With TF32 `PerInstanceSAM` keeps the output gradients of layers that widen in bfloat16 by default;\n"
     '`PerInstanceSAM-exact` (`factors="exact"`) keeps them as they are.'
@@ -122,11 +121,6 @@ def made(results: Sequence[Result]) -> list[Result]:
 
 def size(result: Result) -> str:
     return f"{result['options']['batch']}x{result['options']['length']}"
-
-
-def per_instance(result: Result) -> dict[str, str]:
-    """The rows of a measurement by how they keep factors; when "bfloat16" was a choice, exact was the default."""
-    return BEFORE if any("PerInstanceSAM-bfloat16" in row["name"] for row in result["rows"]) else PER_INSTANCE
 
 
 def marked(value: float, spread: float | None, target: float | None) -> str:
@@ -150,14 +144,13 @@ def figures(results: Sequence[Result]) -> str:
             aimed = figure.targets if figure.size in (None, shape) else None
             lines.append(f"| {figure.name} |" + _cells(here, figure.of, aimed))
         aimed = (MEMORY_TARGET, MEMORY_TARGET) if shape == "32x128" else None
-        names = dict.fromkeys([*PER_INSTANCE, *BEFORE])
+        names = PER_INSTANCE
         for name, way, (what, total) in product(names, ("captured", "eager"), SCOPES.items()):
 
             def ratio(
                 result: Result, name: str = name, way: str = way, total: bool = total
             ) -> tuple[float, None] | None:
-                method = per_instance(result).get(name)
-                found = method and parts["memory_ratio"](result, way, total=total, method=method)
+                found = parts["memory_ratio"](result, way, total=total, method=PER_INSTANCE[name])
                 return None if found is None else (found, None)
 
             if any(ratio(result) for result in here):

@@ -77,22 +77,7 @@ def test_exact_factors_stand_beside_the_default(script: dict[str, Any], tmp_path
     page = script["page"](tmp_path)
     assert memory_of(page, "per-instance") == ["<= 1.4", "1.30 ✓", "<= 1.4", "1.30 ✓"]
     assert memory_of(page, 'per-instance with `factors="exact"`') == ["<= 1.4", "-", "<= 1.4", "1.50 ✗"]
-    assert "`PerInstanceSAM` keeps output gradients in bfloat16 by default" in page
-    assert "(both factors; before)" not in page
-
-
-def test_the_default_of_before_is_called_exact(script: dict[str, Any], tmp_path: Path) -> None:
-    rows = (
-        row("SAM", 2.0, peak=100),
-        row("PerInstanceSAM", 2.4, peak=150),
-        row("PerInstanceSAM-bfloat16", 2.4, peak=130),
-    )
-    measurement(tmp_path, "figures", row("ERM", 1.0), *rows, batch=32, length=128, precision="tf32")
-    page = script["page"](tmp_path)
-    assert "by default; `PerInstanceSAM-exact`" not in page
-    assert memory_of(page, "per-instance") == []
-    assert memory_of(page, 'per-instance with `factors="exact"`') == ["<= 1.4", "-", "<= 1.4", "1.50 ✗"]
-    assert memory_of(page, "per-instance kept in bfloat16 (both factors; before)")[-1] == "1.30 ✓"
+    assert "`PerInstanceSAM` keeps the output gradients of layers that widen in bfloat16 by default" in page
 
 
 def test_growth_has_a_table_and_a_plot_for_every_axis(script: dict[str, Any], tmp_path: Path) -> None:
