@@ -16,6 +16,7 @@ from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.integrations import MethodTrainer
 
+LOG_ENTRIES = 40  # of a run: enough for a curve, and every one of them waits for the device
 _SCHEDULERS = {
     "polynomial": "polynomial",
     "linear": "linear",
@@ -93,7 +94,7 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
             warmup_steps=schedule.warmup_of(total),
             bf16=config.precision == "bf16",
             fp16=config.precision == "fp16",
-            logging_steps=max(1, total // 100),
+            logging_steps=max(1, total // LOG_ENTRIES),
             report_to=["tensorboard"] if tensorboard else "none",
             save_total_limit=2,
             remove_unused_columns=False,
