@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltasam.analysis import alignment, weights_quality
-from deltasam.precision import full_float32
+from deltasam.float32 import full_float32
 from deltasam.weighting import FiniteDifference, OwnGradient
 from helpers.problems import TRANSFORMER_NO_DROPOUT
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from deltasam import precision
+from deltasam import float32
+from deltasam.float32 import full_float32, rounded
 from deltasam.passes import Passes
-from deltasam.precision import full_float32, rounded
 from deltasam.weighting._finite_difference import exact
 from helpers import float32_settings
 from helpers.float32_settings import NEW, WAYS
@@ -87,7 +87,7 @@ def test_a_torch_that_knows_the_older_way_alone(monkeypatch: pytest.MonkeyPatch)
     class Cudnn:
         allow_tf32 = True
 
-    monkeypatch.setattr(precision, "_TWO_WAYS", False)
+    monkeypatch.setattr(float32, "_TWO_WAYS", False)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: Torch.products)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda value: setattr(Torch, "products", value))
     monkeypatch.setattr(torch.backends, "cudnn", Cudnn)

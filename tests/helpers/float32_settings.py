@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from deltasam.precision import float32_kept, full_float32, rounded
+from deltasam.float32 import float32_kept, full_float32, rounded
 
 NEW = hasattr(torch.backends, "fp32_precision")
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

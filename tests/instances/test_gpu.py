@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from deltasam.bench._memory import peak_bytes
 from deltasam.capture import Captured
+from deltasam.float32 import rounds_products
 from deltasam.methods import PerInstanceSAM
 from deltasam.objectives import Classification
-from deltasam.precision import rounds_products
 
 pytestmark = pytest.mark.gpu
 WAYS: dict[str, Callable[[Any], Any]] = {"eager": lambda method: method, "captured": Captured}

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from deltasam import PerInstanceSAM
 from deltasam.bench._memory import peak_bytes
+from deltasam.float32 import rounds_products
 from deltasam.instances import Recording, record
 from deltasam.instances._factors import LowRank
 from deltasam.instances._gradient import InstanceGradients
-from deltasam.precision import rounds_products
 from helpers.architectures import BY_NAME, make
 from helpers.instance_reference import loop, relative
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.float32 import rounded
 from deltasam.objectives import Objective
-from deltasam.precision import rounded
 
 
 class NotCapturableError(Exception):

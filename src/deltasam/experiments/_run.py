@@ -20,10 +20,10 @@ from deltasam.experiments._errors import ConfigError, RunStoppedError
 from deltasam.experiments._folder import RunFolder, notes_of, write
 from deltasam.experiments._parts import named_plain, to_method
 from deltasam.experiments._result import Result
+from deltasam.float32 import float32_kept
 from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
 from deltasam.perturb import select
-from deltasam.precision import float32_kept
 from deltasam.splitting import Splitting
 from deltasam.storage import told_clearly
 from deltasam.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer

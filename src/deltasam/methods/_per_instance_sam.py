@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deltasam.batches import batch_size
 from deltasam.checks import check_losses
+from deltasam.float32 import rounds_products
 from deltasam.instances import (
     InstancesMixedError,
     Recording,
@@ -22,7 +23,6 @@ from deltasam.instances import (
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Ascent, Passes
 from deltasam.perturb import step_size
-from deltasam.precision import rounds_products
 
 Engine = Literal["auto", "low-rank", "loop"]
 Factors = Literal["auto", "exact", "bfloat16"]
