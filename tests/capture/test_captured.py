@@ -262,3 +262,47 @@ def test_a_whole_step_on_the_cpu() -> None:
                 optimizer.zero_grad()
         results.append(model.weight.detach().clone())
     assert torch.allclose(*results)
+
+
+def test_the_key_of_a_model_sees_every_module_and_parameter() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Sequential(nn.Dropout(), shared), nn.LayerNorm(3))
+    model.register_module("nothing", None)
+    key = model_key(model)
+    assert key == model_key(model)
+    for module in model.modules():
+        module.train(not module.training)
+        assert model_key(model) != key
+        module.train(not module.training)
+    for p in model.parameters():
+        p.requires_grad_(False)
+        assert model_key(model) != key
+        p.requires_grad_(True)
+    assert model_key(model) == key
+    shared.weight = nn.Parameter(shared.weight.data)  # the same memory
+    assert model_key(model) != key
+    key = model_key(model)
+    model.add_module("more", nn.Linear(3, 3))
+    assert model_key(model) != key
+
+
+def test_a_parameter_that_was_exchanged_gets_the_gradient(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed(monkeypatch)
+    model, x = nn.Linear(3, 1), torch.randn(4, 3)
+    captured = Captured(SAM(rho=0.1))
+    for _ in range(3):
+        captured.backward(model, x, objective)
+    old = model.weight
+    model.weight = nn.Parameter(old.data)
+    model.zero_grad()
+    before = None if old.grad is None else old.grad.clone()
+    for _ in range(3):
+        model.zero_grad()
+        captured.backward(model, x, objective)
+    assert (captured.report.ordinary, captured.report.recorded) == (2, 2)
+    found = model.weight.grad
+    model.zero_grad()
+    SAM(rho=0.1).backward(model, x, objective)
+    assert found is not None
+    torch.testing.assert_close(found, model.weight.grad)
+    assert before is None or torch.equal(before, old.grad)

@@ -82,6 +82,7 @@ class Captured:
         self._max_grad_norm = max_grad_norm
         self._seen: OrderedDict[Hashable, Needs | RecordedStep | str] = OrderedDict()
         self._gradients: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+        self._named: WeakKeyDictionary[nn.Module, tuple[Hashable, dict[str, nn.Parameter]]] = WeakKeyDictionary()
         self._pool: Pool | None = None
         if optimizer is not None:
             _check_capturable(optimizer)
@@ -141,7 +142,8 @@ class Captured:
             self.report.ordinary += 1
             return self.method.noted(run(inputs))
         try:
-            key = self._key(model, inputs, objective, kind, device)
+            state = model_key(model)
+            key = (*self._key(model, inputs, objective, kind, device), state)
             entry = self._seen.get(key)
             if entry is None:
                 step = self._observe(key, inputs, run, device)
@@ -151,14 +153,16 @@ class Captured:
                     raise NotCapturableError(entry)
                 if isinstance(entry, Needs):
                     entry = self._record(key, model, inputs, run, entry, kind)
-                step = self._replay(entry, model, inputs)
+                step = self._replay(entry, inputs, model, state)
         except NotCapturableError as obstacle:
             self._mention(str(obstacle))
             self.report.ordinary += 1
             step = run(inputs)
         return self.method.noted(step)
 
-    def _key(self, model: nn.Module, inputs: Any, objective: Any, kind: Hashable, device: torch.device) -> Hashable:
+    def _key(
+        self, model: nn.Module, inputs: Any, objective: Any, kind: Hashable, device: torch.device
+    ) -> tuple[Hashable, ...]:
         if not self.method.capturable:
             raise NotCapturableError(f"{type(self.method).__name__} does not take the same operations in every step")
         if isinstance(inputs[0], MicroBatches):
@@ -166,7 +170,7 @@ class Captured:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise NotCapturableError("DistributedDataParallel communicates outside of the graph")
         here = (kind, self.method.phase(), objective_key(objective))
-        return (*here, batch_key(inputs), model_key(model), surroundings_key(device))
+        return (*here, batch_key(inputs), surroundings_key(device))
 
     def _observe(self, key: Hashable, inputs: Any, run: Callable[[Any], Step], device: torch.device) -> Step:
         """The first batch of a shape: an ordinary step, watched."""
@@ -196,8 +200,8 @@ class Captured:
         self.report.recorded += 1
         return entry
 
-    def _replay(self, entry: RecordedStep, model: nn.Module, inputs: Any) -> Step:
-        params = dict(model.named_parameters())
+    def _replay(self, entry: RecordedStep, inputs: Any, model: nn.Module, state: Hashable) -> Step:
+        params = self._parameters(model, state)
         places = self._gradients.get(model, {})
         placed = {name: places[name] for name in entry.placed}
         # Gradients of earlier micro-batches may lie where the graph puts the new ones.
@@ -211,6 +215,13 @@ class Captured:
                 params[name].grad = place if grad is None else grad.add_(place)
         self.report.replayed += 1
         return step
+
+    def _parameters(self, model: nn.Module, state: Hashable) -> dict[str, nn.Parameter]:
+        """The parameters by name; putting the names together takes as long as a small model's step."""
+        known = self._named.get(model)
+        if known is None or known[0] != state:
+            known = self._named[model] = (state, dict(model.named_parameters()))
+        return known[1]
 
     def _places(self, model: nn.Module) -> dict[str, Tensor]:
         """Where the gradients of this model go; a parameter that was unfrozen or replaced since gets a new place."""

@@ -55,12 +55,26 @@ def batch_key(batch: Any) -> Hashable:
 
 
 def model_key(model: nn.Module) -> Hashable:
-    """The modes of the modules, and the address, trainability and gradient of every parameter."""
+    """The modes of the modules, and the identity, address and trainability of every parameter."""
+    modules = _modules(model)
+    params = [p for module in modules for p in module._parameters.values() if p is not None]
     return (
         id(model),
-        tuple(module.training for module in model.modules()),
-        tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
+        tuple([module.training for module in modules]),
+        tuple([(id(p), p.data_ptr(), p.requires_grad) for p in params]),
     )
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """All modules, in some order; ``model.modules()`` puts names together on the way, and this is for every step."""
+    found: dict[int, nn.Module] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting.extend([child for child in module._modules.values() if child is not None])
+    return list(found.values())
 
 
 def surroundings_key(device: torch.device) -> Hashable:
