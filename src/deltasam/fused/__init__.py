@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from itertools import accumulate
@@ -114,7 +114,12 @@ def _planned(
     if table is None:
         return None
     kernel = import_module("deltasam.fused._kernel").move_kernel
-    return lambda: kernel[(ends[-1],)](table, step, len(weights), MOST=_MOST, BLOCK=_BLOCK, num_warps=8)
+
+    def launch() -> None:
+        with torch.cuda.device(step.device) if step.is_cuda else nullcontext():  # Triton's is the current one
+            kernel[(ends[-1],)](table, step, len(weights), MOST=_MOST, BLOCK=_BLOCK, num_warps=8)
+
+    return launch
 
 
 @cache
