@@ -69,8 +69,8 @@ GLUE_READING = """### What GLUE says
 
 Tuned on training data, the sharpness-aware methods are about as good as plain training or a little better. With ten
 seeds SAM is 1.5 [0.5, 2.4] above it on RTE, exact per-instance perturbation 0.5 [0.15, 0.93] on MRPC and
-1.1 [0.2, 2.3] on RTE; on STS-B both are by a few tenths, with five. None of that survives the correction for seven
-comparisons a task, nor does R-Drop, which perturbs nothing and does as well as any of them (p = 0.055 on MRPC).
+1.1 [0.2, 2.3] on RTE; on STS-B both are by a few tenths, with five. None of that survives the correction for up to
+seven comparisons a task, nor does R-Drop, which perturbs nothing and does as well as any of them (p = 0.055 on MRPC).
 delta-SAM cannot be told from SAM on MRPC, RTE and STS-B.
 
 CoLA is another story, in five seeds that scatter by several points: delta-SAM is 3.0 [1.4, 4.3] above SAM and
@@ -99,5 +99,6 @@ probes in full float32 here (three forwards beside TF32 ones). The other tasks w
 MISSING = """\
 - The weights: other tasks, seeds and models; larger probes, several draws and more rows on more than one model
   (`python benchmarks/weights_run.py --device cuda` makes all of them), and the cosines there.
-- Larger encoders: BERT-base and RoBERTa-large, the paper's own, on any task."""
+- Other encoders: all-MiniLM-L6-v2, which can be had from the package registry, and the paper's own, BERT-base and
+  RoBERTa-large, on any task."""
 """What is missing beside the sweeps, whose missing runs are counted."""
