@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltasam.analysis import alignment, weights_quality
-from deltasam.float32 import full_float32
+from deltasam.float32 import float32_kept, full_float32
 from deltasam.weighting import FiniteDifference, OwnGradient
 from helpers.problems import TRANSFORMER_NO_DROPOUT
 
@@ -17,10 +17,9 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def _with_tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
+    with float32_kept():
+        torch.set_float32_matmul_precision("high")
+        yield
 
 
 def test_float32_is_float32_and_bf16_is_not() -> None:

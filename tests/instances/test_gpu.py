@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deltasam.bench._memory import peak_bytes
 from deltasam.capture import Captured
-from deltasam.float32 import rounds_products
+from deltasam.float32 import float32_kept, rounds_products
 from deltasam.methods import PerInstanceSAM
 from deltasam.objectives import Classification
 
@@ -21,10 +21,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {"eager": lambda method: method, "captur
 
 @pytest.fixture(autouse=True)
 def _with_tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
+    with float32_kept():
+        torch.set_float32_matmul_precision("high")
+        yield
 
 
 def problem() -> tuple[nn.Module, dict[str, Tensor]]:
