@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention", ("fmha", "flash", "attention", "cudnn_generated")),
     ("products", ("gemm", "nvjet", "cublas", "splitk", "cutlass", "_mm_", "dot_kernel")),
-    ("optimizer and moves", ("multi_tensor", "fused_adam", "fused_sgd")),
+    ("optimizer and moves", ("multi_tensor", "fused_adam", "fused_sgd", "move_kernel")),
     ("compiled", ("triton",)),
     ("norms", ("layer_norm", "LayerNorm")),
     ("embeddings", ("embedding", "index")),

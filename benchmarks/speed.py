@@ -281,8 +281,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 continue
             run(part, each, store, command, options.commit, turns)
             gc.collect()  # what a failed measurement held: its frames are gone now
-    if turns is not None:
-        turns.arrive()  # whatever became of the measurement
 
 
 if __name__ == "__main__":

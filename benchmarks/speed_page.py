@@ -144,8 +144,7 @@ def figures(results: Sequence[Result]) -> str:
             aimed = figure.targets if figure.size in (None, shape) else None
             lines.append(f"| {figure.name} |" + _cells(here, figure.of, aimed))
         aimed = (MEMORY_TARGET, MEMORY_TARGET) if shape == "32x128" else None
-        names = PER_INSTANCE
-        for name, way, (what, total) in product(names, ("captured", "eager"), SCOPES.items()):
+        for name, way, (what, total) in product(PER_INSTANCE, ("captured", "eager"), SCOPES.items()):
 
             def ratio(
                 result: Result, name: str = name, way: str = way, total: bool = total

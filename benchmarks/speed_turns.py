@@ -19,7 +19,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Turns:
-    """The place where ``number`` processes meet; one that ends early must :meth:`arrive`, too."""
+    """The place where ``number`` processes meet."""
 
     folder: Path
     number: int
@@ -48,5 +48,8 @@ def side_by_side(script: str, commands: Sequence[Sequence[str]]) -> None:
             subprocess.Popen([sys.executable, script, *each, *meeting, str(number)])
             for number, each in enumerate(commands)
         ]
-        for process in running:
-            process.wait()
+        while any(process.poll() is None for process in running):
+            for number, process in enumerate(running):
+                if process.poll() is not None:  # also one that was killed: the others do not wait for it
+                    Turns(Path(folder), len(running), str(number)).arrive()
+            time.sleep(0.1)

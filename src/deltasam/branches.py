@@ -21,11 +21,6 @@ def is_recorded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def is_launched(device: torch.device) -> bool:
-    """Whether operations are launched one by one on a fast device, which mostly waits for the next launch then."""
-    return device.type == "cuda" and not is_recorded(device)
-
-
 class Branches:
     """Work beside the main stream of a step, until :meth:`join`. Where nothing is recorded, all runs in its place.
 

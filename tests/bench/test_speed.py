@@ -131,7 +131,25 @@ def test_no_clock_runs_before_the_last_is_ready(tmp_path: Path) -> None:
         thread.start()
     time.sleep(0.3)
     assert not said
-    turns(tmp_path, 3, "c").arrive()  # it failed before its turn
+    turns(tmp_path, 3, "c").arrive()
     for thread in threads:
         thread.join(10)
     assert [line.split()[1] for line in said] == ["begins", "ends", "begins", "ends"]
+
+
+def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
+    """Three processes: one dies before it is ready, the other two take their turns."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, runpy, sys\nfrom pathlib import Path\n"
+        f"Turns = runpy.run_path({str(REPOSITORY / 'benchmarks' / 'speed_turns.py')!r})['Turns']\n"
+        "word, _, folder, number, name = sys.argv[1:]\n"
+        "if word == 'dies':\n    os.kill(os.getpid(), 9)\n"
+        "with Turns(Path(folder), int(number), name).alone():\n    Path(__file__).with_name(name).touch()\n"
+    )
+    turns = runpy.run_path(str(REPOSITORY / "benchmarks" / "speed_turns.py"), run_name="turns")
+    thread = threading.Thread(target=turns["side_by_side"], args=(str(script), [["dies"], ["works"], ["works"]]))
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "1", "2"}

@@ -115,3 +115,20 @@ def test_a_forward_more_only_where_the_model_is_rounded(
         assert sharpened is differs
     with exact(passes, False) as sharpened:
         assert not sharpened
+
+
+def test_under_autocast_nothing_is_set_for_a_model_that_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_for: list[torch.device] = []
+
+    def watched(device: torch.device) -> Any:
+        set_for.append(device)
+        return full_float32(device)
+
+    monkeypatch.setattr("deltasam.weighting._finite_difference.full_float32", watched)
+    monkeypatch.setattr("deltasam.weighting._finite_difference.rounded", lambda device: frozenset({"conv", "rnn"}))
+    for problem, times in ((TRANSFORMER, 0), (CNN, 1)):
+        passes = Passes(*problem.make(torch.float32))
+        with torch.autocast("cpu", dtype=torch.bfloat16), exact(passes, True) as sharpened:
+            assert sharpened
+            assert not torch.is_autocast_enabled("cpu")
+        assert len(set_for) == times

@@ -73,6 +73,15 @@ def test_scaled_norm_and_its_gradients(shape: tuple[int, int, int]) -> None:
     assert torch.autograd.gradcheck(lambda *arguments: scaled_norm(*arguments, 1e-5), (x, scale, shift))
 
 
+def test_scaled_norm_of_a_view() -> None:
+    whole, scale, shift = leaves((5, 2, 8), (2, 1, 8), (2, 1, 8))
+    results = []
+    for norm in (lambda x: scaled_norm(x, scale, shift, 1e-5), lambda x: F.layer_norm(x, (8,)) * scale + shift):
+        found = norm(whole.transpose(0, 1))
+        results.append((found, *torch.autograd.grad(found.square().sum(), [whole, scale, shift])))
+    torch.testing.assert_close(*results)
+
+
 def test_scaled_norm_keeps_its_input_and_not_the_normalised_one() -> None:
     kept: list[Tensor] = []
 

@@ -217,7 +217,7 @@ class Captured:
         return step
 
     def _parameters(self, model: nn.Module, state: Hashable) -> dict[str, nn.Parameter]:
-        """The parameters by name; putting the names together takes as long as a small model's step."""
+        """The parameters by name; putting the names together in every step would cost a good part of a small one."""
         known = self._named.get(model)
         if known is None or known[0] != state:
             known = self._named[model] = (state, dict(model.named_parameters()))

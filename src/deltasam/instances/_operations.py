@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.branches import is_launched
+from deltasam.branches import is_recorded
 
 _LARGE = 2**21  # elements; from here on memory matters more than the number of kernels
 
@@ -22,7 +22,7 @@ def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
     that the output of a layer is. Where a and d have fewer digits than y (bfloat16), they are multiplied in those.
     """
     subclass = type(y) is not Tensor or type(a) is not Tensor  # has its own way to carry out an operation
-    if subclass or is_launched(y.device):
+    if subclass or (y.is_cuda and not is_recorded(y.device)):
         return torch.baddbmm(y, a, d) if d.dtype is y.dtype else y + torch.bmm(a, d)
     made: Tensor = _AddProduct.apply(y, a, d)  # type: ignore[no-untyped-call]
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,10 +97,11 @@ def difference_weights(center: Tensor, plus: list[Tensor], minus: list[Tensor], 
 def exact(passes: Passes, wanted: bool) -> Iterator[bool]:
     """Runs without autocast and TF32 if wanted; yields whether that differs from the surroundings."""
     device = passes.device
-    if not wanted or not (torch.is_autocast_enabled(device.type) or _is_rounded(passes.model, device)):
+    tf32 = wanted and _is_rounded(passes.model, device)
+    if not wanted or not (tf32 or torch.is_autocast_enabled(device.type)):
         yield False
         return
-    with full_float32(device), no_autocast(device):
+    with full_float32(device) if tf32 else nullcontext(), no_autocast(device):
         yield True
 
 
