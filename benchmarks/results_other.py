@@ -61,7 +61,8 @@ def sts_section(results: Path) -> str:
     head = ["method", "setting", "seeds", "average", *SETS.values(), "paper: average"]
     # Without runs that were trained there is nothing to compare.
     pairs = [(method, "ERM") for method in methods if method != "ERM"]
-    pairs += [("DeltaSAM", "SAM"), ("DeltaSAM+EmbeddingNoise", "SAM+EmbeddingNoise")]
+    pairs += [("DeltaSAM", "SAM"), ("DeltaSAM(RandomWeights)", "SAM"), ("DeltaSAM(RandomWeights)", "DeltaSAM")]
+    pairs += [("DeltaSAM+EmbeddingNoise", "SAM+EmbeddingNoise")]
     tests = common["difference_table"](
         {"average": (methods, common["primary"]), "STS-B": (methods, lambda run: points(run, "stsb"))}, pairs
     ).replace("- ERM |", "- Mirror-BERT |")

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deltasam.batches import tree_map
 from deltasam.bench.options import StepOptions
+from deltasam.compiling import compiled
 from deltasam.objectives import Classification, Objective
 
 # layers, hidden, heads, vocabulary
@@ -58,9 +58,8 @@ class Workbench:
     def compiled(self) -> nn.Module:
         """The model through ``torch.compile``, compiled once for all contestants."""
         if not self._compiled:
-            tuned: Any = {"options": {"coordinate_descent_tuning": True}}
-            how: Any = tuned if self.compile_mode == "tuned" else {"mode": self.compile_mode}
-            model: Any = torch.compile(_PlainAttention(self.model) if self.autocast is None else self.model, **how)
+            ours = self.compile_mode == "tuned"
+            model: Any = compiled(self.model) if ours else torch.compile(self.model, mode=self.compile_mode)
             self._compiled.append(model)
         return self._compiled[0]
 
@@ -78,22 +77,6 @@ class Workbench:
         """Waits for the device, so that the clock sees all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-class _PlainAttention(nn.Module):
-    """A model whose attention is written in plain products and a softmax, for torch.compile in float32.
-
-    The fused kernels for attention in float32 are those of older GPUs; what the compiler makes of the plain ones is
-    several times faster at the lengths of sentences.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with sdpa_kernel(SDPBackend.MATH):
-            return self.model(*args, **kwargs)
 
 
 def set_up(options: StepOptions) -> Workbench:

@@ -39,8 +39,8 @@ class StepOptions:
         precision: tf32 changes the matrix products, bf16 and fp16 run under autocast.
         methods: Methods and regularisers to measure beside ERM and SAM, e.g. delta-sam; all by default.
         ways: How to run every method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
-        compile_mode: The mode of ``torch.compile``; tuned: its default with coordinate_descent_tuning, which tries out
-            the sizes of the generated kernels; max-autotune-no-cudagraphs: also kernels for the products (slow).
+        compile_mode: The mode of ``torch.compile``; tuned: with the settings of :func:`deltasam.compiling.compiled`;
+            max-autotune-no-cudagraphs: tries out kernels for the products, too (slow).
         field: Whether to measure the implementations of other packages too, where they are installed.
         adamw: Implementations of AdamW; the first one is behind everything, ERM and SAM run with the others, too.
         rounds: Timed rounds; in each, every contestant takes its turn.

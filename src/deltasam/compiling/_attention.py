@@ -1,0 +1,36 @@
+"""Attention in float32, written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def write_out_attention(graph: Graph) -> None:
+    """Lets the compiler see the two products and the softmax of attention in float32 on a GPU.
+
+    The fused kernels for attention in float32 are those of older GPUs; what the compiler makes of the plain operations
+    is several times faster at the lengths of sentences. Memory grows with the square of the length, as it did before
+    there were fused kernels. Under autocast, where the fused kernels are fast, the graph stays as it is.
+    """
+    if torch.is_autocast_enabled("cuda"):
+        return
+    for node in graph.nodes:
+        if node.target is scaled_dot_product_attention and _float32_on_gpu(node.args[0] if node.args else None):
+            node.target = plain_attention
+
+
+def plain_attention(*args: Any, **kwargs: Any) -> Tensor:
+    """``scaled_dot_product_attention`` in plain products and a softmax."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(*args, **kwargs)
+
+
+def _float32_on_gpu(query: Any) -> bool:
+    value = getattr(query, "meta", {}).get("example_value")
+    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.device.type == "cuda"
