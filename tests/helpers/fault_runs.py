@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import io
 import json
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import sklearn.metrics  # noqa: F401 - what a run would import is imported here, once
 import torch
 import tqdm.auto
 import tqdm.std
@@ -176,4 +178,6 @@ def work(folder: Path, number: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    gc.collect()
+    gc.freeze()  # the collections of the children need not look at what was imported
     (place / "found.json").write_text(json.dumps(work(place, int(sys.argv[2]))))
