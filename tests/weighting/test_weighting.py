@@ -88,7 +88,7 @@ def test_weights_have_the_ratios_the_paper_derives() -> None:
         return s + a * s**2 / 2
 
     wanted = a * x.norm(dim=1)  # g_i = a_i ||grad_i||
-    for weighting in (FiniteDifference(samples=1000, radius=1e-2), Directional(samples=1000)):
+    for weighting in (FiniteDifference(samples=300, radius=1e-2), Directional(samples=300)):
         found = weigh(weighting, model, x, objective, 1e-2)
         assert torch.allclose(found / found.sum(), wanted / wanted.sum(), rtol=0.12)
     # a single draw: g_i = (a_i / 2) |grad_i . r|, that is, the wanted weight times half-normal noise
