@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing.forkserver
 import os
 import random
+import signal
+import sys
 import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,13 +37,42 @@ def shared() -> Path:
 
 @pytest.fixture
 def libraries_speak_again() -> Iterator[None]:
-    """The commands silence the libraries; other tests want to hear them."""
+    """The commands silence the libraries, and that of sweeps minds SIGTERM; other tests want neither."""
     import transformers
 
-    level = transformers.logging.get_verbosity()
+    level, stop = transformers.logging.get_verbosity(), signal.getsignal(signal.SIGTERM)
     yield
+    signal.signal(signal.SIGTERM, stop)
     transformers.logging.set_verbosity(level)
     transformers.logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> None:
+    """The process that those of a sweep are forks of: it imports for all tests, and is older than their variables."""
+    modules = ["deltasam.experiments._run", "deltasam.experiments._trainer", "sklearn.metrics"]  # what a run imports
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture
+def plugins_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plugins may be imported into this process: afterwards nothing knows of them."""
+    from deltasam import plugins
+    from deltasam.experiments import REGULARISERS, WEIGHTINGS
+    from deltasam.methods.catalogue import METHODS
+    from deltasam.tasks import TASKS
+
+    tables: list[dict[str, Any]] = [METHODS, WEIGHTINGS, REGULARISERS, TASKS]
+    before, modules = [dict(table) for table in tables], set(sys.modules)
+    monkeypatch.setattr(plugins, "_imported", [])
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
+    for name in set(sys.modules) - modules:
+        if "plugin" in name:
+            del sys.modules[name]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,6 +86,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             if where.endswith("transformers/modeling_attn_mask_utils.py"):
                 pytest.skip("this version of transformers makes no causal masks in float64")
         raise
+
+
+def pytest_collection_finish() -> None:
+    """What the imports have made stays: a collection that looks at all of it again takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Modules of one's own through the real command; and what is told when one cannot be imported."""
+"""Modules of one's own through the command, in processes of its own or this one; and those that cannot be imported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deltasam.cli import main
 from helpers.pretrained import bert_folder
 
 PLUGIN = Path(__file__).parents[1] / "helpers" / "plugin.py"
@@ -26,17 +27,41 @@ def deltasam(*words: object, plugins: object = PLUGIN, path: object = "") -> sub
     return subprocess.run(command, capture_output=True, text=True, env={**ENVIRONMENT, **more}, check=False)
 
 
+class Here:
+    """The command in this process, which has imported everything already."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *words: object, plugins: object = PLUGIN) -> subprocess.CompletedProcess[str]:
+        self.monkeypatch.setenv("DELTASAM_PLUGINS", str(plugins))
+        self.monkeypatch.setenv("COLUMNS", "200")
+        self.capsys.readouterr()
+        code = main([str(word) for word in words])
+        return subprocess.CompletedProcess(words, code, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def here(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plugins_forgotten: None,
+    libraries_speak_again: None,
+) -> Here:
+    return Here(monkeypatch, capsys)
+
+
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bert_folder(tmp_path_factory.mktemp("models") / "bert")
 
 
-def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path) -> None:
+def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path, here: Here) -> None:
     run = tmp_path / "run"
     own = ("method.weighting={name: by-loss, power: 2}", "regularisers=[Times]")
     rest = ("batch.size=8", "schedule.steps=2", "checkpoint_every=never")
     options = ("--task", "few-docstrings", "--model", bert, "--method", "delta-sam", "--output", run)
-    done = deltasam("train", *options, *own, *rest)
+    done = here("train", *options, *own, *rest)
     assert done.returncode == 0, done.stderr
     found = json.loads((run / "result.json").read_text())
     assert (found["task"], found["method"], found["train_rows"]) == ("few-docstrings", "DeltaSAM+Times", 24)
@@ -56,20 +81,20 @@ def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path) -
     assert "task: there is no 'few-docstrings'" in done.stderr
 
 
-def test_a_sweep_of_two_processes(bert: Path, tmp_path: Path) -> None:
+def test_a_sweep_of_two_processes(forkserver: None, bert: Path, tmp_path: Path, here: Here) -> None:
     sweep = {"tasks": ["few-docstrings"], "models": [str(bert)], "methods": ["wide-sam", "erm"], "common": SMALL}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(sweep))
-    done = deltasam("sweep", tmp_path / "own.yaml", "--output", tmp_path / "out", "--jobs", 2)
+    done = here("sweep", tmp_path / "own.yaml", "--output", tmp_path / "out", "--jobs", 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 results, 2 runs made now, 0 failed" in done.stdout
     found = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/result.json")]
     assert sorted(result["method"] for result in found) == ["ERM", "WideSAM"]
 
 
-def test_lists_and_measurements() -> None:
+def test_lists_and_measurements(here: Here) -> None:
     listed = deltasam("list", "methods", plugins="helpers.plugin", path=PLUGIN.parents[1])
     assert "SAM with a name of its own." in listed.stdout, listed.stderr
-    assert "few-docstrings" in deltasam("list", "tasks").stdout
+    assert "few-docstrings" in here("list", "tasks").stdout
     small = "--no-field --no-memory --rounds 1 --warmup 0 --seconds 0.01 --layers 1 --hidden 16 --heads 2 --length 8"
     step = deltasam("bench", "step", "--methods", "wide-sam", *small.split())
     assert "WideSAM" in step.stdout, step.stderr
@@ -115,11 +140,13 @@ TAKEN = (
         (None, "FileNotFoundError: there is no "),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_one_sentence(tmp_path: Path, code: str | None, cause: str) -> None:
+def test_a_module_that_cannot_be_imported_is_one_sentence(
+    tmp_path: Path, here: Here, code: str | None, cause: str
+) -> None:
     file = tmp_path / "own.py"
     if code is not None:
         file.write_text(code)
-    done = deltasam("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins=file)
+    done = here("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins=file)
     assert done.returncode == 2
     assert done.stderr.startswith("deltasam train: DELTASAM_PLUGINS: own.py cannot be imported (")
     assert cause in done.stderr
@@ -128,6 +155,8 @@ def test_a_module_that_cannot_be_imported_is_one_sentence(tmp_path: Path, code: 
 
 def test_a_module_of_no_such_name() -> None:
     done = deltasam("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins="not_there.at_all")
+    assert done.returncode == 2
+    assert done.stderr.strip().count("\n") == 0
     assert "DELTASAM_PLUGINS: not_there.at_all cannot be imported (there is no module not_there: " in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The commands about runs, through the real command line in processes of their own."""
+"""The commands about runs, through the command line: a first time in a process of its own, then in this one."""
 
 from __future__ import annotations
 
@@ -161,11 +161,11 @@ def test_train_on_real_data(shared: Path, bert: Path, tmp_path: Path, task: str)
     if task == "cnn_dailymail":
         model = bart_folder(tmp_path / "bart")
         special = ("task.max_length=48", "task.max_target_length=10", "task.min_target_length=2", "task.eval_rows=4")
-    done = deltasam(
+    code = here(
         "train", "--task", task, "--model", model, "--method", "delta-sam", "--data", shared / "data",
         "--output", tmp_path / "run", *SMALL, "schedule.steps=2", *special,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert code == 0
     found = result(tmp_path / "run")
     primary = {
         "mrpc": "accuracy",

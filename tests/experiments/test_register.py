@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing.forkserver
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import pytest
 
 from deltasam import SAM, Classification, Method, Objective, Weighting, plugins
-from deltasam.experiments import REGULARISERS, WEIGHTINGS, ConfigError, PluginError, RunConfig, register, resolve
+from deltasam.experiments import WEIGHTINGS, ConfigError, PluginError, RunConfig, register, resolve
 from deltasam.experiments.sweeps import LocalPool, Sweep, run_sweep
 from deltasam.methods.catalogue import METHODS, find_method
 from deltasam.tasks import TASKS, DocstringTask, find_task
@@ -22,18 +19,7 @@ from helpers.pretrained import bert_folder
 PLUGIN = Path(__file__).parents[1] / "helpers" / "plugin.py"
 
 
-@pytest.fixture(autouse=True)
-def _tables_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    tables: list[dict[str, Any]] = [METHODS, WEIGHTINGS, REGULARISERS, TASKS]
-    before, modules = [dict(table) for table in tables], set(sys.modules)
-    monkeypatch.setattr(plugins, "_imported", [])
-    yield
-    for table, entries in zip(tables, before, strict=True):
-        table.clear()
-        table.update(entries)
-    for name in set(sys.modules) - modules:
-        if "plugin" in name:
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("plugins_forgotten")
 
 
 def make(**sections: Any) -> RunConfig:
@@ -175,9 +161,9 @@ def test_a_cell_that_is_run_again_replaces_its_class() -> None:
 
 
 def test_processes_of_a_sweep_know_it_whatever_their_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    forkserver: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    multiprocessing.forkserver.ensure_running()  # older than the variable, as after an earlier sweep; so is a Ray node
+    # The server is older than the variable, as after an earlier sweep; so is a Ray node.
     monkeypatch.chdir(PLUGIN.parent)
     monkeypatch.setenv(plugins.VARIABLE, PLUGIN.name)
     common = {"schedule": {"steps": 2}, "batch": {"size": 8}, "evaluate_every": "end", "checkpoint_every": "never"}
