@@ -26,6 +26,16 @@ def _seeded() -> None:
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # set by Trainers of transformers before version 5, for all
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """What was imported stays: a garbage collection that looks at all of it takes half a second, and there are many.
+
+    Before every file, since measurements of the package thaw it, and tests import more.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder with the real datasets, models and paper; skips the test where it is absent."""
@@ -86,12 +96,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             if where.endswith("transformers/modeling_attn_mask_utils.py"):
                 pytest.skip("this version of transformers makes no causal masks in float64")
         raise
-
-
-def pytest_collection_finish() -> None:
-    """What the imports have made stays: a collection that looks at all of it again takes half a second."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
