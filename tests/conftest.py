@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis  # noqa: F401 - when imported it looks for who refers to what, and does not see what is frozen below
 import pytest
 import torch
 
