@@ -21,6 +21,7 @@ SWEEPS = {
     "glue": ("GLUE", "glue"),
     "glue-weightings-0.01": ("GLUE, delta-SAM's other weights", "glue-weightings"),
     "glue-weightings-0.02": ("GLUE, delta-SAM's other weights", "glue-weightings"),
+    "minilm": ("GLUE, a second encoder", "minilm"),
     "glue-larger-nli": ("GLUE, larger tasks", "glue-larger"),
     "glue-larger-qqp": ("GLUE, larger tasks", "glue-larger"),
     "glue-larger-sst2": ("GLUE, larger tasks", "glue-larger"),

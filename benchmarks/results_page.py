@@ -37,6 +37,7 @@ def page(results: Path = RESULTS) -> str:
         (part("weights")["weights_section"](results), ""),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),
+        (glue["second_encoder_section"](results), text["SECOND_ENCODER_READING"]),
         (glue["larger_section"](results), ""),
         (other["sts_section"](results), text["STS_READING"]),
         (other["summarization_section"](results), text["SUMMARIZATION_READING"]),

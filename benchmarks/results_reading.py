@@ -79,6 +79,11 @@ per-instance perturbation is the worst there; it took 0.005, the smallest radius
 weights shuffled was not run on CoLA, so what the weights contribute is open.
 """
 
+SECOND_ENCODER_READING = """### What it says
+
+TODO
+"""
+
 STS_READING = """### What this says
 
 Mirror-BERT's fifty updates lift the encoder by nine points. delta-SAM adds a quarter of a point, in the same direction

@@ -51,16 +51,20 @@ them). The probes of delta-SAM are branches of the graph beside the pass at w: a
 then they cost less than the third that their FLOPs are. For the while the weights at w - r lie beside those at w + r.
 The move to w + eps is one kernel for all parameters (`deltasam.fused`, by Triton; torch's own where there is none).
 
-Compile the model, too, where its shapes are few: `Captured` records what `torch.compile` makes of it. Let the compiler
-try out the sizes of its kernels, and in float32 and TF32 let it write the attention itself: the fused kernels for
-float32 are old, and slow at the lengths of sentences.
+Compile the model, too, where its shapes are few: `Captured` records what `torch.compile` makes of it.
 
 ```python
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from deltasam.compiling import compiled
 
-model.forward = sdpa_kernel(SDPBackend.MATH)(model.forward)  # float32 and TF32, not under autocast
-model = torch.compile(model, options={"coordinate_descent_tuning": True})
+model = compiled(model)  # nothing is compiled before the first step of a shape
 ```
+
+`compiled` is `torch.compile` with four things that were found by profiles (`benchmarks/profile_step.py`). The compiler
+tries out the sizes of its kernels. Under autocast, layers that read the same input (query, key, value) become one
+product, which fills the GPU better, and gradients of weights leave their product in float32, where autocast rounds
+them, writes them, reads them and casts them. In float32 and TF32 attention is written out: the fused kernels for
+float32 are old, and slow at the lengths of sentences. The tables of compiled steps made before commit e3bf5d8 are
+without the two for autocast.
 
 ## What was measured
 

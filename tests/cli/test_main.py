@@ -16,7 +16,7 @@ from deltasam.cli.train import Train
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deltasam.cli", *arguments]
+    command = [sys.executable, "-m", "deltasam", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -27,6 +27,16 @@ def test_help_lists_every_command() -> None:
         assert name in result.stdout
         assert command.summary in result.stdout
     assert run().stdout == result.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "methods"]])
+def test_a_reader_that_goes_away_is_no_error(words: list[str]) -> None:
+    command = [sys.executable, "-m", "deltasam", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
 
 
 def test_version() -> None:

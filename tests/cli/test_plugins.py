@@ -23,7 +23,7 @@ def deltasam(*words: object, plugins: object = PLUGIN, path: object = "") -> sub
     """The command in a process of its own, with the plugins and a folder to import from."""
     paths = [str(path), os.environ.get("PYTHONPATH", "")]
     more = {"DELTASAM_PLUGINS": str(plugins), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "deltasam.cli", *map(str, words)]
+    command = [sys.executable, "-m", "deltasam", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env={**ENVIRONMENT, **more}, check=False)
 
 

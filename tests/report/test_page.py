@@ -86,7 +86,7 @@ def test_the_same_colour_for_a_method_everywhere() -> None:
 
 def test_command(tmp_path: Path) -> None:
     out = tmp_path / "deep/report.html"
-    command = [sys.executable, "-m", "deltasam.cli", "report"]
+    command = [sys.executable, "-m", "deltasam", "report"]
     subprocess.run([*command, str(GOLDEN / "runs"), "-o", str(out)], check=True, capture_output=True)
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     empty = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)

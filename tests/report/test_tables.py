@@ -161,17 +161,17 @@ def test_command_writes_every_format(tmp_path: Path, runs) -> None:
     for form, writer in (("markdown", to_markdown), ("latex", to_latex), ("csv", to_csv)):
         out = tmp_path / form
         words = ["table", "glue", str(GOLDEN / "runs"), "--format", form, "--output", str(out)]
-        subprocess.run([sys.executable, "-m", "deltasam.cli", *words], check=True)
+        subprocess.run([sys.executable, "-m", "deltasam", *words], check=True)
         assert out.read_text(encoding="utf-8") == writer(TABLES["glue"](runs))
     shown = subprocess.run(
-        [sys.executable, "-m", "deltasam.cli", "table", "adversarial-risk", str(GOLDEN / "runs")],
+        [sys.executable, "-m", "deltasam", "table", "adversarial-risk", str(GOLDEN / "runs")],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "per-instance SAM" in shown.stdout
     assert "Ours at rho = 0.05." in shown.stdout
     assert formats.table_notes(TABLES["glue"](runs))[0].startswith("n = ")
     missing = subprocess.run(
-        [sys.executable, "-m", "deltasam.cli", "table", "glue", str(tmp_path / "nowhere")], capture_output=True,
+        [sys.executable, "-m", "deltasam", "table", "glue", str(tmp_path / "nowhere")], capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     assert missing.returncode == 2

@@ -46,7 +46,7 @@ def write(path: Path, bert: str, **changes: Any) -> Path:
 
 
 def start(*words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deltasam.cli", "sweep", *map(str, words)]
+    command = [sys.executable, "-m", "deltasam", "sweep", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 

@@ -23,6 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 for a mistake the command reports; 2 for an unknown command or option; 130 when stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _answer(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `deltasam ... | head`: the reader has gone; the interpreter's last flush must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _answer(words: Sequence[str]) -> int:
     if words[:1] in (["--version"], ["-V"]):
         from deltasam import __version__
 
@@ -95,9 +105,6 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except PluginError as error:  # any command that looks up a name may be the first to import them
         print(f"deltasam {name}: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except BrokenPipeError:  # `deltasam ... | head`: the reader has gone; the interpreter's last flush must not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         print(f"deltasam {name}: interrupted", file=sys.stderr)
         return 130
