@@ -9,7 +9,8 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 # One thread per test process: the models are tiny and the cores are shared by the processes. No test reaches a hub.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Without bytecode every process would compile torch and transformers again, for seconds; pip leaves that to the first.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 
 .PHONY: help quickstart test test-slow test-oldest fuzz test-gpu test-browser lint format docs bench lock clean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 import sys
+from contextlib import suppress
 from importlib import metadata
 
 import torch
@@ -28,8 +29,9 @@ _PACKAGES = (
 def environment() -> dict[str, str]:
     """Versions of what decides the numbers, and the commit of the sources if they lie in a checkout; plugins."""
     facts = {"python": platform.python_version(), "platform": platform.platform(), "device": device_name()}
-    installed = {distribution.name.lower(): distribution.version for distribution in metadata.distributions()}
-    facts |= {package: installed[package] for package in _PACKAGES if package in installed}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            facts[package] = metadata.version(package)
     if plugins := loaded_plugins():
         facts["plugins"] = ", ".join(plugins)
     sources = commit()
