@@ -35,6 +35,7 @@ def page(results: Path = RESULTS) -> str:
     sections = [
         (part("risk")["risk_section"](results), text["RISK_READING"]),
         (part("weights")["weights_section"](results), ""),
+        (part("labels")["labels_section"](results), text["LABELS_READING"]),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),
         (glue["second_encoder_section"](results), text["SECOND_ENCODER_READING"]),
