@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "config": dataclasses.asdict(config.schedule),
             "weightings": measure(loaded.model.to(device), batches, loaded.objective),
         }  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(record, indent=1) + "\n")
 
 

@@ -24,6 +24,7 @@ class Branches(nn.Module):
         return self.head(self.first(x).tanh() * self.second(x))
 
 
+@pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning")  # torch 2.6, of its own settings
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_step_with_the_compiled_model_is_that_of_the_model(autocast: bool) -> None:
     torch.manual_seed(0)
