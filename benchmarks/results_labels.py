@@ -1,4 +1,4 @@
-"""The section of docs/results.md on the instances that delta-SAM's weights lie on: those of large losses, of which label?"""
+"""The section of docs/results.md on the instances that delta-SAM's weights lie on: their losses and their labels."""
 
 from __future__ import annotations
 

@@ -143,6 +143,39 @@ def test_larger_tasks_are_called_subsets(tmp_path: Path) -> None:
     assert "SST-2 on all 67,349 rows" in text
 
 
+def test_the_second_encoder_is_compared_with_its_own_plain_training(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / "minilm", "cola", seed=seed, metrics={"matthews": 0.2})
+        write_run(tmp_path / "minilm", "cola", {"name": "SAM", "rho": 0.01}, seed=seed, metrics={"matthews": 0.25})
+    text = script("glue")["second_encoder_section"](tmp_path)
+    assert "learning rate 0.0001" in text
+    assert cells(text, "SAM - ERM")[0][1].startswith("5.00 ")
+
+
+def test_committed_runs_of_the_second_encoder_are_those_of_its_sweeps() -> None:
+    for name in ("lr-minilm", "minilm"):
+        planned = {run.config.run_id for run in final_runs(read_sweep(SWEEPS / f"{name}.yaml"), {})}
+        runs = read_runs(ROOT / "results" / name).finished
+        assert {run.run_id for run in runs} == planned
+
+
+def test_labels_have_a_row_for_every_weighting_and_model(tmp_path: Path) -> None:
+    folder = tmp_path / "weights-by-label"
+    folder.mkdir()
+    for updates in (60, 20):
+        lines = {"with_loss": [0.1, 0.3], "by_label": {"0": [1.5, 1.5], "1": [0.8, 0.8]}}
+        record = {
+            "updates": updates, "rows": 64, "batch": 32, "rho": 0.01, "device": "cpu", "commit": "0123456789",
+            "weightings": {"FiniteDifference": lines, "RandomWeights": lines},
+        }  # fmt: skip
+        (folder / f"cola-erm-{updates}.json").write_text(json.dumps(record))
+    text = script("labels")["labels_section"](tmp_path)
+    assert [row[1] for row in cells(text, "20")] == ["Eq. 5", "Eq. 5, shuffled"]
+    assert text.index("| 20 |") < text.index("| 60 |")
+    assert cells(text, "60")[0][2].startswith("0.20 [")
+    assert "commit 0123456" in text
+
+
 def test_sts_shows_the_chosen_radius_beside_the_paper(tmp_path: Path) -> None:
     sets = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
 
