@@ -41,7 +41,15 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Method",
         "Step",
     ),
-    "deltasam.weighting": ("FiniteDifference", "Directional", "OwnGradient", "Uniform", "RandomWeights", "Weighting"),
+    "deltasam.weighting": (
+        "FiniteDifference",
+        "Directional",
+        "OwnGradient",
+        "Uniform",
+        "LossWeights",
+        "RandomWeights",
+        "Weighting",
+    ),
     "deltasam.objectives": (
         "Classification",
         "Regression",
@@ -99,6 +107,7 @@ if TYPE_CHECKING:
     from deltasam.perturb import select as select
     from deltasam.weighting import Directional as Directional
     from deltasam.weighting import FiniteDifference as FiniteDifference
+    from deltasam.weighting import LossWeights as LossWeights
     from deltasam.weighting import OwnGradient as OwnGradient
     from deltasam.weighting import RandomWeights as RandomWeights
     from deltasam.weighting import Uniform as Uniform

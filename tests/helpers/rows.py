@@ -11,7 +11,7 @@ from typing import Any
 
 from deltasam import methods as m
 from deltasam.methods import Method
-from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform
+from deltasam.weighting import Directional, FiniteDifference, LossWeights, OwnGradient, RandomWeights, Uniform
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ ROWS = [
         exempt=("cnn", "passes", "first-backward-is-the-ascent"),
     ),  # the first backward is the probe's
     Row("delta-sam-uniform", _with(m.DeltaSAM, weighting=Uniform()), (2, 2)),
+    Row("delta-sam-loss", _with(m.DeltaSAM, weighting=LossWeights()), (2, 2)),
     # a random permutation of the weights cannot follow a permutation of the batch
     Row("delta-sam-random", _with(m.DeltaSAM, weighting=RandomWeights()), (4, 2), exempt=("permutation",)),
     # BatchNorm makes the instances depend on each other; the first step of a model makes a third backward to verify

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction
 from deltasam.randomness import Seed
-from deltasam.weighting import Directional, FiniteDifference, RandomWeights, Uniform, Weighting
+from deltasam.weighting import Directional, FiniteDifference, LossWeights, RandomWeights, Uniform, Weighting
 from deltasam.weighting._base import usable
 from deltasam.weighting._directional import derivatives_along
 from deltasam.weighting._finite_difference import difference_weights
@@ -130,6 +130,17 @@ def test_several_draws_are_the_expectations_of_the_derivation() -> None:
     first = [p - m for p, m in zip(plus, minus, strict=True)]
     wanted = ((second[0] + second[1]) / 2).abs() / ((first[0] ** 2 + first[1] ** 2) / 2).sqrt()
     assert torch.allclose(difference_weights(center, plus, minus, 1e-6), wanted)
+
+
+def test_the_loss_as_a_weight() -> None:
+    model, batch, objective = TRANSFORMER.make()
+    model.eval()
+    losses = objective(model, batch)
+    found = weigh(LossWeights(), model, batch, objective, 0.05)
+    torch.testing.assert_close(found, losses.detach())
+    below = weigh(LossWeights(), model, batch, lambda model, batch: objective(model, batch) - losses.mean(), 0.05)
+    torch.testing.assert_close(below, (losses - losses.mean()).detach().clamp(min=0))
+    assert (below == 0).any()
 
 
 def test_uniform_and_random() -> None:

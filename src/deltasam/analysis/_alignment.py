@@ -13,7 +13,15 @@ from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_m
 from deltasam.float32 import full_float32
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM, check_number
 from deltasam.passes import ObjectiveLike
-from deltasam.weighting import Directional, FiniteDifference, OwnGradient, RandomWeights, Uniform, Weighting
+from deltasam.weighting import (
+    Directional,
+    FiniteDifference,
+    LossWeights,
+    OwnGradient,
+    RandomWeights,
+    Uniform,
+    Weighting,
+)
 
 #: The weightings by name.
 WEIGHTINGS: dict[str, Weighting] = {
@@ -21,8 +29,10 @@ WEIGHTINGS: dict[str, Weighting] = {
     "Directional": Directional(),
     "OwnGradient": OwnGradient(),
     "Uniform": Uniform(),
+    "LossWeights": LossWeights(),
     "RandomWeights": RandomWeights(),
 }
+CONTROLS = ("Uniform", "LossWeights", "RandomWeights")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from deltasam.analysis._alignment import WEIGHTINGS
+from deltasam.analysis._alignment import CONTROLS, WEIGHTINGS
 from deltasam.analysis._bfloat16 import bfloat16
 from deltasam.analysis._common import bar, batches_of, in_mode, spearman
 from deltasam.batches import tree_map
@@ -19,7 +19,7 @@ from deltasam.float32 import full_float32
 from deltasam.methods import check_number
 from deltasam.passes import ObjectiveLike, Passes
 from deltasam.randomness import Randomness, Seed
-from deltasam.weighting import OwnGradient, Uniform, Weighting
+from deltasam.weighting import LossWeights, OwnGradient, Uniform, Weighting
 from deltasam.weighting._base import usable
 
 Condition = Literal[
@@ -30,7 +30,7 @@ _MASKS: dict[Condition, Randomness] = {
     "dropout, shared masks": "shared",
     "dropout, independent masks": "independent",
 }
-_NO_DIRECTION = (OwnGradient, Uniform)
+_NO_DIRECTION = (OwnGradient, Uniform, LossWeights)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def weights_quality(
     """
     check_number("rho", rho, 0, open_low=True)
     check_number("eta", eta, 0, open_low=True)
-    chosen = weightings or {n: w for n, w in WEIGHTINGS.items() if n not in ("Uniform", "RandomWeights")}
+    chosen = weightings or {n: w for n, w in WEIGHTINGS.items() if n not in CONTROLS}
     wide = deepcopy(model).double()
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
     steps = len(chosen) * len(conditions)

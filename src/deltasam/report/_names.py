@@ -20,6 +20,7 @@ _WEIGHTS = {
     "RandomWeights": "weights shuffled",
     "Directional": "directional weights",
     "OwnGradient": "weights along own gradients",
+    "LossWeights": "weights by the loss",
     "Uniform": "uniform weights",
 }
 _ORDER = [

@@ -4,9 +4,9 @@ Eq. 5 of the paper is :class:`FiniteDifference`; the others repair it or serve a
 """
 
 from deltasam.weighting._base import Weighting
-from deltasam.weighting._controls import RandomWeights, Uniform
+from deltasam.weighting._controls import LossWeights, RandomWeights, Uniform
 from deltasam.weighting._directional import Directional
 from deltasam.weighting._finite_difference import FiniteDifference
 from deltasam.weighting._own_gradient import OwnGradient
 
-__all__ = ["Directional", "FiniteDifference", "OwnGradient", "RandomWeights", "Uniform", "Weighting"]
+__all__ = ["Directional", "FiniteDifference", "LossWeights", "OwnGradient", "RandomWeights", "Uniform", "Weighting"]
