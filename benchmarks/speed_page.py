@@ -56,7 +56,7 @@ Compile the model, too, where its shapes are few: `Captured` records what `torch
 ```python
 from deltasam.compiling import compiled
 
-model = compiled(model)  # nothing is compiled before the first step of a shape
+fast = compiled(model)  # nothing is compiled before the first step of a shape; save `model`, not this
 ```
 
 `compiled` is `torch.compile` with four things that were found by profiles (`benchmarks/profile_step.py`). The compiler

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from deltasam import SAM, Classification
-from deltasam.compiling import compiled
+from deltasam.compiling import _passes, compiled
 
 
 class Branches(nn.Module):
@@ -38,9 +38,42 @@ def test_a_step_with_the_compiled_model_is_that_of_the_model(autocast: bool) -> 
     torch.testing.assert_close(*gradients, rtol=0, atol=0.02 if autocast else 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning")
+def test_the_compiler_makes_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("merge_layers", "write_out_attention", "keep_float32"):
+        inner = getattr(_passes, name)
+        monkeypatch.setattr(_passes, name, lambda graph, name=name, inner=inner: (calls.append(name), inner(graph)))
+    monkeypatch.setattr(_passes._Pass, "uuid", lambda self: None)  # nothing from the cache
+    torch._dynamo.reset()
+    fast = compiled(Branches())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fast(torch.randn(16, 6)).sum().backward()
+    assert calls == ["merge_layers", "write_out_attention", "keep_float32", "keep_float32"]  # forward and backward
+
+
+def test_the_cache_tells_other_changes_apart() -> None:
+    before, after = _passes.PASSES.values()
+    assert before.uuid() == _passes.BeforeGradients().uuid()
+    assert isinstance(after.uuid(), bytes)
+
+
+def test_dynamic_shapes_and_whole_graphs_are_asked_of_torch() -> None:
+    class Printing(Branches):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(Printing(), fullgraph=True)(torch.randn(2, 6))
+
+
 def test_further_options_reach_the_compiler() -> None:
-    with pytest.raises(RuntimeError, match="no_such_option"):
-        compiled(Branches(), no_such_option=True)
+    with pytest.raises(ValueError, match=r"max_autotune_gem=True.*max_autotune_gemm"):
+        compiled(Branches(), max_autotune_gem=True)
+    with pytest.raises(RuntimeError, match="max_autotune_gemm"):  # it looks at the value
+        compiled(Branches(), max_autotune_gemm="yes")
 
 
 def test_the_compiler_is_not_imported_before_it_is_needed() -> None:

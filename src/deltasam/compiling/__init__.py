@@ -2,20 +2,20 @@
 
     >>> import torch
     >>> from deltasam.compiling import compiled
-    >>> model = compiled(torch.nn.Linear(4, 3))  # nothing is compiled before the first forward
-    >>> [name for name, _ in model._orig_mod.named_parameters()]
-    ['weight', 'bias']
+    >>> model = torch.nn.Linear(4, 3)
+    >>> fast = compiled(model)  # nothing is compiled before the first forward
 
 Four things are added to the compiler's defaults: it tries out the sizes of its kernels
 (``coordinate_descent_tuning``); under autocast layers that read the same input become one product
 (:func:`~deltasam.compiling._merge.merge_layers`) and gradients of weights leave their product in float32
-(:func:`~deltasam.compiling._gradients.keep_float32`); and attention in float32 is written out
+(:func:`~deltasam.compiling._gradients.keep_float32`); and attention in float32 on a GPU is written out
 (:func:`~deltasam.compiling._attention.write_out_attention`). All of them are the same function as before, rounded
-less or differently; weights, gradients and their names stay those of the model.
+less or differently. The gradients of merged layers are parts of one tensor: to keep or save one alone, clone it.
 """
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,19 +26,32 @@ if TYPE_CHECKING:
 __all__ = ["compiled"]
 
 
-def compiled(model: nn.Module, **options: Any) -> Any:
+def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any) -> Any:
     """The model through ``torch.compile``, with the settings above.
 
-    The first forward of every shape compiles: a minute and more for a large model. Keep shapes few
+    The first forwards compile, again when a shape is new: a minute and more for a large model. Keep shapes few
     (:class:`deltasam.capture.PadToBuckets`), and record what comes out with :class:`deltasam.capture.Captured`.
 
     Args:
-        model: Any module that ``torch.compile`` takes. It is not changed.
-        options: Further settings of Inductor, the compiler behind ``torch.compile``, or other values of these ones.
+        model: Any module that ``torch.compile`` takes. It is not changed; save its own ``state_dict``, for in that of
+            the compiled one every name has a prefix.
+        dynamic: As ``torch.compile`` has it.
+        fullgraph: As ``torch.compile`` has it.
+        options: Further settings of Inductor, the compiler behind ``torch.compile``. Passes of your own take the place
+            of these: ``pre_grad_custom_pass=None`` is without merged layers and written-out attention (whose memory
+            grows with the square of the length), ``post_grad_custom_post_pass=None`` without float32 products.
 
     Returns:
         The compiled module, which shares its parameters with the model.
     """
-    from deltasam.compiling._passes import PASSES  # torch's compiler, seconds to import
+    from torch._inductor import list_options  # torch's compiler, seconds to import
 
-    return torch.compile(model, options={"coordinate_descent_tuning": True, **PASSES, **options})
+    from deltasam.compiling._passes import PASSES
+
+    for name, value in options.items():
+        if name not in (known := list_options()):
+            close = ", ".join(difflib.get_close_matches(name, known, n=3))
+            hint = f"; near it are {close}" if close else ""
+            raise ValueError(f"{name}={value!r}: Inductor has no such setting{hint}; torch._inductor.list_options()")
+    settings = {"coordinate_descent_tuning": True, **PASSES, **options}
+    return torch.compile(model, dynamic=dynamic, fullgraph=fullgraph, options=settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch.fx import Graph, Node
 
 _aten = torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
-_VIEWS = (_aten.slice.Tensor, _aten.permute.default, _aten.view.default, _aten.reshape.default, _aten.t.default)
+_TURNS = (_aten.permute.default, _aten.t.default)
+_VIEWS = (*_TURNS, _aten.slice.Tensor, _aten.view.default, _aten.reshape.default)
 
 
 def keep_float32(graph: Graph) -> None:
@@ -18,36 +20,44 @@ def keep_float32(graph: Graph) -> None:
 
     Autocast computes the gradient of a weight in bfloat16 (or float16) and casts it to the weight's float32: the
     product's sums, which are float32 inside, are rounded, written, read, and written again. Here the product writes
-    them once, unrounded. Only for what leaves the graph: elsewhere casts are fused into what follows. Needs torch 2.8.
+    them once, unrounded. Only for what leaves the graph: elsewhere casts are fused into what follows. Results of the
+    forward pass that are cast to float32 without anything in between are such products, too.
     """
-    if not hasattr(_aten.mm, "dtype"):
+    if not compiler_knows():
         return
     for product in graph.find_nodes(op="call_function", target=_aten.mm.default):
-        ends = list(_ends(product))
-        if not ends or not _is_half_on_gpu(product) or not all(_is_result(end) for end in ends):
-            continue
-        product.target, product.args = _aten.mm.dtype, (*product.args, torch.float32)
-        _retype(product)
-        for cast in ends:
-            cast.replace_all_uses_with(cast.all_input_nodes[0])
-            graph.erase_node(cast)
+        readers = list(_past(product, _TURNS))
+        if len(readers) == 1 and _is_half_on_gpu(product) and _is_cast_of_a_result(readers[0]):
+            product.target, product.args = _aten.mm.dtype, (*product.args, torch.float32)
+            _retype(product)
+            readers[0].replace_all_uses_with(readers[0].all_input_nodes[0])
+            graph.erase_node(readers[0])
 
 
-def _ends(node: Node) -> Iterator[Node]:
-    """The first users that are not views."""
+def compiler_knows() -> bool:
+    """Whether there is such a product on these GPUs and Inductor can compile it (torch 2.9 or later)."""
+    if not hasattr(_aten.mm, "dtype") or torch.version.hip is not None:
+        return False
+    from torch._inductor.kernel.mm import tuned_mm  # not importable by itself: Inductor has been imported by now
+
+    return "out_dtype" in inspect.signature(tuned_mm).parameters
+
+
+def _past(node: Node, views: tuple[Any, ...]) -> Iterator[Node]:
+    """Who reads the values of a node, by way of views or not."""
     for user in node.users:
-        if user.target in _VIEWS:
-            yield from _ends(user)
+        if user.target in views:
+            yield from _past(user, views)
         else:
             yield user
 
 
-def _is_result(node: Node) -> bool:
+def _is_cast_of_a_result(node: Node) -> bool:
     """Whether this is a cast to float32 that is handed out, whole or in parts."""
     if node.target is not _CAST or node.args[1] != torch.float32:
         return False
-    handed_to = list(_ends(node))
-    return bool(handed_to) and all(user.op == "output" for user in handed_to)
+    readers = list(_past(node, _VIEWS))
+    return bool(readers) and all(reader.op == "output" for reader in readers)
 
 
 def _is_half_on_gpu(node: Node) -> bool:
@@ -57,7 +67,7 @@ def _is_half_on_gpu(node: Node) -> bool:
 
 def _retype(node: Node) -> None:
     """What is known of the values: the same shapes and strides, in float32."""
-    node.meta["val"] = torch.empty_like(node.meta["val"], dtype=torch.float32)
+    node.meta["val"] = node.meta["val"].to(torch.float32)  # of a product or a turned one: dense, so strides are kept
     for user in node.users:
-        if user.target in _VIEWS:
+        if user.target in _TURNS:
             _retype(user)
