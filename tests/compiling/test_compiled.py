@@ -38,7 +38,7 @@ def test_a_step_with_the_compiled_model_is_that_of_the_model(autocast: bool) -> 
     torch.testing.assert_close(*gradients, rtol=0, atol=0.02 if autocast else 1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning")
+@pytest.mark.skipif(torch.__version__.startswith("2.6"), reason="torch 2.6 leaves settings that are functions out")
 def test_the_compiler_makes_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("merge_layers", "write_out_attention", "keep_float32"):
