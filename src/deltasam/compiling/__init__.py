@@ -10,8 +10,8 @@ Four things are added to the compiler's defaults: it tries out the sizes of its 
 (:func:`~deltasam.compiling._merge.merge_layers`) and gradients of weights leave their product in float32
 (:func:`~deltasam.compiling._gradients.keep_float32`); and attention in float32 on a GPU is written out
 (:func:`~deltasam.compiling._attention.write_out_attention`). All of them are the same function as before, rounded
-less or differently. The gradients of merged layers are parts of one tensor: to keep or save one alone, clone it. Measured
-with torch 2.11; torch 2.6 leaves the changes to the graph out.
+less or differently. The gradients of merged layers are parts of one tensor: to keep or save one alone, clone it.
+Measured with torch 2.11; torch 2.6 leaves the changes to the graph out.
 """
 
 from __future__ import annotations
