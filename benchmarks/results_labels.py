@@ -19,7 +19,8 @@ NAMES = {
 ABOUT = """CoLA, where delta-SAM's weights do matter (below): plain training of the small encoder, {rows} rows of the
 training set in batches of {batch} without dropout, rho = {rho:g}, {device}, float32, commit {commit}. *With the loss*:
 rank correlation of g with the loss of the instance. *Rarer, other class*: mean weight of the sentences that are not
-acceptable ({rare}), and of the others, where 1 is the mean of the batch. Means over the batches with 95% intervals.
+acceptable ({rare}), and of the others, where 1 is the mean of the batch. Means over the
+batches with 95% intervals.
 
     python benchmarks/weights_by_label.py"""
 
