@@ -72,10 +72,10 @@ RISK_READING = """### What this says
 LABELS_READING = """\
 **On CoLA delta-SAM's weights are, in part, weights of the classes.** Sentences that are not acceptable have two to
 four times the weight of the others, by Eq. 5 and by exact derivatives along r alike. The weights grow with the loss,
-and while the model mostly gives the answer of the larger class, the rarer one has the larger losses. Shuffling takes that
-away, and with it all that delta-SAM gains over SAM on this task (below). Weights along the own gradient, those of the
-theory, lean the other way and gain little. That this is *why* delta-SAM helps here is a guess: the control for it,
-`LossWeights`, which weights by the loss and needs no probes, has not been run. One encoder, one seed.
+and while the model mostly gives the answer of the larger class, the rarer one has the larger losses. Shuffling takes
+that away, and with it all that delta-SAM gains over SAM on this task (below). Weights along the own gradient, those
+of the theory, lean the other way and gain little. That this is *why* delta-SAM helps here is a guess: the control for
+it, `LossWeights`, which weights by the loss and needs no probes, has not been run. One encoder, one seed.
 """
 
 GLUE_READING = """### What GLUE says
