@@ -33,8 +33,8 @@ of what the theory asks for. |
 On CoLA it is, by 2.4 [1.4, 3.3], and there its weights do it: shuffled within the batch they give 0.05 [-1.3, 1.4]. \
 On a second encoder it is 0.5 [-0.2, 1.3] on CoLA, in five seeds. |
 | delta-SAM is better than SAM for self-supervised STS. | Yes, by 0.30 [0.22, 0.40] in the average of seven sets, \
-in all five seeds. With its weights shuffled it is better by 0.27 [0.17, 0.31]: unequal weights do it, not those of
-the \\ right instances. |
+in all five seeds. With its weights shuffled it is better by 0.27 [0.17, 0.31]: unequal weights do it, not those of \
+the right instances. |
 | Exact per-instance perturbation is unaffordable. | It costs what SAM costs: 0.95 to 1.08 times, captured, up to 128 \
 tokens; 1.25 times at 512 ([Speed](speed.md)). |
 
