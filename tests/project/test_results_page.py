@@ -8,6 +8,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deltasam.report import TABLES, read_runs, to_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,15 @@ def test_signal_over_noise_is_a_geometric_mean() -> None:
     ((name, at_five, at_nine),) = script["over_points"](found, "regulariser", script["two_digits"])
     assert (name, at_nine) == ("SAM", "-")
     assert at_five.startswith("0.60 [")
+
+
+@pytest.mark.parametrize("name", ["results", "speed"])
+def test_rows_of_a_table_are_as_long_as_its_head(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    tables = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+    assert len(tables) > 3
+    for head, *rows in tables:
+        assert {row.count("|") for row in rows} == {head.count("|")}, head
 
 
 def test_results_hold_no_weights() -> None:
