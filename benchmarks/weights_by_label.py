@@ -28,10 +28,10 @@ def measure(model: Any, batches: Sequence[Any], objective: Any) -> dict[str, dic
     Weights are scaled to mean 1 in their batch, as they are when they are used.
     """
     import torch
+    from scipy.stats import spearmanr
 
     from deltasam import DeltaSAM
     from deltasam.analysis import WEIGHTINGS as KNOWN
-    from deltasam.analysis._common import spearman
 
     found: dict[str, dict[str, Any]] = {}
     model.eval()
@@ -42,7 +42,7 @@ def measure(model: Any, batches: Sequence[Any], objective: Any) -> dict[str, dic
             step = method.backward(model, batch, objective)
             model.zero_grad()
             g = step.weights.double() / step.weights.double().mean()
-            lines["with_loss"].append(spearman(g, step.losses.double()))
+            lines["with_loss"].append(float(spearmanr(g.cpu(), step.losses.cpu()).statistic))
             for label in torch.unique(batch["labels"]).tolist():
                 here = g[batch["labels"] == label]
                 lines["by_label"].setdefault(str(label), []).append(float(here.mean()))

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from helpers.data import REPOSITORY
 from helpers.pretrained import bert_folder
@@ -93,3 +96,19 @@ def test_the_models_of_the_page(script: dict[str, Any]) -> None:
         label: (type(config.method).__name__, config.schedule.steps) for label, config in script["planned"](sweep, [])
     }
     assert sorted(found.values()) == [("ERM", 20), ("ERM", 60), ("ERM", 114), ("ERM", 342), ("SAM", 342)]
+
+
+def test_weights_by_label_tells_the_labels_apart() -> None:
+    script = runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_by_label.py"), run_name="weights_by_label")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    batches = [{"x": torch.randn(8, 4), "labels": torch.arange(8) % 2} for _ in range(3)]
+    found = script["measure"](
+        model, batches, lambda model, b: cross_entropy(model(b["x"]), b["labels"], reduction="none")
+    )
+    assert set(found) == set(script["WEIGHTINGS"])
+    for lines in found.values():
+        assert len(lines["with_loss"]) == 3
+        assert all(-1 <= value <= 1 for value in lines["with_loss"])
+        for one, other in zip(lines["by_label"]["0"], lines["by_label"]["1"], strict=True):
+            assert (one + other) / 2 == pytest.approx(1)  # half of the batch each, and the mean weight is 1
