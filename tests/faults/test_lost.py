@@ -6,7 +6,8 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from deltasam.cli import main
 from deltasam.experiments import ConfigError, RunConfig, RunFolder, run
@@ -68,6 +70,21 @@ def kill(now: Path) -> None:
     os.kill(victim, signal.SIGKILL)
 
 
+def forget(loaders: Iterable[int]) -> None:
+    """Lets torch watch these loaders' workers no longer.
+
+    It raises in a signal's handler when one was killed. A handler that interrupts the loader's end, in a finaliser
+    where exceptions are dropped, leaves the workers watched, and from then on raises in whatever runs when a process
+    ends.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    gc.collect()  # torch watches the processes of a loader as long as there is one
+    for loader in loaders:
+        with suppress(ValueError):  # it has ended as it should
+            signal_handling._remove_worker_pids(loader)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
 # The workers of the second epoch start after update 6; those that fetch ahead have fetched all before it ends.
 @pytest.mark.parametrize(("end", "at"), [(touch, 6), (kill, 7)])
 def test_a_worker_of_the_data_loader_dies(
@@ -85,14 +102,24 @@ def test_a_worker_of_the_data_loader_dies(
     def spoiled(self: Any, *args: Any, train_dataset: Any, **kwargs: Any) -> None:
         build(self, *args, train_dataset=Deadly(train_dataset, now), **kwargs)
 
+    loaders: list[int] = []
+    set_pids = signal_handling._set_worker_pids
+
+    def noted(loader: int, pids: tuple[int, ...]) -> None:
+        loaders.append(loader)
+        set_pids(loader, pids)
+
     told = None
     with monkeypatch.context() as patched:
         patched.setattr(RunTrainer, "__init__", spoiled)
+        patched.setattr(signal_handling, "_set_worker_pids", noted)
         try:
             run(one, folder, watch=watch)
         except LostError as error:
             told = str(error)
-    gc.collect()  # torch watches the processes of a loader as long as there is one
+        finally:
+            forget(loaders)
+    assert loaders
     if told is None:
         # Torch tells of a kill in a signal's handler. Where Python drops exceptions (in a finaliser) nobody hears it,
         # and a worker that has fetched all its batches is not missed.
