@@ -10,17 +10,11 @@ from typing import Any
 weights = runpy.run_path(str(Path(__file__).with_name("results_weights.py")))
 table, with_interval = weights["table"], weights["with_interval"]
 
-NAMES = {
-    "FiniteDifference": "Eq. 5",
-    "Directional": "derivatives along r",
-    "OwnGradient": "own gradient",
-    "RandomWeights": "Eq. 5, shuffled",
-}
+NAMES = {**weights["NAMES"], "RandomWeights": "Eq. 5, shuffled"}
 ABOUT = """CoLA, where delta-SAM's weights do matter (below): plain training of the small encoder, {rows} rows of the
 training set in batches of {batch} without dropout, rho = {rho:g}, {device}, float32, commit {commit}. *With the loss*:
 rank correlation of g with the loss of the instance. *Rarer, other class*: mean weight of the sentences that are not
-acceptable ({rare}), and of the others, where 1 is the mean of the batch. Means over the
-batches with 95% intervals.
+acceptable, and of the others, where 1 is the mean of the batch. Means over the batches with 95% intervals.
 
     python benchmarks/weights_by_label.py"""
 
@@ -41,6 +35,6 @@ def labels_section(results: Path) -> str:
     ]  # fmt: skip
     first = found[0]
     facts: dict[str, Any] = {key: first[key] for key in ("rows", "batch", "rho", "device")}
-    facts |= {"commit": str(first["commit"])[:7], "rare": "30% of the training set"}
+    facts["commit"] = str(first["commit"])[:7]
     head = ["updates", "weights", "with the loss", "rarer class", "other class"]
     return "\n\n".join(["### On which instances do they lie?", ABOUT.format(**facts), table(head, rows)])

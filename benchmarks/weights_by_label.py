@@ -72,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for planned in final_runs(read_sweep(options.sweep), {}):
+    every = final_runs(read_sweep(options.sweep), {})
+    if unknown := set(options.models or ()) - {planned.method for planned in every}:
+        parser.error(f"--models {unknown.pop()}: the sweep has {', '.join(planned.method for planned in every)}")
+    for planned in every:
         config = planned.config
         path = options.out / f"{config.task.name}-{planned.method}.json"
         if path.is_file() or planned.method not in (options.models or [planned.method]):

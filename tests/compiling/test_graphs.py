@@ -62,7 +62,7 @@ def check(model: Callable[..., Any], *, left: int, autocast: bool = True, dtype:
 @pytest.mark.parametrize("bias", [True, False])
 def test_layers_of_one_input_become_one_product(bias: bool) -> None:
     a, b, c = layers(3, 5, 4, bias=bias)
-    check(lambda x: (a(x).sin(), b(x).tanh(), c(x).view(-1, 2).view(-1).relu()), left=1)
+    check(lambda x: (a(x).unsqueeze(1).sin(), b(x).tanh(), c(x).view(-1, 2).view(-1).relu()), left=1)
 
 
 def test_gradients_of_merged_layers_are_those_of_each() -> None:
@@ -303,11 +303,12 @@ def test_products_on_a_cpu_stay_as_they_are() -> None:
     assert targets(graph) == before
 
 
-def attention_graph(dtype: torch.dtype, device: str) -> Graph:
+def attention_graph(dtype: torch.dtype, device: str, length: int = 5) -> Graph:
     graph = Graph()
     query, key, value = (graph.placeholder(name) for name in "qkv")
     with FakeTensorMode():
         query.meta["example_value"] = torch.empty(2, 3, 5, 4, dtype=dtype, device=device)
+        key.meta["example_value"] = torch.empty(2, 3, length, 4, dtype=dtype, device=device)
     graph.output(graph.call_function(scaled_dot_product_attention, (query, key, value), {"dropout_p": 0.0}))
     return graph
 
@@ -326,6 +327,13 @@ def test_attention_is_written_out_in_float32_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast and kind == "cuda")
     graph = attention_graph(dtype, device)
+    write_out_attention(graph)
+    assert (plain_attention in targets(graph)) == written_out
+
+
+@pytest.mark.parametrize(("length", "written_out"), [(512, True), (513, False)])
+def test_attention_to_many_tokens_stays_fused(length: int, written_out: bool) -> None:
+    graph = attention_graph(torch.float32, "cuda", length)
     write_out_attention(graph)
     assert (plain_attention in targets(graph)) == written_out
 

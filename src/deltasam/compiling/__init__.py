@@ -39,8 +39,8 @@ def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool =
         dynamic: As ``torch.compile`` has it.
         fullgraph: As ``torch.compile`` has it.
         options: Further settings of Inductor, the compiler behind ``torch.compile``. Passes of your own take the place
-            of these: ``pre_grad_custom_pass=None`` is without merged layers and written-out attention (whose memory
-            grows with the square of the length), ``post_grad_custom_post_pass=None`` without float32 products.
+            of these: ``pre_grad_custom_pass=None`` is without merged layers and written-out attention,
+            ``post_grad_custom_post_pass=None`` without float32 products.
 
     Returns:
         The compiled module, which shares its parameters with the model.

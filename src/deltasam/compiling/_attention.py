@@ -10,18 +10,20 @@ from torch.fx import Graph
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+_LONGEST = 512  # tokens; the scores, which are kept then, are as many as their square
+
 
 def write_out_attention(graph: Graph) -> None:
     """Lets the compiler see the two products and the softmax of attention in float32 on a GPU.
 
     The fused kernels for attention in float32 are those of older GPUs; what the compiler makes of the plain operations
-    is several times faster at the lengths of sentences. Memory grows with the square of the length, as it did before
-    there were fused kernels. Under autocast, where the fused kernels are fast, the graph stays as it is.
+    is several times faster at the lengths of sentences. Memory grows with the square of the length, so only up to 512
+    tokens. Under autocast, where the fused kernels are fast, the graph stays as it is.
     """
     if torch.is_autocast_enabled("cuda"):
         return
     for node in graph.nodes:
-        if node.target is scaled_dot_product_attention and _float32_on_gpu(node.args[0] if node.args else None):
+        if node.target is scaled_dot_product_attention and len(node.args) > 1 and all(map(_short, node.args[:2])):
             node.target = plain_attention
 
 
@@ -31,6 +33,10 @@ def plain_attention(*args: Any, **kwargs: Any) -> Tensor:
         return scaled_dot_product_attention(*args, **kwargs)
 
 
-def _float32_on_gpu(query: Any) -> bool:
-    value = getattr(query, "meta", {}).get("example_value")
-    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.device.type == "cuda"
+def _short(each: Any) -> bool:
+    """Whether a query or a key is in float32 on a GPU, and known to be short."""
+    value = getattr(each, "meta", {}).get("example_value")
+    if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.device.type != "cuda":
+        return False
+    length = value.shape[-2]
+    return isinstance(length, int) and length <= _LONGEST

@@ -128,7 +128,7 @@ def _only_reads(node: Node) -> bool:
         return True
     if node.target is getattr:
         return node.args[1] in _ATTRIBUTES
-    in_place = node.kwargs.get("inplace") or node.args[-1:] == (True,)  # it is the last of the arguments that have it
+    in_place = node.kwargs.get("inplace") or (node.args and node.args[-1] is True)  # the last of the arguments
     return (node.target in _VIEWS or node.target in _READS) and not in_place and "out" not in node.kwargs
 
 

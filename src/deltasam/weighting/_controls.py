@@ -25,10 +25,10 @@ class Uniform(Weighting):
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights(Weighting):
-    r"""g_i = l_i(w), the loss itself; 0 where it is negative. Cost: none, a step is SAM's.
+    """g_i = l_i(w), the loss itself; 0 where it is negative. Cost: none, a step is SAM's.
 
-    Weights of Eq. 5 lie on instances with large losses where there are classes of unequal size (docs/results.md). If
-    training with these does as well, the probes were not needed.
+    On CoLA the weights of Eq. 5 lie on instances with large losses (docs/results.md). If training with these does as
+    well, the probes were not needed.
 
     Example:
         >>> from deltasam import DeltaSAM
