@@ -9,6 +9,7 @@ from pathlib import Path
 from deltasam.report import Run, method_name, paper, read_runs, summarize
 
 common = runpy.run_path(str(Path(__file__).with_name("results_common.py")))
+forest = runpy.run_path(str(Path(__file__).with_name("forest_plot.py")))["forest"]
 table, with_interval, primary, order = (common[name] for name in ("table", "with_interval", "primary", "order"))
 TASKS: dict[str, str] = common["TASKS"]
 
@@ -111,10 +112,50 @@ def tuning_section(results: Path) -> str:
     ])  # fmt: skip
 
 
+def small_cells(results: Path) -> Cells:
+    """The final runs there are, on the small tasks."""
+    return final_cells(*parts_of(results))
+
+
+def larger_cells(results: Path) -> Cells:
+    """The same on the larger tasks, where nothing was tuned."""
+    found = read_runs(results / "glue-larger").finished
+    return final_cells([], [run for run in found if run.model == common["MODEL"]])
+
+
+def plots(results: Path) -> dict[str, str]:
+    """File name -> differences to plain training with their intervals, paired by seed."""
+    found = {}
+    for name, cells in (("glue.svg", small_cells(results)), ("glue-larger.svg", larger_cells(results))):
+        panels = {
+            TASKS[task]: {method_name(m): to_plain(runs, methods["ERM"]) for m, runs in methods.items() if m != "ERM"}
+            for task, methods in cells.items()
+            if len(methods) > 1
+        }
+        if panels:
+            found[name] = forest(panels, x="points above plain training")
+    return found
+
+
+def to_plain(runs: Sequence[Run], plain: Sequence[Run]) -> tuple[float, float, float]:
+    """Mean difference to plain training with the ends of its interval."""
+    theirs = {run.seed: primary(run) for run in plain}
+    found = summarize([primary(run) - theirs[run.seed] for run in runs if run.seed in theirs])
+    return found.mean, found.low, found.high
+
+
+def picture(name: str) -> str:
+    """The plot, and how to read it."""
+    return (
+        f"![Differences to plain training](_static/results/{name})\n\n"
+        "Green and red: the interval, not corrected for the number of comparisons, is above or below 0."
+    )
+
+
 def glue_section(results: Path) -> str:
     """The final runs there are, on the small tasks."""
-    tuning, finals = parts_of(results)
-    cells = final_cells(tuning, finals)
+    tuning, _ = parts_of(results)
+    cells = small_cells(results)
     if not cells:
         return ""
     weightings = any("(" in method for method in methods_of(cells))
@@ -127,7 +168,7 @@ def glue_section(results: Path) -> str:
     tuned = any(run.method == "FreeLB" for run in tuning)
     untuned = not tuned and any("FreeLB" in methods for methods in cells.values())
     parts = [
-        "## GLUE", FINALS, "\n".join(commands), means(cells), UNTUNED if untuned else "",
+        "## GLUE", FINALS, "\n".join(commands), means(cells), UNTUNED if untuned else "", picture("glue.svg"),
         *differences(cells), *extremes(cells),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts))
@@ -135,11 +176,11 @@ def glue_section(results: Path) -> str:
 
 def larger_section(results: Path) -> str:
     """The larger tasks, on subsets."""
-    runs = [run for run in read_runs(results / "glue-larger").finished if run.model == common["MODEL"]]
-    cells = final_cells([], runs)
+    cells = larger_cells(results)
     if not cells:
         return ""
-    rows = {common["config"](run)["task"]["train_rows"] for run in runs if run.task == "sst2"}
+    on_sst2 = [run for runs in cells.get("sst2", {}).values() for run in runs]
+    rows = {common["config"](run)["task"]["train_rows"] for run in on_sst2}
     sizes = ", ".join("all 67,349 rows" if size is None else f"{size:,} rows" for size in sorted(rows, key=str))
     commands = [
         f"    deltasam sweep {SWEEPS}/glue-larger-{name}.yaml --output results/glue-larger"
@@ -147,7 +188,8 @@ def larger_section(results: Path) -> str:
     ]
     parts = [
         "## GLUE, the larger tasks", LARGER.format(sst2=sizes or "a sample (not run yet)"), "\n".join(commands),
-        means(cells), *differences(cells, ", larger tasks"), *extremes(cells, ", larger tasks"),
+        means(cells), picture("glue-larger.svg"), *differences(cells, ", larger tasks"),
+        *extremes(cells, ", larger tasks"),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts))
 
@@ -247,9 +289,10 @@ def learning_rates(results: Path) -> str:
         values = {lr: common["mean"]([r for r in of_task if dict(r.settings)["lr"] == lr]) for lr in rates}
         best = max(values, key=lambda lr: values[lr])
         rows.append([TASKS[task], *(f"**{m:.1f}**" if lr == best else f"{m:.1f}" for lr, m in values.items())])
+    sweeps = [f"    deltasam sweep {SWEEPS}/lr-{name}.yaml --output results/lr-{name}" for name in ("glue", "sst2")]
     return "\n\n".join([
         "## Learning rates",
         "Plain training, two seeds, the last tenth of the training set; four epochs, SST-2 one.",
-        f"    deltasam sweep {SWEEPS}/lr-glue.yaml --output results/lr-glue",
+        "\n".join(sweeps),
         table(["task", *(f"{lr:g}" for lr in rates)], rows),
     ])  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
+PLOTS = PAGE.parent / "_static" / "results"
 RESULTS = ROOT / "results"
 SWEEPS = ROOT / "configs" / "sweeps" / "evidence"
 
@@ -39,7 +40,7 @@ def page(results: Path = RESULTS) -> str:
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),
         (glue["second_encoder_section"](results), text["SECOND_ENCODER_READING"]),
-        (glue["larger_section"](results), ""),
+        (glue["larger_section"](results), text["LARGER_READING"]),
         (other["sts_section"](results), text["STS_READING"]),
         (other["summarization_section"](results), text["SUMMARIZATION_READING"]),
         (part("times")["times_section"](results), text["TIMES_READING"]),
@@ -52,6 +53,11 @@ def page(results: Path = RESULTS) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def plots(results: Path = RESULTS) -> dict[str, str]:
+    """All plots of the page, by the names of their files."""
+    return {"weights.svg": part("weights")["plot"](results), **part("glue")["plots"](results)}
+
+
 def missing(results: Path, by_hand: str) -> str:
     """What was planned and is not there: the runs of the sweeps, counted, and the rest by hand."""
     lines = part("missing")["lines"](results, SWEEPS)
@@ -62,7 +68,7 @@ def missing(results: Path, by_hand: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    weights = part("weights")
-    weights["PLOT"].parent.mkdir(exist_ok=True)
-    weights["PLOT"].write_text(weights["plot"](RESULTS), encoding="utf-8")
+    PLOTS.mkdir(exist_ok=True)
+    for name, drawn in plots().items():
+        (PLOTS / name).write_text(drawn, encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")

@@ -14,7 +14,6 @@ from typing import Any
 from deltasam.report import holm, paired_test, summarize
 
 HERE = Path(__file__).parent
-PLOT = HERE.parent / "docs" / "_static" / "results" / "weights.svg"
 table = runpy.run_path(str(HERE / "page_tables.py"))["table"]
 panels = runpy.run_path(str(HERE / "weights_plot.py"))["panels"]
 _points = runpy.run_path(str(HERE / "weights_points.py"))
@@ -137,7 +136,7 @@ def weights_section(results: Path) -> str:
         WEIGHTS.format(**facts),
         "### Do the weights repeat?",
         REPEAT,
-        f"![Rank correlation of the weights](_static/results/{PLOT.name})",
+        "![Rank correlation of the weights](_static/results/weights.svg)",
         table(["estimator", "changed", *points], over_points(weights, "spearman", two_digits)),
         SIGNAL,
         table(["estimator", "changed", *points], over_points(weights, "snr", geometric)),

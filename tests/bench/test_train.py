@@ -97,6 +97,7 @@ def test_trains_from_a_local_folder_without_the_package_datasets(
     shown = capsys.readouterr()
     assert "x SAM" in shown.out
     assert "sam captured" in shown.err  # progress
+    assert [way in shown.err for way in ("warm-up eager", "warm-up captured")] == [True, True]
     stored = json.loads((tmp_path / "out.json").read_text())
     assert [row["name"] for row in stored["rows"]][:2] == ["sam", probing]
     assert [row["way"] for row in stored["rows"]] == ["eager", "eager", "captured", "captured"]
