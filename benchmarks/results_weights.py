@@ -24,6 +24,7 @@ NAMES = {
     "another direction": "another random direction", "bf16": "bfloat16 (autocast)",
     "DeltaSAM FiniteDifference": "δ-SAM, Eq. 5", "DeltaSAM Directional": "δ-SAM, derivatives along r",
     "DeltaSAM OwnGradient": "δ-SAM, own gradient", "DeltaSAM RandomWeights": "δ-SAM, weights of Eq. 5 shuffled",
+    "DeltaSAM LossWeights": "δ-SAM, weights by the loss",
     "FiniteDifference(radius=0.5)": "Eq. 5, probes of norm 0.5",
     "FiniteDifference(radius=2.0)": "Eq. 5, probes of norm 2",
     "FiniteDifference(samples=8)": "Eq. 5, 8 directions",
@@ -256,7 +257,9 @@ def cosine_differences(found: Mapping[str, Lines]) -> list[list[str]]:
     weighted, shuffled, own = (f"DeltaSAM {name}" for name in ("FiniteDifference", "RandomWeights", "OwnGradient"))
     pairs = [(weighted, "SAM"), (weighted, shuffled), (shuffled, "SAM"), (own, "SAM"), (own, weighted)]
     others = dict.fromkeys(name for lines in found.values() for (name,) in lines if name.startswith(weighted + "("))
-    pairs += [(name, b) for name in (*others, "DeltaSAM Directional") for b in ("SAM", shuffled)]
+    pairs += [
+        (name, b) for name in (*others, "DeltaSAM Directional", "DeltaSAM LossWeights") for b in ("SAM", shuffled)
+    ]
     pairs = [(a, b) for a, b in pairs if all((a,) in lines and (b,) in lines for lines in found.values())]
     tests = [
         (row, lines[a,]["regulariser"], lines[b,]["regulariser"])

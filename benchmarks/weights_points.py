@@ -66,14 +66,16 @@ def further_points(results: Path) -> list[Point]:
 
 
 def _both(results: Path) -> tuple[list[Point], list[Point]]:
-    new, old = (
-        sorted(found, key=lambda point: (point.method != "ERM", point.updates))
-        for found in (_new(results / NEW), _old(results / OLD))
-    )
+    new, old = measured_in(results / NEW), _sorted(_old(results / OLD))
     return (new, []) if len(new) >= len(old) else (old, new)
 
 
-def _new(folder: Path) -> list[Point]:
+def _sorted(found: Sequence[Point]) -> list[Point]:
+    return sorted(found, key=lambda point: (point.method != "ERM", point.updates))
+
+
+def measured_in(folder: Path) -> list[Point]:
+    """The models of one run of weights_run.py."""
     found = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +83,7 @@ def _new(folder: Path) -> list[Point]:
         for measurement in record["measurements"].values():
             point.add(measurement["lines"])
         found.append(point)
-    return found
+    return _sorted(found)
 
 
 def _old(folder: Path) -> list[Point]:

@@ -26,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "results" / "instance-weights"
+SWEEP = ROOT / "configs" / "sweeps" / "evidence" / "weights.yaml"
 RHO, ETA = 0.05, 1e-4
 ALL = ("float64", "float32", "bf16", "another direction", "dropout, shared masks", "dropout, independent masks")
 BRIEF = ("float64", "float32", "another direction")
@@ -42,6 +43,7 @@ MEASUREMENTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ],
         (),
     ),
+    "alignment, weights by the loss": (["LossWeights"], ()),
 }  # fmt: skip
 """What is measured on every model: estimators, and conditions for the quality of the weights."""
 
@@ -159,6 +161,16 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str, 
         print(f"{label}, {name}: {seconds:.1f} s", flush=True)
 
 
+def command_of(options: argparse.Namespace) -> str:
+    """How to make the measurement again, from the folder of the repository."""
+    words = f"python benchmarks/weights_run.py --rows {options.rows} --batch-size {options.batch_size}"
+    for name, usual in (("sweep", SWEEP), ("out", OUT)):
+        place = getattr(options, name).resolve()
+        if place != usual:
+            words += f" --{name} {place.relative_to(ROOT) if place.is_relative_to(ROOT) else place.name}"
+    return f"{words} --device {options.device}"
+
+
 def _strict(value: Any) -> Any:
     """JSON has no infinities: they become null. Seven digits are float32's."""
     text = json.dumps(value)
@@ -173,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the measurements, one file per model")
     parser.add_argument("--runs", type=Path, default=Path("runs/weights"), help="folder of the trained models")
-    parser.add_argument("--sweep", type=Path, default=ROOT / "configs" / "sweeps" / "evidence" / "weights.yaml")
+    parser.add_argument("--sweep", type=Path, default=SWEEP, help="the models")
     parser.add_argument("--models", nargs="+", metavar="LABEL", help="some of the sweep's models")
     parser.add_argument("--updates", nargs="+", type=int, default=[], help="other models, to try it: so many updates")
     parser.add_argument("--data", help="folder with the datasets; DELTASAM_DATA by default")
@@ -197,9 +209,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = [label for label in options.models or () if label not in wanted]
     if unknown:
         parser.error(f"--models {unknown[0]}: the sweep has {', '.join(wanted)}")
-    command = f"python benchmarks/weights_run.py --rows {options.rows} --batch-size {options.batch_size}"
     for label in options.models or wanted:
-        analyse(label, wanted[label], options, f"{command} --device {options.device}", start + options.seconds)
+        analyse(label, wanted[label], options, command_of(options), start + options.seconds)
     print(f"{time.perf_counter() - start:.0f} s in all: {options.out}", flush=True)
 
 

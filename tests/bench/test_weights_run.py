@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_what_is_only_tried_is_kept_apart(script: dict[str, Any], capsys: pytest
     with pytest.raises(SystemExit):
         script["main"](["--updates", "1"])
     assert "choose another folder" in capsys.readouterr().err
+
+
+def test_the_command_is_that_of_the_repository(script: dict[str, Any]) -> None:
+    sweep = REPOSITORY / "configs" / "sweeps" / "evidence" / "weights-cola.yaml"
+    told = Namespace(rows=48, batch_size=8, device="cpu", sweep=sweep, out=script["OUT"])
+    assert script["command_of"](told) == (
+        "python benchmarks/weights_run.py --rows 48 --batch-size 8 --sweep configs/sweeps/evidence/weights-cola.yaml "
+        "--device cpu"
+    )
+    told.sweep, told.out = script["SWEEP"], Path("/elsewhere/out")
+    assert script["command_of"](told).endswith("--batch-size 8 --out out --device cpu")
 
 
 def test_the_models_of_the_page(script: dict[str, Any]) -> None:

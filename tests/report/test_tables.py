@@ -190,6 +190,22 @@ def test_methods_are_compared_seed_by_seed() -> None:
     assert compare(scores, "DeltaSAM", "ERM") is None
 
 
+def test_several_measures_of_one_run_are_one_pair() -> None:
+    # Three ROUGEs of two runs are no six observations: they rise and fall together.
+    plain = {"rouge1": {1: 30.0, 2: 31.0}, "rouge2": {1: 11.0, 2: 12.0}, "rougeL": {1: 28.0, 2: 29.0}}
+    scores = {
+        ("m", "ERM"): plain,
+        ("m", "SAM"): {name: {seed: value + 1 for seed, value in found.items()} for name, found in plain.items()},
+    }
+    comparison, wins = compare(scores, "SAM", "ERM", of_one_run=True)
+    assert (comparison.pairs, comparison.p, comparison.smallest_p) == (2, 0.5, 0.5)
+    assert comparison.difference == pytest.approx(1.0)
+    assert str(wins) == "3 of 3"
+    assert compare(scores, "SAM", "ERM")[0].pairs == 6  # as runs of three tasks
+    scores["m", "SAM"]["rouge2"].pop(2)  # a run that lacks a measure has no mean over all of them
+    assert compare(scores, "SAM", "ERM", of_one_run=True)[0].pairs == 1
+
+
 def test_runs_that_chose_the_settings_are_not_reported(tmp_path: Path) -> None:
     # Tuned on a part of the training set: better there, and no figure of the development set.
     source = next(path for path in sorted((GOLDEN / "runs").rglob("result.json")) if "SAM" in path.parent.name)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class BenchTrain:
     """Trains a task with several methods, eager and captured, and compares the wall time of the trainings.
 
-    A short training in each way, which is not counted, comes first. Nothing is kept but what `--output` and `--json` name, and never
-    weights. A method may bring options, and settings for all runs follow the task.
+    A short training in each way, which is not counted, comes first. Nothing is kept but what `--output` and `--json`
+    name, and never weights. A method may bring options, and settings for all runs follow the task.
 
     Examples:
       deltasam bench train mrpc --model minilm-l6 --methods sam delta-sam --ways eager captured

@@ -43,7 +43,8 @@ def sts_table(runs: Runs, *, aggregate: str = "mean") -> Table:
 
     present = [(model, method) for _, model, method in cells]
     columns = tuple(Column(key=name, header=_STS_HEADERS[name], decimals=2) for name in paper.STS_SETS)
-    return _score_table("sts", "Self-supervised STS, Spearman", columns, runs, present, values, paper.STS, aggregate)
+    title = "Self-supervised STS, Spearman"
+    return _score_table("sts", title, columns, runs, present, values, paper.STS, aggregate, of_one_run=True)
 
 
 def summarization_table(runs: Runs, *, aggregate: str = "mean") -> Table:
@@ -58,8 +59,9 @@ def summarization_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     columns = tuple(Column(key=name, header=_ROUGE_HEADERS[name], decimals=2) for name in paper.ROUGE)
     title = "CNN/DailyMail summarization"
     return _score_table(
-        "summarization", title, columns, runs, list(tasks), values, paper.SUMMARIZATION, aggregate, average=False
-    )
+        "summarization", title, columns, runs, list(tasks), values, paper.SUMMARIZATION, aggregate, average=False,
+        of_one_run=True,
+    )  # fmt: skip
 
 
 def _score_table(
@@ -73,6 +75,7 @@ def _score_table(
     aggregate: str,
     *,
     average: bool = True,
+    of_one_run: bool = False,
 ) -> Table:
     rows, scores = [], {}
     for group, model, named in groups(name, [model for model, _ in present], source):
@@ -94,7 +97,7 @@ def _score_table(
         aggregate=aggregate,
         paper_aggregate=source.aggregate,
         source=source.table,
-        notes=(*comparison_notes(scores), RULE, *runs.problems()),
+        notes=(*comparison_notes(scores, of_one_run=of_one_run), RULE, *runs.problems()),
     )
 
 
