@@ -42,6 +42,7 @@ def page(results: Path = RESULTS) -> str:
         (glue["glue_section"](results), text["GLUE_READING"]),
         (glue["second_encoder_section"](results), text["SECOND_ENCODER_READING"]),
         (glue["larger_section"](results), text["LARGER_READING"]),
+        (part("pooled")["pooled_section"](results), text["POOLED_READING"]),
         (other["sts_section"](results), text["STS_READING"]),
         (other["summarization_section"](results), text["SUMMARIZATION_READING"]),
         (part("times")["times_section"](results), text["TIMES_READING"]),

@@ -143,6 +143,38 @@ def test_larger_tasks_are_called_subsets(tmp_path: Path) -> None:
     assert "SST-2 on all 67,349 rows" in text
 
 
+def test_all_tasks_together_count_the_same(tmp_path: Path) -> None:
+    for task, folder, metric, gain, seeds in (
+        ("cola", "glue", "matthews", 0.04, (1, 2, 3, 4, 5, 6)), ("rte", "glue", "accuracy", 0.01, (1, 2, 3, 4)),
+        ("qnli", "glue-larger", "accuracy", -0.02, (1, 2)),
+    ):  # fmt: skip
+        for seed in seeds:
+            score = 0.5 + seed / 100
+            write_run(tmp_path / folder, task, seed=seed, metrics={metric: score})
+            write_run(tmp_path / folder, task, {"name": "SAM", "rho": 0.01}, seed=seed, metrics={metric: score + gain})
+    text = script("pooled")["pooled_section"](tmp_path)
+    (row,) = cells(text, "SAM - ERM")
+    assert row[1] == "3"
+    assert row[2].startswith("1.00 [1.00, 1.00] (p = "), "the mean of 4, 1 and -2 points"
+    assert row[3].startswith("-0.50 [-0.50, -0.50] (p = ")
+    assert row[4] == "2 of 3"
+
+
+@pytest.mark.parametrize(
+    ("folder", "sweeps"),
+    [
+        ("glue-larger", ("glue-larger-nli", "glue-larger-qqp", "glue-larger-sst2")),
+        ("glue-weightings", ("glue-weightings-0.01", "glue-weightings-0.02")),
+        ("summarization", ("summarization", "summarization-untrained")),
+    ],
+)
+def test_committed_runs_are_planned(folder: str, sweeps: Sequence[str]) -> None:
+    planned = {run.config.run_id for name in sweeps for run in final_runs(read_sweep(SWEEPS / f"{name}.yaml"), {})}
+    runs = read_runs(ROOT / "results" / folder).finished
+    assert runs
+    assert [run.path.name for run in runs if run.run_id not in planned] == []
+
+
 def test_the_second_encoder_is_compared_with_its_own_plain_training(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_run(tmp_path / "minilm", "cola", seed=seed, metrics={"matthews": 0.2})

@@ -1,0 +1,91 @@
+"""The section of docs/results.md that takes all tasks of GLUE together: small effects of the same sign add up."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from deltasam.report import Run, holm, method_name, pooled_test
+
+HERE = Path(__file__).parent
+glue = runpy.run_path(str(HERE / "results_glue.py"))
+table, primary, TASKS = (glue[name] for name in ("table", "primary", "TASKS"))
+
+SHUFFLED, LOSS = "DeltaSAM(RandomWeights)", "DeltaSAM(LossWeights)"
+PAIRS = [
+    ("ERM+RDrop", "ERM"), ("SAM", "ERM"), ("DeltaSAM", "ERM"), ("PerInstanceSAM", "ERM"),
+    ("DeltaSAM", "SAM"), ("PerInstanceSAM", "SAM"), (LOSS, "SAM"), (SHUFFLED, "SAM"),
+    (LOSS, "DeltaSAM"), (SHUFFLED, "DeltaSAM"),
+]  # fmt: skip
+RESAMPLES = 20_000
+
+ABOUT = """Every task counts the same, whatever its number of seeds: the mean over the tasks of the mean
+difference, paired by seed. The intervals are of bootstrap samples of the seeds within each task, the p-values of
+permutation tests that exchange the methods seed by seed within each task, after Holm's correction over a column.
+The tasks are fixed: this says what to expect of other seeds, not of other tasks."""
+
+Differences = dict[str, list[float]]
+"""Task -> differences by seed."""
+
+
+def pooled_section(results: Path) -> str:
+    """A row for every pair of methods: over all tasks that both have, and over all but CoLA."""
+    cells = {
+        **glue["small_cells"](results),
+        **glue["larger_cells"](results),
+    }
+    found = [(first, second, differences(cells, first, second)) for first, second in PAIRS]
+    found = [(first, second, at) for first, second, at in found if len(at) > 1]
+    if not found:
+        return ""
+    columns = [column([at for _, _, at in found]), column([without(at, "cola") for _, _, at in found])]
+    rows = [
+        [f"{method_name(first)} - {method_name(second)}", str(len(at)), every, others, better(at)]
+        for (first, second, at), every, others in zip(found, *columns, strict=True)
+    ]
+    head = ["difference", "tasks", "all of them", "without CoLA", "first is better on"]
+    return "\n\n".join(["## GLUE, all tasks together", ABOUT, table(head, rows)])
+
+
+def differences(cells: Mapping[str, Mapping[str, Sequence[Run]]], first: str, second: str) -> Differences:
+    """By the seeds that both have."""
+    found = {}
+    for task, methods in cells.items():
+        theirs = {run.seed: primary(run) for run in methods.get(second, [])}
+        both = [primary(run) - theirs[run.seed] for run in methods.get(first, []) if run.seed in theirs]
+        if both:
+            found[task] = both
+    return found
+
+
+def without(at: Differences, task: str) -> Differences:
+    """All others."""
+    return {name: values for name, values in at.items() if name != task}
+
+
+def column(found: Sequence[Differences]) -> list[str]:
+    """Mean, interval and p of each row."""
+    tests = [pooled_test({task: (values, [0.0] * len(values)) for task, values in at.items()}) for at in found]
+    adjusted = holm([test.p for test in tests])
+    return [
+        "{:.2f} [{:.2f}, {:.2f}] (p = {:.2g})".format(test.difference, *interval(at), p)
+        for at, test, p in zip(found, tests, adjusted, strict=True)
+    ]
+
+
+def interval(at: Differences) -> tuple[float, float]:
+    """95%, by drawing seeds again within each task."""
+    random = np.random.default_rng(0)
+    means = np.mean([
+        random.choice(np.asarray(values), size=(RESAMPLES, len(values))).mean(axis=1) for values in at.values()
+    ], axis=0)  # fmt: skip
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def better(at: Differences) -> str:
+    """On how many tasks, by the mean."""
+    return f"{sum(sum(values) > 0 for values in at.values())} of {len(at)}"
