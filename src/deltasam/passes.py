@@ -181,7 +181,7 @@ class Passes:
             rho: The radius.
             norm: What to divide by; the 2-norm of the direction by default.
             params: The parameters that move; those chosen for perturbation by default.
-            consume: The direction's memory may be used for the move.
+            consume: The direction is given away, so that its memory can be freed.
 
         Yields:
             The norm, unscaled, and whether the move was skipped because it was zero or not finite.

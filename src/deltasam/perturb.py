@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
@@ -208,16 +207,19 @@ def perturbed(
 ) -> Iterator[Moved]:
     """Moves the parameters to ``w + step * direction`` and back to w, bit for bit, whatever happens inside.
 
-    Extra memory: one copy of the moved parameters. On the CPU the new values are built inside the direction's own
-    memory, which the parameters borrow for the while: no copy is made and none is copied back. Elsewhere the values
-    change in place (compiled and sharded models hold the addresses), and come back from a copy; while a CUDA graph is
-    recorded the copy is what moves, nothing has to come back, and the other side of w is a second copy.
+    Extra memory: one copy of the moved parameters. On the CPU the parameters borrow other memory for the while, and
+    nothing has to come back. Elsewhere the values change in place (compiled and sharded models hold the addresses),
+    and come back from a copy; while a CUDA graph is recorded the copy is what moves, nothing has to come back, and
+    the other side of w is a second copy.
+
+    The direction is never written to: it may be memory of the user's (a gradient that a hook keeps, a buffer that a
+    custom function returns as its gradient), and gradients of several parameters may be views into one tensor.
 
     Args:
         params: The parameters to move.
         direction: One tensor per parameter; None leaves it where it is.
         step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
-        consume: The direction is given away: its memory may be overwritten or freed, and the list is emptied.
+        consume: The direction is given away: the list is emptied, so that its memory can be freed.
 
     Yields:
         A handle that can :meth:`~Moved.mirror` the move.
@@ -226,7 +228,7 @@ def perturbed(
     given = [d for d in direction if d is not None]
     if consume and isinstance(direction, list):
         direction.clear()
-    with _way(moved)(moved, given, step, consume) as handle:
+    with _way(moved)(moved, given, step) as handle:
         yield handle
 
 
@@ -240,19 +242,16 @@ def _way(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Mov
 
 
 @contextmanager
-def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
+def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -> Iterator[Moved]:
     size = float(step)  # the value is on the host already: nothing waits
-    uses = Counter(_address(d) for d in direction)
     values = [p.data for p in params]
+    direction.reverse()  # taken from the end, so that what is used up is freed one by one
     with torch.no_grad():
-        for k, (w, d) in enumerate(zip(values, direction, strict=True)):
-            if size == 0:  # keeps what is not finite in the direction out of the weights
-                break
-            # Another layout or dtype would leak into .grad, which takes after the parameter; and autograd may hand
-            # the same tensor to two parameters.
-            alike = not d.is_sparse and d.dtype == w.dtype and d.stride() == w.stride()
-            fits = consume and alike and uses[_address(d)] == 1
-            values[k] = torch.add(w, d, alpha=size, out=d if fits else None)
+        for k, w in enumerate(values):
+            d = direction.pop()
+            if size != 0:  # keeps what is not finite in the direction out of the weights
+                values[k] = torch.add(w, d, alpha=size)
+            del d
     with _lent(params, values) as moved:
         yield moved
 
@@ -272,12 +271,8 @@ def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = 
         torch.clear_autocast_cache()
 
 
-def _address(tensor: Tensor) -> int:
-    return id(tensor) if tensor.is_sparse else tensor.data_ptr()
-
-
 @contextmanager
-def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
+def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -> Iterator[Moved]:
     weights = [local(p.data) for p in params]
     direction[:] = [local(d) for d in direction]
     origin = _copies(weights)
@@ -294,7 +289,7 @@ def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor,
 
 
 @contextmanager
-def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor, consume: bool) -> Iterator[Moved]:
+def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -> Iterator[Moved]:
     """For a step that is being recorded: its kernels take whatever addresses they see, so nothing is copied back."""
     weights = [p.data for p in params]
     made = fused.moved(weights, direction, step)

@@ -30,7 +30,7 @@ def test_both_sides_of_w_lie_beside_each_other() -> None:
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(5, 3))
     w, r, step = p.detach().clone(), torch.randn(5, 3), torch.tensor(0.3)
-    with _beside([p], [r.clone()], step, True) as moved:
+    with _beside([p], [r.clone()], step) as moved:
         plus = p.data
         value = plus.clone()
         moved.mirror()
@@ -38,7 +38,7 @@ def test_both_sides_of_w_lie_beside_each_other() -> None:
         assert torch.equal(plus, value)
         assert plus.data_ptr() != minus.data_ptr()
     assert torch.equal(p, w)
-    with _in_place([p], [r.clone()], step, True) as moved:
+    with _in_place([p], [r.clone()], step) as moved:
         assert torch.equal(p, plus)
         moved.mirror()
         assert torch.equal(p, minus)

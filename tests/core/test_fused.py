@@ -118,7 +118,7 @@ def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
     direction = [torch.randn_like(p) for p in params]
     wanted = [p + 0.5 * d for p, d in zip(before, direction, strict=True)]
     kept = list(direction)  # a graph has its memory for itself
-    with fused.Tables(CPU).open(), _beside(params, direction, torch.tensor(0.5), True):
+    with fused.Tables(CPU).open(), _beside(params, direction, torch.tensor(0.5)):
         values = [p.data for p in params]
     slow.replay()
     assert kept

@@ -1,0 +1,85 @@
+"""The move to w + eps writes into no memory but its own, whoever else holds the gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam.methods import SAM
+
+
+def objective(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum(-1)
+
+
+def sam_by_hand(model: nn.Module, x: Tensor, rho: float) -> list[Tensor]:
+    params = list(model.parameters())
+    gradient = torch.autograd.grad(objective(model, x).mean(), params)
+    norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
+    moved = {n: p + rho * g / norm for (n, p), g in zip(model.named_parameters(), gradient, strict=True)}
+    at = {name: value.detach().requires_grad_() for name, value in moved.items()}
+    losses = torch.func.functional_call(model, at, (x,)).square().sum(-1)
+    return list(torch.autograd.grad(losses.mean(), list(at.values())))
+
+
+class Joined(nn.Module):
+    """Autograd hands a and b views into the gradient that c gets whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.randn(3))
+        self.a = nn.Parameter(torch.randn(3))
+        self.c = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.cat([self.a, self.b]) + self.c)
+
+
+def test_gradients_that_share_memory() -> None:
+    model, x = Joined().double(), torch.randn(4, 6, dtype=torch.float64)
+    expected = sam_by_hand(model, x, 0.5)
+    SAM(rho=0.5).backward(model, x, objective)
+    for p, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_that_a_hook_keeps_stays_what_it_was() -> None:
+    model, kept, copies = nn.Linear(3, 1), [], []
+    model.weight.register_hook(kept.append)
+    model.weight.register_hook(lambda g: copies.append(g.clone()))
+    SAM(rho=0.5).backward(model, torch.randn(4, 3), objective)
+    assert len(kept) == 2
+    assert all(torch.equal(*pair) for pair in zip(kept, copies, strict=True))
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (w * x).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return ctx.saved_tensors[0], None  # a gradient that somebody else owns
+
+
+class WithStatistics(nn.Module):
+    def __init__(self, view: bool) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3))
+        self.register_buffer("mean", torch.randn(3))
+        self.view = view
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * _Dot.apply(self.w, self.mean[:] if self.view else self.mean)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_buffer_that_is_returned_as_a_gradient_stays_what_it_was(view: bool) -> None:
+    model = WithStatistics(view)
+    before = model.mean.clone()
+    SAM().backward(model, torch.ones(2, 1), lambda m, x: m(x).squeeze(-1))
+    assert torch.equal(model.mean, before)
