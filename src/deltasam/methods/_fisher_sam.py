@@ -21,7 +21,7 @@ class FisherSAM(Method):
               m = \text{top } \kappa \text{ of all entries by } (\nabla l(w))^2
 
     The mask is drawn up from the gradient at hand every ``refresh`` steps and kept between (one bit per entry, stored
-    as bytes, in :meth:`state_dict`).
+    as bytes, in :meth:`state_dict`). If that gradient is not finite, the next step draws it up again.
 
     Cost: 2 forwards, 2 backwards; one extra copy of the parameters and a quarter of one for the mask; a selection
     among the gradient's entries, in another copy, on the steps that renew it.
@@ -63,16 +63,49 @@ class FisherSAM(Method):
         losses, grads = passes.gradient()
         named = {n: g.to_dense() for n, g in zip(passes.params, grads, strict=True) if g is not None}
         del grads
-        norm = global_norm(list(named.values()))
-        if self.steps % self.refresh == 0 or "mask" not in self.state:
-            self.state["mask"] = top_entries(named, self.keep)
-        masks: dict[str, Tensor] = self.state["mask"]
+        norm = global_norm(list(named.values())).to(passes.device)
+        masks = self._masks(named, norm) if named else {}
         used = named.keys() & masks.keys()
         # Taken out one by one, so that no second copy of the gradient is held.
         direction = [_kept(named.pop(n), masks[n]) if n in used else None for n in passes.params]
         with passes.ascend(direction, self.rho, norm=norm) as ascent:
             perturbed = passes.accumulate()
         return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+
+    def _masks(self, gradient: dict[str, Tensor], norm: Tensor) -> dict[str, Tensor]:
+        """The masks of this step, renewed if it is time, or if the last renewal is not known to be a good one.
+
+        Whether a gradient was finite is known on the device, as ``mask_good``, and asking would mean waiting. The
+        answer is sent to ``mask_heard`` on the host, which reads False until it is there: so the next step may look
+        for new masks in vain, and then the device keeps the old ones.
+        """
+        due = self.steps % self.refresh == 0 or "mask" not in self.state
+        if due or not bool(self.state.get("mask_heard", True)):
+            good, fresh = torch.isfinite(norm), top_entries(gradient, self.keep)
+            if not due:
+                before: Tensor = self.state["mask_good"].to(norm.device)
+                fresh, good = _either(before, self.state["mask"], fresh), before | good
+            self.state.update(mask=fresh, mask_good=good, mask_heard=_sent(good))
+        masks: dict[str, Tensor] = self.state["mask"]
+        return masks
+
+
+def _sent(flag: Tensor) -> Tensor:
+    """The flag on the host, False until the device has come to it."""
+    host = torch.zeros((), dtype=torch.bool, pin_memory=flag.is_cuda)  # a copy into other memory would wait
+    return host.copy_(flag, non_blocking=True)
+
+
+def _either(which: Tensor, first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The first masks where the flag is set, else the second; a parameter without a mask has an empty one."""
+    chosen = {}
+    for name in {**first, **second}:
+        a, b = first.get(name), second.get(name)
+        like = b if a is None else a
+        assert like is not None
+        here, there = [(torch.zeros_like(like) if mask is None else mask.to(like.device)) for mask in (a, b)]
+        chosen[name] = torch.where(which.to(like.device), here, there)
+    return chosen
 
 
 def _kept(values: Tensor, mask: Tensor) -> Tensor:
