@@ -16,12 +16,15 @@ from deltasam.batches import MicroBatches
 from deltasam.capture._graph import Pool, RecordedStep
 from deltasam.capture._key import NotCapturableError, Same, batch_key, model_key, objective_key, surroundings_key
 from deltasam.capture._streams import Needs
+from deltasam.distributed import sharded_modules
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
-from deltasam.passes import ObjectiveLike, Scaler
+from deltasam.passes import ObjectiveLike, Passes, Scaler
 from deltasam.randomness import observed
 
 HAS_GRAPHS = ("cuda",)
+Take = Callable[[Passes], Step]  # an ordinary step takes the method's own way to it, which notes the step
+Run = Callable[[Any, Take], Step]
 
 
 @dataclass
@@ -99,10 +102,9 @@ class Captured:
         """As :meth:`deltasam.methods.Method.backward`: adds the method's gradient to ``.grad``."""
         factor = scale if isinstance(scale, Tensor) else None
 
-        def run(inputs: Any) -> Step:
+        def run(inputs: Any, take: Take) -> Step:
             batch, factor = inputs
-            passes = self.method.passes_for(model, batch, objective, scale=scale if factor is None else factor)
-            return self.method._step(passes)
+            return take(self.method.passes_for(model, batch, objective, scale=scale if factor is None else factor))
 
         number: Hashable = scale if isinstance(scale, (int, float)) else Same(scale) if factor is None else "tensor"
         kind = ("backward", number)
@@ -119,8 +121,8 @@ class Captured:
         if optimizer is None:
             raise ValueError("Captured(method) has no optimizer; give it one, or call backward() and step it yourself")
 
-        def run(inputs: Any) -> Step:
-            step = self.method._step(self.method.passes_for(model, inputs[0], objective))
+        def run(inputs: Any, take: Take) -> Step:
+            step = take(self.method.passes_for(model, inputs[0], objective))
             if self._max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self._max_grad_norm, foreach=True)
             optimizer.step()
@@ -134,16 +136,15 @@ class Captured:
 
     # -- ordinary, recorded or replayed --------------------------------------------------------------------------
 
-    def _take(
-        self, model: nn.Module, inputs: Any, objective: ObjectiveLike, run: Callable[[Any], Step], kind: Hashable
-    ) -> Step:
+    def _take(self, model: nn.Module, inputs: Any, objective: ObjectiveLike, run: Run, kind: Hashable) -> Step:
         device = next(model.parameters()).device
         if device.type not in HAS_GRAPHS:
             self.report.ordinary += 1
-            return self.method.noted(run(inputs))
+            return run(inputs, self.method.take)
         try:
+            about = self._key(model, inputs, objective, kind, device)
             state = model_key(model)
-            key = (*self._key(model, inputs, objective, kind, device), state)
+            key = (*about, state)
             entry = self._seen.get(key)
             if entry is None:
                 step = self._observe(key, inputs, run, device)
@@ -157,8 +158,8 @@ class Captured:
         except NotCapturableError as obstacle:
             self._mention(str(obstacle))
             self.report.ordinary += 1
-            step = run(inputs)
-        return self.method.noted(step)
+            step = run(inputs, self.method.take)
+        return step
 
     def _key(
         self, model: nn.Module, inputs: Any, objective: Any, kind: Hashable, device: torch.device
@@ -169,14 +170,18 @@ class Captured:
             raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise NotCapturableError("DistributedDataParallel communicates outside of the graph")
+        if _is_sharded(model):
+            raise NotCapturableError(
+                "fully_shard gathers the parameters outside of the graph; call the method itself, without Captured"
+            )
         here = (kind, self.method.phase(), objective_key(objective))
         return (*here, batch_key(inputs), surroundings_key(device))
 
-    def _observe(self, key: Hashable, inputs: Any, run: Callable[[Any], Step], device: torch.device) -> Step:
+    def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:
         """The first batch of a shape: an ordinary step, watched."""
         needs = Needs(device)
         with observed(needs):
-            step = run(inputs)
+            step = run(inputs, self.method.take)
         needs.finish()
         self._seen[key] = needs if needs.obstacle is None else needs.obstacle
         while len(self._seen) > self._max_graphs:
@@ -186,12 +191,13 @@ class Captured:
         return step
 
     def _record(
-        self, key: Hashable, model: nn.Module, inputs: Any, run: Callable[[Any], Step], needs: Needs, kind: Hashable
+        self, key: Hashable, model: nn.Module, inputs: Any, run: Run, needs: Needs, kind: Hashable
     ) -> RecordedStep:
         self._pool = self._pool or Pool()
         place = None if kind == ("step",) else self._places(model)
         try:
-            entry = RecordedStep(run, model, inputs, needs, self._pool, place)
+            # Not the method's take: a recording is no step to be counted, and errors end it as an obstacle.
+            entry = RecordedStep(lambda x: run(x, self.method._step), model, inputs, needs, self._pool, place)
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
             self._pool = None  # a recording that broke off keeps its pool for itself
@@ -214,7 +220,7 @@ class Captured:
             else:
                 params[name].grad = place if grad is None else grad.add_(place)
         self.report.replayed += 1
-        return step
+        return self.method.noted(step)
 
     def _parameters(self, model: nn.Module, state: Hashable) -> dict[str, nn.Parameter]:
         """The parameters by name; putting the names together in every step would cost a good part of a small one."""
@@ -238,6 +244,11 @@ class Captured:
         if obstacle not in self.report.obstacles:
             warnings.warn(f"this step is not captured, but runs as an ordinary one: {obstacle}", stacklevel=4)
         self.report.obstacles[obstacle] = self.report.obstacles.get(obstacle, 0) + 1
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()  # no walk through most models
+    return known and bool(sharded_modules(model))
 
 
 def _check_capturable(optimizer: torch.optim.Optimizer) -> None:
