@@ -119,6 +119,15 @@ class RandomState:
             devices=tuple((d, torch.get_device_module(d).get_rng_state(d)) for d in devices),
         )
 
+    def agrees_on_the_host(self, other: RandomState) -> bool:
+        """Whether nothing was drawn between the two from the streams that are no device's."""
+        if self.python != other.python or not torch.equal(self.cpu, other.cpu):
+            return False
+        if self.numpy is None or other.numpy is None:  # loaded meanwhile: there was no stream to draw from before
+            return True
+        (kind, words, *rest), (other_kind, other_words, *other_rest) = self.numpy, other.numpy
+        return bool(kind == other_kind and rest == other_rest and (words == other_words).all())
+
     def restore(self) -> None:
         """Puts the streams back to this state."""
         random.setstate(self.python)

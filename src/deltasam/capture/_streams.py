@@ -45,7 +45,7 @@ class Needs:
 
     def finish(self) -> None:
         """Looks whether the step drew random numbers on the host, which a replay would repeat for ever."""
-        if self.device.type != "cpu" and not torch.equal(torch.get_rng_state(), self._start.cpu):
+        if self.device.type != "cpu" and not RandomState.now([]).agrees_on_the_host(self._start):
             self.obstacle = "it draws random numbers on the host (LayerDrop does), which a replay would repeat"
 
 
