@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +15,8 @@ from deltasam.capture._streams import Needs
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(()),
     "python": random.random,
-    "numpy": lambda: numpy.random.rand(),  # noqa: NPY002 - the stream that models draw from
-    "numpy, the second of a pair of normal numbers": lambda: numpy.random.randn(),  # noqa: NPY002
+    "numpy": np.random.rand,
+    "numpy, the second of a pair of normal numbers": np.random.randn,
 }
 
 
@@ -28,8 +28,8 @@ def needs() -> Needs:
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
 def test_draws_are_noticed(draw: Callable[[], Any]) -> None:
-    numpy.random.seed(0)  # noqa: NPY002
-    numpy.random.randn()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    np.random.randn()  # noqa: NPY002
     made = needs()
     draw()
     made.finish()
