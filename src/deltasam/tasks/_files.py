@@ -17,6 +17,8 @@ Row = dict[str, Any]
 #: File endings that :func:`read_rows` reads, in the order they are looked for.
 ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
+_LONGEST_CELL = 2**31 - 1  # what a C long holds everywhere
+
 
 def read_rows(path: Path) -> list[Row]:
     r"""All rows of a file as dictionaries.
@@ -45,7 +47,7 @@ def read_rows(path: Path) -> list[Row]:
         if ending.startswith(".jsonl"):
             return list(_json_lines(path, text))
         delimiter = "\t" if ending.startswith(".tsv") else ","
-        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+        return _table(text, delimiter)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
@@ -63,6 +65,15 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
                 f"{path}, line {number}: a row must be a JSON object with the columns as keys, not {row!r}"
             )
         yield row
+
+
+def _table(text: str, delimiter: str) -> list[Row]:
+    """The rows of a CSV; its reader refuses cells of more than 131,072 characters, and whole articles are longer."""
+    limit = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _parquet(path: Path) -> list[Row]:

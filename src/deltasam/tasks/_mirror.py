@@ -82,8 +82,9 @@ class MirrorTask(Table, Task):
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
         """Checks the corpus; the pairs are checked as they are read."""
         corpus = splits.get(self.train_split, [])
-        check_columns(corpus, (self.text,), origins.get(self.train_split, self.train_split))
-        check_texts(corpus, (self.text,), origins.get(self.train_split, self.train_split))
+        origin = origins.get(self.train_split, self.train_split)
+        check_columns(corpus, (self.text,), origin)
+        check_texts(corpus, (self.text,), origin, allow_empty=not self.own)
         return Data(splits, origins)
 
     def model(self, path: str, data: Data, **options: Any) -> Any:

@@ -78,7 +78,7 @@ class SentenceTask(Table, Task):
         columns = (*self.text, self.label)
         for split, rows in splits.items():
             check_columns(rows, columns, origins.get(split, split))
-            check_texts(rows, self.text, origins.get(split, split))
+            check_texts(rows, self.text, origins.get(split, split), allow_empty=not self.own)
         classes = self.classes
         if self.kind == "classification" and not classes:
             first = self.train_split if self.train_split in splits else next(iter(splits))
@@ -87,7 +87,7 @@ class SentenceTask(Table, Task):
         for split, rows in splits.items():
             origin = origins.get(split, split)
             if self.kind == "classification":
-                labels: list[Any] = class_labels(rows, self.label, classes, origin)
+                labels: list[Any] = class_labels(rows, self.label, classes, origin, inferred=not self.classes)
             else:
                 labels = scores(rows, self.label, origin)
             texts = [{column: row[column] for column in self.text} for row in rows]

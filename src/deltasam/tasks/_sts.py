@@ -34,7 +34,7 @@ def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
         found = source.split(name, (split,), STS_SETS[name])
         check_columns(found.rows, _COLUMNS, found.origin)
         scored = [row for row in found.rows if row["score"] not in (None, "")]
-        check_texts(scored, _COLUMNS[:2], found.origin)
+        check_texts(scored, _COLUMNS[:2], found.origin, allow_empty=True)
         values = scores(scored, "score", found.origin)
         rows += [
             {"set": name, "sentence1": row["sentence1"], "sentence2": row["sentence2"], "score": value}

@@ -13,7 +13,6 @@ from deltasam.objectives import Objective, Seq2Seq
 from deltasam.tasks._base import Collator, Data, Item, Task, batches, evaluating
 from deltasam.tasks._checks import check_columns, check_texts
 from deltasam.tasks._encoding import encoded, padded
-from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
 from deltasam.tasks._metrics import rouge
 from deltasam.tasks._models import load_model
@@ -74,10 +73,8 @@ class Seq2SeqTask(Table, Task):
         for split, rows in splits.items():
             origin = origins.get(split, split)
             check_columns(rows, columns, origin)
-            check_texts(rows, columns, origin)
-            empty = next((index for index, row in enumerate(rows) if not row[self.target].strip()), None)
-            if empty is not None:
-                raise DataError(f"{origin}: column {self.target!r} is empty in row {empty}; drop such rows")
+            check_texts(rows, (self.source,), origin, allow_empty=not self.own)
+            check_texts(rows, (self.target,), origin)
             checked[split] = [{column: row[column] for column in columns} for row in rows]
         return Data(checked, origins)
 

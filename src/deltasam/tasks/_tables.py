@@ -29,6 +29,11 @@ class Table:
     files: dict[str, str] = field(default_factory=dict)
     stand_ins: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def own(self) -> bool:
+        """Whether the data is the user's own, and not a dataset of the hub, which is taken as it was published."""
+        return bool(self.files) or self.hub is None
+
     def read(self, source: DataSource, split: str) -> Split:
         """The rows of a split, or of a part of one, as they are stored."""
         part = _SLICE.fullmatch(split)
