@@ -136,3 +136,31 @@ def test_mistakes_in_the_file_are_named(changes: dict[str, Any], message: str) -
 def test_mistakes_in_the_runs_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         final_runs(sweep(**changes), {})
+
+
+@pytest.mark.parametrize("rhos", [[0.01, 0.05], [0.05, 0.01]])
+def test_a_point_that_diverged_is_not_chosen(rhos: list[float]) -> None:
+    it = sweep(tune={"seeds": [1]}, grid={"delta-sam": {"method.rho": rhos}})
+    pairs = [(one, result(one, float("nan") if one.config.method.rho == 0.01 else 0.5)) for one in tuning_runs(it)]
+    assert list(select(pairs).values()) == [(("method.rho", 0.05),)]
+
+
+def test_versions_of_one_task_and_of_one_model_are_setups_of_their_own() -> None:
+    tasks = [{"name": "docstrings", "max_length": length} for length in (16, 32)]
+    models = [{"path": "minilm-l6", "dropout": dropout} for dropout in (0.0, 0.3)]
+    runs = final_runs(sweep(tasks=tasks, models=models, methods=["erm"], grid={}, seeds=[1]), {})
+    assert {(one.config.task.max_length, one.config.model.dropout) for one in runs} == {
+        (16, 0.0), (16, 0.3), (32, 0.0), (32, 0.3)
+    }  # fmt: skip
+    assert [one.setup for one in runs][:2] == ["docstrings/minilm-l6", "docstrings/minilm-l6 (2)"]
+    assert len({one.setup for one in runs}) == len({one.config.run_id for one in runs}) == 4
+
+
+def test_the_same_task_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tasks: docstrings stands there twice"):
+        final_runs(sweep(tasks=["docstrings", "docstrings"]), {})
+
+
+def test_a_method_must_be_a_mapping() -> None:
+    with pytest.raises(ConfigError, match=r"methods.sam=\[1, 2\]: must be a mapping of sections"):
+        sweep(methods={"sam": [1, 2]})

@@ -33,6 +33,7 @@ class Stopper(TrainerCallback):
     def __init__(self) -> None:
         self.by: str | None = None
         self._earlier: dict[int, Any] = {}
+        self._saved: int | None = None  # the update of the last checkpoint
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Takes over the signals, where that is possible: in the main thread."""
@@ -43,7 +44,25 @@ class Stopper(TrainerCallback):
         """Stops if it was told to."""
         if _any_process(self.by is not None, args) and state.global_step < state.max_steps:
             self.by = self.by or "a signal to another process"
-            control.should_save = control.should_training_stop = True
+            control.should_training_stop = True
+            control.should_save = control.should_save or not _epoch_is_over(state)  # else it comes after the epoch
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Trainer takes the epoch for finished when it is stopped inside one: what is due after it is not due yet.
+
+        An evaluation would take the time that the process has left, and be one that an undisturbed run does not make.
+        """
+        if self.by is None:
+            return
+        if not _epoch_is_over(state):
+            control.should_evaluate = control.should_save = control.should_log = False
+        else:
+            control.should_save = True
+        control.should_save = control.should_save and self._saved != state.global_step  # never into a finished one
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Remembers the checkpoint."""
+        self._saved = state.global_step
 
     def release(self) -> None:
         """Gives the signals back."""
@@ -200,6 +219,10 @@ def skips_by_itself(optimizer: Any) -> Any:
     if len(devices) != 1 or devices.pop().type not in ("cpu", "cuda") or any(is_shard(p) for p in params):
         return None
     return inner
+
+
+def _epoch_is_over(state: TrainerState) -> bool:
+    return state.epoch is not None and abs(state.epoch - round(state.epoch)) < 1e-6
 
 
 def _any_process(flag: bool, args: TrainingArguments) -> bool:

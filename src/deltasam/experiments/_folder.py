@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,13 @@ from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._result import Result
 from deltasam.storage import PARTIAL, StorageError, remove_partial, seal, sealed, write_text
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _COMPLETE = "complete.json"
+PATIENCE = 10.0  # seconds for what is left of a run that was killed: workers of its data loader hold the folder, too
 _log = logging.getLogger(__name__)
 
 
@@ -107,18 +117,52 @@ class RunFolder:
             elif step < before:
                 found[step] = path
         for step in sorted(found, reverse=True):
-            if _is_intact(found[step]):
+            try:
+                sealed(found[step], _COMPLETE)
+            except StorageError as error:
+                others = "the checkpoint before it is used"
+                none = "there is no other, so the run starts from the beginning"
+                _log.warning("%s; %s", error, none if step == min(found) else others)
+            else:
                 return found[step]
         return None
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Holds the folder against other processes that would make the same run, for as long as this lasts.
 
-def _is_intact(checkpoint: Path) -> bool:
-    try:
-        sealed(checkpoint, _COMPLETE)
-    except StorageError as error:
-        _log.warning("%s; the checkpoint before it is used", error)
-        return False
-    return True
+        The system lets go of it however the process ends. Of the processes of ``torchrun`` the first one holds it;
+        where the file system knows no locks, nobody does.
+
+        Raises:
+            ConfigError: Another process holds it.
+        """
+        if int(os.environ.get("RANK", "0")) or fcntl is None:
+            yield
+            return
+        place = os.open(self.path, os.O_RDONLY)
+        try:
+            self._lock(place)
+            yield
+        finally:
+            os.close(place)
+
+    def _lock(self, place: int) -> None:
+        limit = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    raise ConfigError(
+                        f"{self.path}: another process is making this run; wait for it, or choose another folder by "
+                        "--output"
+                    ) from None
+                time.sleep(0.05)
+            except OSError:  # no locks here
+                return
+            else:
+                return
 
 
 def mark_complete(checkpoint: Path, notes: dict[str, Any]) -> None:

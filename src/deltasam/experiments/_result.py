@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,15 @@ class Result:
             raise ConfigError(
                 f"{path}: not a result of this version ({error}); remove it, and the run is made again"
             ) from error
+
+
+def rank(value: float, *, higher_is_better: bool) -> tuple[bool, float]:
+    """What to take the greatest of to have the best value; one that is not finite, of a run that diverged, is last.
+
+    Example:
+        >>> max([float("nan"), 0.5, 0.7], key=lambda value: rank(value, higher_is_better=True))
+        0.7
+    """
+    if not math.isfinite(value):
+        return False, 0.0
+    return True, value if higher_is_better else -value

@@ -19,7 +19,7 @@ from deltasam.experiments._environment import device_name, environment, peak_mem
 from deltasam.experiments._errors import ConfigError, RunStoppedError
 from deltasam.experiments._folder import RunFolder, notes_of, write
 from deltasam.experiments._parts import named_plain, to_method
-from deltasam.experiments._result import Result
+from deltasam.experiments._result import Result, rank
 from deltasam.float32 import float32_kept
 from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
@@ -167,7 +167,11 @@ def run(
     prepared = prepare(config)
     with told_clearly(folder), _precision(config.precision):
         place.claim(config)
-        return _train(prepared, place, watch, tensorboard=tensorboard, keep_weights=keep_weights)
+        with place.alone():
+            # Another process may have finished it while this one was waiting.
+            return place.finished(config) or _train(
+                prepared, place, watch, tensorboard=tensorboard, keep_weights=keep_weights
+            )
 
 
 @contextmanager
@@ -258,8 +262,7 @@ def _result(prepared: Prepared, trainer: Any, facts: dict[str, str], seconds: fl
     primary = f"eval_{task.primary}"
     evaluations = [entry for entry in trainer.state.log_history if primary in entry]
     final = {name[5:]: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
-    better = max if task.higher_is_better else min
-    best = better(evaluations, key=lambda entry: entry[primary])
+    best = max(evaluations, key=lambda entry: rank(entry[primary], higher_is_better=task.higher_is_better))
     return Result(
         run_id=config.run_id,
         task=task.name,

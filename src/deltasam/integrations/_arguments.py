@@ -21,6 +21,35 @@ def check_method(method: Any) -> None:
     raise TypeError(f"method={shown(method)} must be a method such as DeltaSAM(rho=0.05)")
 
 
+def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool) -> None:
+    """One clear error where a Trainer's own loss, or own step, would be left out without a word.
+
+    Args:
+        trainer: The class of the trainer.
+        mixin: What takes its gradients; a ``training_step`` of a class behind it is never called.
+        has_objective: Whether the user has said what is to be minimized.
+
+    Raises:
+        ValueError: A class of the user's own has a ``compute_loss``, and there is no objective; or it has a
+            ``training_step`` that cannot be reached.
+    """
+    libraries = ("transformers.", "sentence_transformers.", "deltasam.")
+    own = [each for each in trainer.__mro__ if not each.__module__.startswith(libraries)]
+    weighed = next((each for each in own if "compute_loss" in vars(each)), None)
+    if weighed is not None and not has_objective:
+        raise ValueError(
+            f"{weighed.__name__}.compute_loss returns one loss for the batch, a method needs one per instance, and the "
+            "training would not use it: pass objective=..., a callable objective(model, batch) -> losses of shape (N,)"
+        )
+    behind = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
+    hidden = next((each for each in own if each in behind and "training_step" in vars(each)), None)
+    if hidden is not None:
+        raise ValueError(
+            f"{hidden.__name__}.training_step would never be called: the method's takes its place. Put it into a class "
+            f"before {mixin.__name__}, and call super().training_step there"
+        )
+
+
 def refuse_unsupported(trainer: Any) -> None:
     """One clear error for each setting of a Trainer under which a method would silently do something else.
 

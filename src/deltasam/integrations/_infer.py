@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from deltasam.objectives import CausalLM, Classification, Objective, Regression, Seq2Seq, Tokens
+
+
+_WAY_OUT = (
+    "pass the objective: MethodTrainer(..., objective=Classification()), Regression(), Tokens(), CausalLM(), "
+    "Seq2Seq(), Contrastive(), or any callable objective(model, batch) -> losses of shape (N,)"
+)
+_TOLERANCE = 0.02  # relative: two ways to the same mean in half precision; a missing shift or term is more
 
 
 def infer_objective(
@@ -31,15 +41,11 @@ def infer_objective(
         Regression(labels='labels', predict=None)
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    way_out = (
-        "pass the objective: MethodTrainer(..., objective=Classification()), Regression(), Tokens(), CausalLM(), "
-        "Seq2Seq(), Contrastive(), or any callable objective(model, batch) -> losses of shape (N,)"
-    )
     head = _head(inner)
     if head is None:
-        raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {way_out}")
+        raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {_WAY_OUT}")
     if len(label_names) != 1:
-        raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {way_out}")
+        raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {_WAY_OUT}")
     labels = label_names[0]
     if head == "seq2seq":
         return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
@@ -50,6 +56,38 @@ def infer_objective(
     if head == "choice":
         return Classification(label_smoothing=label_smoothing, labels=labels)
     return _sequence_objective(inner.config, label_smoothing, labels)
+
+
+@torch.no_grad()
+def check_inferred(model: Any, batch: Any, objective: Any) -> None:
+    """Compares an inferred objective with the loss that the model computes itself, on one batch, without dropout.
+
+    A head says most, not all: some decoders do not shift their labels, and some models add terms of their own. Two
+    forwards, once. What cannot be compared is let through: the labels are not the model's, or the model is sharded.
+
+    Raises:
+        ValueError: They are not the same.
+    """
+    sharded = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if sharded or not isinstance(batch, Mapping):
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        own = getattr(model(**batch), "loss", None)
+        if not isinstance(own, Tensor) or own.numel() != 1:
+            return
+        ours = objective(model, batch).mean()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    own, ours = float(own), float(ours)
+    if abs(own - ours) > _TOLERANCE * max(abs(own), abs(ours), 1e-3):  # also False for what is not finite
+        raise ValueError(
+            f"{type(model).__name__} computes the loss {own:.4g} for the first batch, and the objective inferred from "
+            f"its head, {objective}, has the mean {ours:.4g}: its labels are not shifted, or it adds terms that are "
+            f"not of single instances; {_WAY_OUT}"
+        )
 
 
 def _sequence_objective(config: Any, label_smoothing: float, labels: str) -> Objective:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from deltasam.batches import batch_size
 from deltasam.capture import Captured
 from deltasam.checks import check_step
-from deltasam.integrations._arguments import check_method, refuse_unsupported
-from deltasam.integrations._infer import infer_objective
+from deltasam.integrations._arguments import check_method, refuse_overrides, refuse_unsupported
+from deltasam.integrations._infer import check_inferred, infer_objective
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
 from deltasam.integrations._precision import visible_autocast
@@ -90,6 +90,8 @@ class MethodMixin(_Base):
                 "objective=..., a callable objective(model, batch) -> losses of shape (N,), instead"
             )
         check_out_of_memory(on_out_of_memory, capture=capture)
+        refuse_overrides(type(self), MethodMixin, has_objective=objective is not None)
+        self._unchecked = False  # whether the objective was inferred, and not compared with the model's loss yet
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         self.method = method
@@ -109,6 +111,7 @@ class MethodMixin(_Base):
     def _default_objective(self) -> ObjectiveLike:
         """The objective if none was given."""
         smoothing = self.args.label_smoothing_factor
+        self._unchecked = not smoothing  # with smoothing it is the Trainer's loss, not the model's
         return infer_objective(self.model, label_smoothing=smoothing, label_names=self.label_names)
 
     def _objective_batch(self, inputs: Any) -> Any:
@@ -131,6 +134,10 @@ class MethodMixin(_Base):
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have modes
             self.optimizer.train()
         batch = self._objective_batch(self._prepare_inputs(inputs))
+        if self._unchecked:
+            self._unchecked = False
+            with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
+                check_inferred(self.accelerator.unwrap_model(model), batch, self.objective)
         scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
             if self.captured is not None:

@@ -149,4 +149,10 @@ def _section(kind: type, given: Any, where: str, example: str) -> Any:
 def _sections(methods: Any) -> dict[str, Any]:
     if not isinstance(methods, Mapping):
         raise ConfigError(f"methods={methods!r}: must be a list of names, or a mapping of labels to sections")
+    for label, it in methods.items():
+        if not isinstance(it, (str, Mapping, type(None))):
+            raise ConfigError(
+                f"methods.{label}={it!r}: must be a mapping of sections, such as {{method: {{name: SAM, rho: 0.05}}}}, "
+                "or the name of a method"
+            )
     return {str(label): {"method": it} if isinstance(it, str) else dict(it or {}) for label, it in methods.items()}

@@ -13,7 +13,7 @@ from deltasam.experiments._components import Plain, suggest
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._resolve import merge, resolve
-from deltasam.experiments._result import Result
+from deltasam.experiments._result import Result, rank
 from deltasam.experiments.sweeps._file import Sweep
 
 Point = tuple[tuple[str, Any], ...]
@@ -77,14 +77,31 @@ def select(runs: Sequence[tuple[Planned, Result]]) -> dict[tuple[str, str], Poin
     for cell, points in cells.items():
         most = max(len(results) for results in points.values())
         means = {p: fmean(r.primary_value for r in results) for p, results in points.items() if len(results) == most}
-        better = max if next(iter(points.values()))[0].higher_is_better else min
-        chosen[cell] = better(means, key=lambda point: means[point])
+        higher = next(iter(points.values()))[0].higher_is_better
+        chosen[cell] = max(means, key=lambda point: rank(means[point], higher_is_better=higher))
     return chosen
 
 
 def _cells(sweep: Sweep) -> Iterator[tuple[str, str]]:
-    setups = [*sweep.presets, *(f"{_name(t)}/{_name(m)}" for t in sweep.tasks for m in sweep.models)]
-    return itertools.product(setups, sweep.methods)
+    return itertools.product([*sweep.presets, *_setups(sweep)], sweep.methods)
+
+
+def _setups(sweep: Sweep) -> dict[str, Plain]:
+    """Every task with every model by a name of its own: two versions of a task, or of a model, are counted.
+
+    Raises:
+        ConfigError: A task or a model stands there twice.
+    """
+    for what, listed in (("tasks", sweep.tasks), ("models", sweep.models)):
+        for number, one in enumerate(listed):
+            if one in listed[:number]:
+                raise ConfigError(f"{what}: {one} stands there twice")
+    found: dict[str, Plain] = {}
+    for task, model in itertools.product(sweep.tasks, sweep.models):
+        name = f"{_name(task)}/{_name(model)}"
+        count = sum(known.partition(" (")[0] == name for known in found)
+        found[f"{name} ({count + 1})" if count else name] = {"task": task, "model": model}
+    return found
 
 
 def _points(sweep: Sweep, method: str) -> list[Point]:
@@ -111,8 +128,7 @@ def _base(sweep: Sweep, setup: str, method: str) -> Plain:
     own = sweep.methods[method]
     if setup in sweep.presets:
         return merge(merge(resolve(preset=setup, method=None if own else method).to_plain(), sweep.common), own)
-    named = {f"{_name(t)}/{_name(m)}": {"task": t, "model": m} for t in sweep.tasks for m in sweep.models}
-    return merge(merge(named[setup], sweep.common), own or {"method": method})
+    return merge(merge(_setups(sweep)[setup], sweep.common), own or {"method": method})
 
 
 def with_setting(sections: Mapping[str, Any], setting: str, value: Any) -> Plain:

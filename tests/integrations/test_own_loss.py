@@ -1,0 +1,97 @@
+"""A loss that is not the head's is told, not left out: that of a user's Trainer, and that of an unusual model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from deltasam.integrations import MethodMixin, MethodTrainer
+from deltasam.methods import ERM, SAM
+from deltasam.objectives import Classification, Tokens
+from helpers.tiny import causal, classifier, sentences
+from helpers.trainers import arguments
+
+
+class Weighted(hf.Trainer):
+    """Classes of unequal weight, as people write it."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        outputs = model(**inputs)
+        loss = 10 * torch.nn.functional.cross_entropy(outputs.logits, inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+
+class WithWeights(MethodMixin, Weighted):
+    """Behind the mixin."""
+
+
+class AndItsOwn(MethodTrainer):
+    """Before it."""
+
+    compute_loss = Weighted.compute_loss
+
+
+class Stepping(hf.Trainer):
+    """A step that could not be reached."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError
+
+
+class NeverStepping(MethodMixin, Stepping):
+    """Behind the mixin."""
+
+
+@pytest.mark.parametrize("kind", [WithWeights, AndItsOwn])
+def test_compute_loss_of_ones_own_needs_an_objective(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"compute_loss returns one loss for the batch.* pass objective="):
+        kind(model=classifier(), args=arguments(tmp_path), method=ERM())
+    kind(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
+
+
+def test_a_training_step_that_cannot_be_reached(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Stepping.training_step would never be called"):
+        NeverStepping(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
+
+
+def tokens() -> list[dict[str, Any]]:
+    return [{"input_ids": ids, "labels": ids.clone()} for ids in torch.randint(3, 40, (8, 7))]
+
+
+def train(model: Any, folder: Path, data: Any, **options: Any) -> Any:
+    trainer = MethodTrainer(
+        model=model, args=arguments(folder, max_steps=1), method=SAM(rho=0.01), train_dataset=data, **options
+    )
+    return trainer.train()
+
+
+def test_a_decoder_that_does_not_shift_its_labels(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    config = hf.BartConfig(vocab_size=64, is_decoder=True, is_encoder_decoder=False, **sizes)
+    with pytest.raises(ValueError, match=r"BartForCausalLM computes the loss .* CausalLM.* pass the objective"):
+        train(hf.BartForCausalLM(config), tmp_path, tokens())
+    train(hf.BartForCausalLM(config), tmp_path, tokens(), objective=Tokens())
+
+
+def test_a_model_that_adds_a_term(tmp_path: Path) -> None:
+    class Adding(hf.BertForSequenceClassification):
+        def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
+            found = super().forward(input_ids, attention_mask, labels=labels)
+            if found.loss is not None:
+                found.loss = found.loss + 1
+            return found
+
+    model = Adding(classifier().config)
+    rows = sentences(4)
+    data = [{**{name: value[i] for name, value in rows.items()}, "labels": i % 2} for i in range(4)]
+    with pytest.raises(ValueError, match="it adds terms"):
+        train(model, tmp_path, data)
+    assert model.training, "left as it was"
+
+
+def test_a_usual_head_passes(tmp_path: Path) -> None:
+    assert train(causal("gpt2"), tmp_path, tokens()).global_step == 1
