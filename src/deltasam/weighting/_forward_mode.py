@@ -3,12 +3,13 @@
 torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``instance_norm`` in training mode, treat
 the saved mean and deviation as constants when they are differentiated once more: the second derivative comes out
 wrong, without an error (pytorch#196700, #196699). Written out in elementary operations they are right; the tests
-compare with Hessian-vector products. The fused attention kernels have no forward mode at all, so attention is unfused
-meanwhile.
+compare with Hessian-vector products. ``silu``, ``mish`` and ``glu`` have no second forward mode, and are written out
+as well. The fused attention kernels have no forward mode at all, so attention is unfused meanwhile.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,10 +77,111 @@ def _instance_norm(
     return _affine(_standardised(x, list(range(2, x.ndim)), eps), weight, bias, x.dtype)
 
 
-_WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
+# -- the same with the signatures of torch's own functions, which those of F call -------------------------------------
+
+
+def _torch_layer_norm(
+    x: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    return _layer_norm(x, normalized_shape, weight, bias, eps)
+
+
+def _native_layer_norm(
+    x: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    dims = list(range(-len(normalized_shape), 0))
+    return _layer_norm(x, normalized_shape, weight, bias, eps), *_statistics(x, dims, eps, keepdim=True)
+
+
+def _torch_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    return _batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _native_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = _batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not training:
+        return out, x.new_empty(0), x.new_empty(0)
+    return out, *_statistics(x, [d for d in range(x.ndim) if d != 1], eps, keepdim=False)
+
+
+def _torch_instance_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    return _instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+def _statistics(x: Tensor, dims: list[int], eps: float, keepdim: bool) -> tuple[Tensor, Tensor]:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=keepdim)
+    return mean, (variance + eps).rsqrt()
+
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+
+def _silu(x: Tensor, inplace: bool = False) -> Tensor:
+    return _put(x * x.sigmoid(), x, inplace)
+
+
+def _mish(x: Tensor, inplace: bool = False) -> Tensor:
+    return _put(x * F.softplus(x).tanh(), x, inplace)
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    values, gates = x.chunk(2, dim)
+    return values * gates.sigmoid()
+
+
+def _put(result: Tensor, x: Tensor, inplace: bool) -> Tensor:
+    return x.copy_(result) if inplace else result
+
+
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
+    torch.layer_norm: _torch_layer_norm,
+    torch.batch_norm: _torch_batch_norm,
+    torch.instance_norm: _torch_instance_norm,
+    torch.native_layer_norm: _native_layer_norm,
+    torch.native_batch_norm: _native_batch_norm,
+    F.silu: _silu,
+    F.mish: _mish,
+    F.glu: _glu,
+    torch._C._nn.silu: _silu,
+    torch._C._nn.glu: _glu,
 }
 
 
@@ -95,6 +197,28 @@ class _Elementary(TorchFunctionMode):
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Inside, the model's forward can be differentiated twice in forward mode, correctly."""
-    with _Elementary(), sdpa_kernel(SDPBackend.MATH):
-        yield
+    """Inside, the model's forward can be differentiated twice in forward mode, correctly.
+
+    Raises:
+        NotImplementedError: It holds an operation of which torch has no forward mode.
+    """
+    try:
+        with _Elementary(), sdpa_kernel(SDPBackend.MATH):
+            yield
+    except RuntimeError as error:  # of which NotImplementedError is one
+        lacking = _lacking(str(error))
+        if lacking is None:
+            raise
+        raise NotImplementedError(
+            f"Directional needs the second derivative in forward mode, and torch has none of {lacking}: take another "
+            f"weighting, such as FiniteDifference() or OwnGradient() ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _lacking(message: str) -> str | None:
+    """The operation without a forward mode that an error of torch's speaks of; None if it is about something else."""
+    named = re.search(r"forward AD with (\S+) that does not support it", message)
+    if named is not None:
+        return named[1]
+    own = "autograd.Function" in message and ("functorch transforms" in message or "jvp" in message)
+    return "an autograd.Function of the model's own" if own else None

@@ -1,0 +1,157 @@
+"""Second derivatives in forward mode against Hessian-vector products in float64, where torch is wrong or lacks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deltasam.methods import DeltaSAM
+from deltasam.passes import Passes
+from deltasam.perturb import random_direction
+from deltasam.randomness import Seed
+from deltasam.weighting import Directional
+from deltasam.weighting._directional import derivatives_along
+
+
+class Then(nn.Module):
+    """A linear layer, an operation with a weight and a bias, and something that is not linear."""
+
+    def __init__(self, operation: Callable[..., Tensor], channels: int = 6) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.weight = nn.Parameter(torch.randn(channels))
+        self.bias = nn.Parameter(torch.randn(channels))
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operation(self.linear(x), self.weight, self.bias)
+
+
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).tanh().flatten(1).square().sum(1)
+
+
+def by_hand(model: nn.Module, x: Tensor, r: list[Tensor]) -> tuple[Tensor, Tensor]:
+    params, firsts, seconds = list(model.parameters()), [], []
+    for i in range(len(x)):
+        grad = torch.autograd.grad(losses(model, x)[i], params, create_graph=True, materialize_grads=True)
+        first = torch.stack([(g * v).sum() for g, v in zip(grad, r, strict=True)]).sum()
+        curve = torch.autograd.grad(first, params, allow_unused=True)
+        firsts.append(first.detach())
+        seconds.append(sum((h * v).sum() for h, v in zip(curve, r, strict=True) if h is not None))
+    return torch.stack(firsts), torch.stack(seconds)
+
+
+def none(n: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
+
+
+NORMS: dict[str, Callable[..., Tensor]] = {
+    "torch.layer_norm": lambda x, w, b: torch.layer_norm(x, (6,), w, b),
+    "torch.layer_norm by keyword": lambda x, w, b: torch.layer_norm(input=x, normalized_shape=(6,), weight=w, bias=b),
+    "torch.native_layer_norm": lambda x, w, b: torch.native_layer_norm(x, (6,), w, b, 1e-5)[0],
+    "torch.batch_norm": lambda x, w, b: torch.batch_norm(x, w[:5], b[:5], None, None, True, 0.1, 1e-5, False),
+    "torch.batch_norm, running": lambda x, w, b: torch.batch_norm(
+        x, w[:5], b[:5], *none(), training=False, momentum=0.1, eps=1e-5, cudnn_enabled=True
+    ),
+    "torch.native_batch_norm": lambda x, w, b: torch.native_batch_norm(x, w[:5], b[:5], *none(), True, 0.1, 1e-5)[0],
+    "native, running": lambda x, w, b: torch.native_batch_norm(x, w[:5], b[:5], *none(), False, 0.1, 1e-5)[0],
+    "torch.instance_norm": lambda x, w, b: torch.instance_norm(
+        x, w[:5], b[:5], None, None, True, 0.1, 1e-5, cudnn_enabled=False
+    ),
+    "torch.group_norm": lambda x, w, b: torch.group_norm(x.mT, 2, w, b, 1e-5),
+    "torch.native_group_norm": lambda x, w, b: torch.native_group_norm(x.mT.contiguous(), w, b, 4, 6, 5, 2, 1e-5)[0],
+    "F.layer_norm": lambda x, w, b: F.layer_norm(x, (6,), w, b),
+    "F.rms_norm": lambda x, w, b: F.rms_norm(x, (6,), w) + b,
+}
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "silu": F.silu,
+    "silu in place": lambda x: F.silu(x * 1.0, inplace=True),
+    "mish": F.mish,
+    "mish in place": lambda x: F.mish(input=x * 1.0, inplace=True),
+    "glu": F.glu,
+    "glu over tokens": lambda x: F.glu(torch.cat([x, x.sin()], 1), dim=1),
+    "prelu": lambda x: F.prelu(x, x[0, 0, :1]),
+}
+CASES = {**NORMS, **{name: lambda x, w, b, f=f: f(x * w + b) for name, f in ACTIVATIONS.items()}}
+
+
+@pytest.mark.parametrize("operation", CASES.values(), ids=CASES.keys())
+def test_both_derivatives(operation: Callable[..., Tensor]) -> None:
+    model, x = Then(operation).double(), torch.randn(4, 5, 6, dtype=torch.float64)
+    passes = Passes(model, x, losses)
+    r = random_direction(list(model.parameters()), Seed(0, 0))
+    found = derivatives_along(passes, dict(zip(passes.params, r, strict=True)))
+    for one, wanted in zip(found, by_hand(model, x, r), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_in_place_is_in_place() -> None:
+    seen: list[Any] = []
+
+    def operation(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = x * w + b
+        seen.append((F.silu(y, inplace=True) - y).abs().sum())
+        return y
+
+    model, x = Then(operation), torch.randn(4, 5, 6)
+    DeltaSAM(weighting=Directional()).backward(model, x, losses)
+    assert all(float(difference.detach()) == 0 for difference in seen[1:])
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0] * 2
+
+
+class _WithoutForwardMode(_Own):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+
+LACKING = {
+    "_cdist_forward": lambda x, w, b: torch.cdist(x * w + b, x),
+    "autograd.Function of the model's own": lambda x, w, b: _Own.apply(x * w + b),
+    "an autograd.Function of the model's own": lambda x, w, b: _WithoutForwardMode.apply(x * w + b),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_has_no_forward_mode_is_named_with_the_way_out(name: str) -> None:
+    model, x = Then(LACKING[name]), torch.randn(4, 5, 6)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(NotImplementedError, match=rf"Directional.*{name}.*FiniteDifference\(\)"):
+        DeltaSAM(weighting=Directional()).backward(model, x, losses)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_llama() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=3,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.LlamaForSequenceClassification(config)
+    ids = torch.randint(1, 31, (4, 7))
+
+    def objective(model: nn.Module, ids: Tensor) -> Tensor:
+        return F.cross_entropy(model(input_ids=ids, use_cache=False).logits, ids[:, 0] % 3, reduction="none")
+
+    step = DeltaSAM(weighting=Directional()).backward(model, ids, objective)
+    assert step.weights is not None
+    assert (step.weights > 0).all()
