@@ -52,6 +52,23 @@ def test_subset_files_stand_for_a_split(folder: Path) -> None:
         find_task("mrpc").load(DataSource.find(folder))
 
 
+@pytest.mark.parametrize("other", ["train.backup.jsonl", "train.0.jsonl.gz", "train.old.csv"])
+def test_a_file_of_another_name_is_not_the_split(folder: Path, other: str) -> None:
+    write_rows(folder / "mrpc" / other, [])
+    assert find_task("mrpc").load(DataSource.find(folder)).origins["train"] == "mrpc/train.jsonl.gz"
+    (folder / "mrpc/train.jsonl.gz").unlink()
+    with pytest.raises(DataError, match=rf"there is no split 'train' in .*{other}"):
+        find_task("mrpc").load(DataSource.find(folder))
+
+
+def test_two_files_of_one_split_are_told(folder: Path) -> None:
+    write_rows(folder / "mrpc/validation.jsonl", ROWS)
+    with pytest.raises(
+        DataError, match=r"'validation' is in several files .* validation.jsonl.gz, validation.jsonl; "
+    ):
+        find_task("mrpc").load(DataSource.find(folder))
+
+
 def test_sample_is_fixed(folder: Path) -> None:
     rows = [{"sentence1": str(i), "sentence2": "x", "label": 0} for i in range(50)]
     write_rows(folder / "mrpc/train.jsonl.gz", rows)

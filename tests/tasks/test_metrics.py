@@ -11,6 +11,7 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from deltasam.tasks import METRICS, by_sentence, rouge
+from deltasam.tasks._metrics import f1
 
 
 @pytest.fixture
@@ -41,6 +42,12 @@ def test_classes_equal_the_formulas(classes: tuple[np.ndarray, np.ndarray]) -> N
     assert METRICS["f1"](predictions, labels) == pytest.approx(2 * tp / (2 * tp + fp + fn))
     root = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     assert METRICS["matthews"](predictions, labels) == pytest.approx((tp * tn - fp * fn) / root)
+
+
+def test_f1_is_that_of_the_classes_there_are_not_of_those_present() -> None:
+    predictions, labels = [0, 1, 1], [0, 1, 0]
+    assert f1(predictions, labels) == sk.f1_score(labels, predictions)
+    assert f1(predictions, labels, classes=3) == sk.f1_score(labels, predictions, average="macro")
 
 
 def test_numbers_equal_scipy(numbers: tuple[np.ndarray, np.ndarray]) -> None:

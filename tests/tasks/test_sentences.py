@@ -61,6 +61,17 @@ def test_evaluation_equals_predictions_one_by_one(bert: str) -> None:
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
 
 
+def test_f1_of_three_classes_is_the_macro_average_whatever_is_present(bert: str) -> None:
+    task = SentenceTask(name="own", text=("sentence1",), classes=("a", "b", "c"))
+    model, tokenizer, data = _made(task, bert, ROWS)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))  # always the second; the third is never there
+    right = sum(row["label"] for row in ROWS)
+    found = task.evaluate(model, tokenizer, data.splits["train"])["f1"]
+    assert found == pytest.approx((2 * right / (right + len(ROWS)) + 0) / 2)
+
+
 def test_siamese_starts_from_the_cosine_and_survives_saving(bert: str, tmp_path: Path) -> None:
     task = replace(find_task("docstrings"), pairing="siamese")
     model, tokenizer, data = _made(task, bert, ROWS)

@@ -15,12 +15,19 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
     return float(accuracy_score(labels, predictions))
 
 
-def f1(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """F1 of class 1, GLUE's second metric of MRPC and QQP; the macro average where there are more than two classes."""
+def f1(predictions: ArrayLike, labels: ArrayLike, classes: int | None = None) -> float:
+    """F1 of class 1, GLUE's second metric of MRPC and QQP; the macro average where there are more than two classes.
+
+    Args:
+        predictions: Numbers of classes.
+        labels: The right ones.
+        classes: How many there are; by default as many as the largest number says, which a small sample may not hold.
+    """
     from sklearn.metrics import f1_score
 
-    several = max(np.max(np.asarray(labels)), np.max(np.asarray(predictions))) > 1
-    return float(f1_score(labels, predictions, average="macro" if several else "binary", zero_division=0.0))
+    if classes is None:
+        classes = 1 + int(max(np.max(np.asarray(labels)), np.max(np.asarray(predictions))))
+    return float(f1_score(labels, predictions, average="macro" if classes > 2 else "binary", zero_division=0.0))
 
 
 def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
@@ -60,6 +67,13 @@ METRICS: dict[str, Metric] = {
     "spearman": spearman,
     "mse": mse,
 }
+
+
+def measure(metric: str, predictions: ArrayLike, labels: ArrayLike, classes: int) -> float:
+    """The metric of this name; ``classes`` is for those that depend on how many there are."""
+    function = METRICS[metric]
+    return f1(predictions, labels, classes) if function is f1 else function(predictions, labels)
+
 
 #: Metrics of which less is better.
 LOWER_IS_BETTER = frozenset({"mse"})

@@ -14,7 +14,7 @@ from deltasam.tasks._checks import check_columns, check_texts, class_labels, inf
 from deltasam.tasks._encoding import encoded, padded
 from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
-from deltasam.tasks._metrics import LOWER_IS_BETTER, METRICS
+from deltasam.tasks._metrics import LOWER_IS_BETTER, METRICS, measure
 from deltasam.tasks._models import find_model, load_model, without_pooler
 from deltasam.tasks._siamese import CosineClassifier
 from deltasam.tasks._tables import Table
@@ -161,7 +161,8 @@ class SentenceTask(Table, Task):
         logits = torch.cat(outputs)
         predictions = logits.argmax(-1) if self.kind == "classification" else logits.squeeze(-1)
         labels = [item["labels"] for item in items]
-        found = {metric: METRICS[metric](predictions.numpy(), labels) for metric in self.metrics}
+        classes = logits.shape[-1]
+        found = {metric: measure(metric, predictions.numpy(), labels, classes) for metric in self.metrics}
         return {**found, "loss": float(torch.cat(losses).mean())}
 
 

@@ -84,19 +84,29 @@ class DataSource:
             raise DataError(f"{dataset}: there is no folder {folder}; {self.folder} has {_listed(there)}")
         files = [path for path in sorted(folder.iterdir()) if path.name.endswith(ENDINGS)]
         for name in names:
-            for separator in (".", "_"):  # the split itself, then a subset of it
-                found = [path for path in files if path.name.startswith(name + separator)]
-                if len(found) > 1 and separator == "_":
-                    raise DataError(
-                        f"{dataset}: {folder} has no {name}{ENDINGS[0]} but several subsets of it, "
-                        f"{_listed([path.name for path in found])}; name the one to use by "
-                        "task.train_split or task.eval_split"
-                    )
-                if found:
-                    return Split(read_rows(found[0]), str(found[0].relative_to(self.folder)))
+            found = _the_one(files, name, f"{dataset}: {folder}")
+            if found is not None:
+                return Split(read_rows(found), str(found.relative_to(self.folder)))
         raise DataError(
             f"{dataset}: there is no split {names[0]!r} in {folder}; it has {_listed([path.name for path in files])}"
         )
+
+
+def _the_one(files: Sequence[Path], name: str, where: str) -> Path | None:
+    """The file of a split, else that of a subset of it; a copy such as ``train.backup.jsonl`` is neither."""
+    whole = [path for ending in ENDINGS for path in files if path.name == name + ending]
+    if len(whole) > 1:
+        raise DataError(
+            f"{where}: the split {name!r} is in several files there, {_listed([path.name for path in whole])}; leave "
+            "only the one to use"
+        )
+    subsets = [path for path in files if path.name.startswith(f"{name}_")]
+    if not whole and len(subsets) > 1:
+        raise DataError(
+            f"{where} has no {name}{ENDINGS[0]} but several subsets of it, "
+            f"{_listed([path.name for path in subsets])}; name the one to use by task.train_split or task.eval_split"
+        )
+    return next(iter(whole + subsets), None)
 
 
 def _from_hub(hub: str, names: Sequence[str], dataset: str) -> Split:
