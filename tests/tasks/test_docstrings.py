@@ -65,6 +65,11 @@ def test_label_noise_flips_that_share_of_the_training_labels_only() -> None:
     assert noisy.splits["validation"] == DATA.splits["validation"]
 
 
+def test_parts_of_splits() -> None:
+    parts = replace(TASK, train_split="train[:90%]", eval_split="train[90%:]").load(DataSource())
+    assert parts.splits["train[:90%]"] + parts.splits["train[90%:]"] == DATA.splits["train"]
+
+
 def test_errors() -> None:
     with pytest.raises(DataError, match=r"no split 'test', only train, validation"):
         TASK.load(DataSource(), ["test"])

@@ -11,12 +11,31 @@ from deltasam.tasks import Data, DataError, Seq2SeqTask, find_task, load_tokeniz
 from helpers.pretrained import bart_folder
 
 ROWS = [{"source": "get the file name " * (i + 1), "target": f"name {i} . it is set ." + " yes" * i} for i in range(5)]
-TASK = replace(find_task("seq2seq"), max_length=40, max_target_length=12, min_target_length=3, beams=2)
+TASK = replace(
+    find_task("seq2seq"), max_length=40, max_target_length=12, min_target_length=3, beams=2, length_penalty=2.0,
+    no_repeat_ngram_size=3,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(bart_folder(tmp_path_factory.mktemp("bart")))
+
+
+def test_only_cnn_dailymail_is_scored_by_its_own_rules() -> None:
+    def rules(name: str) -> tuple[int, float, int]:
+        task = find_task(name)
+        return task.min_target_length, task.length_penalty, task.no_repeat_ngram_size
+
+    assert rules("cnn_dailymail") == (56, 2.0, 3)
+    assert rules("seq2seq") == (0, 1.0, 0)
+
+
+def test_unknown_metrics_are_told_before_training() -> None:
+    with pytest.raises(ValueError, match=r"task.metrics: 'bleu' is not a metric of seq2seq; there are rouge1, rouge2"):
+        replace(TASK, metrics=("bleu",))
+    with pytest.raises(ValueError, match=r"task.metrics is empty; there are rouge1, rouge2"):
+        replace(TASK, metrics=())
 
 
 def test_token_losses_are_hugging_faces(bart: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,45 @@ def test_span_is_masked_in_the_second_view_only(bert: str) -> None:
     assert items == TASK.encode(rows, tokenizer, seed=1)
     assert items != TASK.encode(rows, tokenizer, seed=2)
     assert len({tuple(item["second"]["input_ids"]) for item in items}) > 1  # each place has a draw of its own
+
+
+def test_held_out_pairs_have_views_too(bert: str) -> None:
+    long = "the quick brown fox jumps over the lazy dog"
+    pairs = [{"set": "stsb", "sentence1": f"{long} {i}", "sentence2": "other", "score": 1.0} for i in range(3)]
+    tokenizer = load_tokenizer(bert)
+    assert TASK.encode(pairs, tokenizer) == TASK.encode([{"sentence": p["sentence1"]} for p in pairs], tokenizer)
+
+
+def test_wrong_spans_are_told() -> None:
+    with pytest.raises(ValueError, match=r"task.shortest=1 must be greater than task.span=50"):
+        replace(TASK, span=50, shortest=1)
+    with pytest.raises(ValueError, match=r"task.span=-1 must be at least 0"):
+        replace(TASK, span=-1)
+    assert replace(TASK, span=0, shortest=0).masked("a", random.Random(0)) == "a"
+    assert replace(TASK, span=3, shortest=4).masked("abcd", random.Random(0)) == " [MASK] d"
+
+
+def test_unknown_metrics_are_told_before_training() -> None:
+    with pytest.raises(ValueError, match=r"task.metrics: 'foo' is not a metric of mirror; there are sts_average, "):
+        replace(TASK, metrics=("foo",))
+
+
+def test_parts_of_splits(tmp_path: Path) -> None:
+    for folder, name, row in (
+        ("mirror_wiki", "stsb_train_sents_10k", {"sentence": "a"}),
+        ("stsb", "validation", {"sentence1": "a", "sentence2": "b", "score": 1.0}),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 10)
+    task = replace(TASK, train_split="stsb_train_sents_10k[:90%]", eval_split="validation[50%:]")
+    data = task.load(DataSource(tmp_path))
+    other = replace(task, metrics=("sts12",), eval_split="validation")
+    with pytest.raises(DataError, match=r"task.metrics: 'sts12' is not measured on validation, .* of stsb"):
+        other.load(DataSource(tmp_path))
+    assert len(other.load(DataSource(tmp_path), ["validation"]).splits["validation"]) == 10  # to look at
+    assert [len(rows) for rows in data.splits.values()] == [9, 5]
+    with pytest.raises(DataError, match=r"no split 'test\[:50%\]'"):
+        TASK.load(DataSource(tmp_path), ["test[:50%]"])
 
 
 def test_views_are_padded_as_the_original_does(bert: str) -> None:

@@ -65,6 +65,22 @@ class Task(ABC):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ValueError(f"task.{option}={value} must be at least 1")
+        if self.reported:
+            self._check_metrics()
+
+    def _check_metrics(self) -> None:
+        """A metric that the evaluation does not report would be missed after the whole training."""
+        there = f"there are {', '.join(self.reported)}"
+        if not self.metrics:
+            raise ValueError(f"task.metrics is empty; {there}")
+        for metric in self.metrics:
+            if metric not in self.reported:
+                raise ValueError(f"task.metrics: {metric!r} is not a metric of {self.name}; {there}")
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """What :meth:`evaluate` can report, which ``metrics`` may name; empty if that is not known beforehand."""
+        return ()
 
     @property
     def primary(self) -> str:

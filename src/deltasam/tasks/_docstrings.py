@@ -19,6 +19,7 @@ from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
 from deltasam.tasks._sentences import SentenceTask
 from deltasam.tasks._source import DataSource, Split
+from deltasam.tasks._tables import is_part
 
 # Tests and bundled tools are not the library; site-packages are not part of it.
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
@@ -57,7 +58,9 @@ class DocstringTask(SentenceTask):
             raise ValueError(f"task.label_noise={self.label_noise} must be a share in [0, 1]")
 
     def read(self, source: DataSource, split: str) -> Split:
-        """The rows of ``train`` (80%) or ``validation`` (20%)."""
+        """The rows of ``train`` (80%) or ``validation`` (20%), or of a part of one; noise is in all parts of train."""
+        if is_part(split):
+            return super().read(source, split)
         if split not in _SPLITS:
             raise DataError(f"docstrings: there is no split {split!r}, only {', '.join(_SPLITS)}")
         rows = [dict(row) for row in _pairs() if _hash(row["sentence1"], "split") % 100 in _SPLITS[split]]

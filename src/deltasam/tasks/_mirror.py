@@ -19,7 +19,7 @@ from deltasam.tasks._files import Row
 from deltasam.tasks._models import load_model, without_pooler
 from deltasam.tasks._source import DataSource, Split
 from deltasam.tasks._sts import STS_SETS, embed_unique, read_sts, sts_scores
-from deltasam.tasks._tables import Table
+from deltasam.tasks._tables import Table, is_part, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,7 +33,8 @@ class MirrorTask(Table, Task):
 
     The training split is a corpus of sentences: ``stsb_train_sents_10k`` is Mirror-BERT's own; from the hub, where
     that file is not, as many sentences are drawn from STS-B's training set, with a seed of their own. The evaluation
-    split is ``test``: STS12-16, STS-B and SICK-R, or ``validation``: STS-B's development set, for tuning.
+    split is ``test``: STS12-16, STS-B and SICK-R, or ``validation``: STS-B's development set, for tuning. The loss on
+    either, which analyses look at, is that of two views of each pair's first sentence.
 
     The span of a sentence is drawn from the run's seed and the place of the sentence in the corpus, so that a run that
     goes on after an interruption sees the same; over several epochs it stays the same.
@@ -45,7 +46,7 @@ class MirrorTask(Table, Task):
         adversary: Which view sees perturbed weights.
         span: Characters that are masked in the second view.
         mask: What they are replaced by; the original writes ``[MASK]`` for RoBERTa, too.
-        shortest: Sentences with fewer characters are not masked.
+        shortest: Sentences with fewer characters are not masked; more than ``span``, so that something is left.
         eval_max_length: Longest sentence of the evaluation in tokens.
         pad_to_max_length: Pad to ``max_length`` as the original does; with ``mean-all`` it changes the embeddings.
         text: Column of the sentence in the corpus.
@@ -66,9 +67,27 @@ class MirrorTask(Table, Task):
     pad_to_max_length: bool = True
     text: str = "sentence"
 
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        super().__post_init__()
+        if self.span < 0:
+            raise ValueError(f"task.span={self.span} must be at least 0")
+        if self.span and self.shortest <= self.span:
+            raise ValueError(
+                f"task.shortest={self.shortest} must be greater than task.span={self.span}: of a sentence that is as "
+                "short as the span nothing would be left"
+            )
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """The seven sets and their average."""
+        return ("sts_average", *STS_SETS)
+
     def read(self, source: DataSource, split: str) -> Split:
-        """The corpus, or the pairs of the evaluation."""
-        if split == self.train_split:
+        """The corpus, or the pairs of the evaluation, or a part of one; not of test, whose sets lie one by one."""
+        if is_part(split) and whole(split) != "test":
+            return super().read(source, split)
+        if split == whole(self.train_split):
             if self.files or source.folder is not None:
                 return super().read(source, split)
             pairs = source.split("stsb", ("train",), "nyu-mll/glue:stsb")
@@ -80,12 +99,23 @@ class MirrorTask(Table, Task):
         return read_sts(source, list(STS_SETS) if split == "test" else ["stsb"], split)
 
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
-        """Checks the corpus; the pairs are checked as they are read."""
+        """Checks the corpus, and that the primary metric is measured; the pairs are checked as they are read."""
         corpus = splits.get(self.train_split, [])
         origin = origins.get(self.train_split, self.train_split)
         check_columns(corpus, (self.text,), origin)
         check_texts(corpus, (self.text,), origin, allow_empty=not self.own)
+        if self.train_split in splits:  # a model that is only looked at may be looked at on any sets
+            self._check_primary(splits.get(self.eval_split, []))
         return Data(splits, origins)
+
+    def _check_primary(self, pairs: Sequence[Row]) -> None:
+        """The metric that runs are compared by must be there after the training."""
+        sets = dict.fromkeys(row["set"] for row in pairs if "set" in row)
+        if sets and self.primary not in ("sts_average", *sets):
+            raise DataError(
+                f"task.metrics: {self.primary!r} is not measured on {self.eval_split}, whose pairs are of "
+                f"{', '.join(sets)}; put one of these first, or sts_average"
+            )
 
     def model(self, path: str, data: Data, **options: Any) -> Any:
         """The encoder without its pooling layer."""
@@ -94,8 +124,8 @@ class MirrorTask(Table, Task):
         return without_pooler(load_model(AutoModel, path, **options))
 
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
-        """The two views of every sentence."""
-        plain = [row[self.text] for row in rows]
+        """The two views of every sentence; of a pair for evaluation, those of its first one."""
+        plain = [row[self.text] if self.text in row else row["sentence1"] for row in rows]
         masked = [self.masked(text, random.Random(f"{seed}/{index}")) for index, text in enumerate(plain)]
         first, second = (encoded(tokenizer, [texts], self.max_length) for texts in (plain, masked))
         return [{"first": one, "second": other} for one, other in zip(first, second, strict=True)]

@@ -13,6 +13,27 @@ from deltasam.tasks._source import DataSource, Split
 _SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d+%?)?:(?P<stop>\d+%?)?\]")
 
 
+def is_part(split: str) -> bool:
+    """Whether a split is named as a part of another.
+
+    Example:
+        >>> is_part("train[:90%]"), is_part("train")
+        (True, False)
+    """
+    return _SLICE.fullmatch(split) is not None
+
+
+def whole(split: str) -> str:
+    """The split that this one is a part of, or itself.
+
+    Example:
+        >>> whole("train[:90%]"), whole("train")
+        ('train', 'train')
+    """
+    part = _SLICE.fullmatch(split)
+    return split if part is None else part["name"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Where the table of each split is. A part of one is named as on the hub: ``train[:90%]``, ``train[90%:]``.
