@@ -1,4 +1,4 @@
-"""Second derivatives in forward mode against Hessian-vector products in float64, where torch is wrong or lacks them."""
+"""Second derivatives in forward mode against Hessian-vector products in float64, where torch is wrong or has none."""
 
 from __future__ import annotations
 
