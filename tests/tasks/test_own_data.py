@@ -75,8 +75,9 @@ def test_a_number_far_beyond_the_rows_is_no_class(tmp_path: Path) -> None:
 
 
 def test_negative_labels_are_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"row 0: the label is hidden \(-1\)"):
-        _task(_json_lines(tmp_path / "a.jsonl", [-1, -1])).load(DataSource())
+    for labels in ([-1, -1], [-1, 1]):
+        with pytest.raises(DataError, match=r"row 0: the label is hidden \(-1\).* classes of your own from 0"):
+            _task(_json_lines(tmp_path / "a.jsonl", labels)).load(DataSource())
 
 
 @pytest.mark.parametrize("cell", ["nan", "NaN", ""])

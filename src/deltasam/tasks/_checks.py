@@ -10,7 +10,10 @@ from typing import Any
 from deltasam.tasks._errors import DataError
 from deltasam.tasks._files import Row
 
-_HIDDEN = "the label is hidden (-1): this split has no public labels; use the validation split"
+_HIDDEN = (
+    "the label is hidden (-1): this split has no public labels; use the validation split, or number classes of your "
+    "own from 0"
+)
 _MANY_CLASSES = 1000  # so many are plausible even of a small sample of rows
 
 
