@@ -183,3 +183,9 @@ def test_an_option_that_came_later_counts_when_it_is_used() -> None:
     assert "factors" in plain.to_plain()["method"]
     assert make(method={"name": "PerInstanceSAM", "factors": "exact"}).run_id == plain.run_id
     assert make(method={"name": "PerInstanceSAM", "factors": "bfloat16"}).run_id != plain.run_id
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_numpy_does_not_take(seed: int) -> None:
+    with pytest.raises(ConfigError, match=rf"seed={seed} must be in 0\.\.4294967295"):
+        RunConfig.from_plain({"task": "mrpc", "model": "bert-base-cased", "seed": seed})

@@ -76,7 +76,7 @@ def test_a_start_over_is_told(one: RunConfig, tmp_path: Path, caplog: pytest.Log
 
 
 def test_two_processes_do_not_make_one_run(one: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deltasam.experiments._folder.PATIENCE", 0.1)
+    monkeypatch.setattr("deltasam.experiments._lock.PATIENCE", 0.1)
     said: list[str] = []
 
     def again(step: int, *_: Any) -> None:

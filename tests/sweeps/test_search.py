@@ -42,6 +42,9 @@ def test_trials_are_runs_and_a_search_goes_on(tmp_path: Path, capsys: pytest.Cap
     assert {path: path.stat().st_mtime_ns for path in made} == made
     assert 0.01 <= study.best_params["method.rho"] <= 0.1
     assert study.direction.name == "MAXIMIZE"
+    other = read_search(write(tmp_path, space={"method.rho": [0.01, 0.2]}))
+    with pytest.raises(ConfigError, match=r"study 'search' there is of another search .*--output"):
+        run_search(other, out)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ class RunConfig:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1 update")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed} must be in 0..{2**32 - 1}, which is what NumPy takes")
         if self.workers < 0:
             raise ValueError(f"workers={self.workers} must be at least 0")
         check_out_of_memory(self.on_out_of_memory, capture=self.capture)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +13,7 @@ from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._result import Result
 from deltasam.storage import PARTIAL, StorageError, remove_partial, seal, sealed, write_text
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 _COMPLETE = "complete.json"
-PATIENCE = 10.0  # seconds for what is left of a run that was killed: workers of its data loader hold the folder, too
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +24,7 @@ class RunFolder:
     ========================  =====================================================================================
     ``config.yaml``           the run as it was resolved; ``deltasam train --config`` repeats it
     ``environment.json``      versions, commit, device
+    ``data.json``             a hash of the rows of every split, so that others are not taken for them
     ``metrics.jsonl``         one line per log entry: step, epoch, loss, sharpness, evaluation metrics, ...
     ``result.json``           :class:`~deltasam.experiments.Result`; written last, so its presence means "finished"
     ``model/``                final weights and tokenizer, for ``from_pretrained``
@@ -117,52 +108,19 @@ class RunFolder:
             elif step < before:
                 found[step] = path
         for step in sorted(found, reverse=True):
-            try:
-                sealed(found[step], _COMPLETE)
-            except StorageError as error:
-                others = "the checkpoint before it is used"
-                none = "there is no other, so the run starts from the beginning"
-                _log.warning("%s; %s", error, none if step == min(found) else others)
-            else:
+            if _is_intact(found[step], last=step == min(found)):
                 return found[step]
         return None
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Holds the folder against other processes that would make the same run, for as long as this lasts.
 
-        The system lets go of it however the process ends. Of the processes of ``torchrun`` the first one holds it;
-        where the file system knows no locks, nobody does.
-
-        Raises:
-            ConfigError: Another process holds it.
-        """
-        if int(os.environ.get("RANK", "0")) or fcntl is None:
-            yield
-            return
-        place = os.open(self.path, os.O_RDONLY)
-        try:
-            self._lock(place)
-            yield
-        finally:
-            os.close(place)
-
-    def _lock(self, place: int) -> None:
-        limit = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > limit:
-                    raise ConfigError(
-                        f"{self.path}: another process is making this run; wait for it, or choose another folder by "
-                        "--output"
-                    ) from None
-                time.sleep(0.05)
-            except OSError:  # no locks here
-                return
-            else:
-                return
+def _is_intact(checkpoint: Path, *, last: bool) -> bool:
+    try:
+        sealed(checkpoint, _COMPLETE)
+    except StorageError as error:
+        none = "there is no other, so the run starts from the beginning"
+        _log.warning("%s; %s", error, none if last else "the checkpoint before it is used")
+        return False
+    return True
 
 
 def mark_complete(checkpoint: Path, notes: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._folder import RunFolder
 from deltasam.objectives import Objective
-from deltasam.tasks import DataSource, Task, load_tokenizer
+from deltasam.tasks import Data, DataSource, Task, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,24 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
     task = dataclasses.replace(
         config.task, eval_split=split or config.task.eval_split, eval_rows=rows or config.task.eval_rows
     )
-    unnamed_classes = getattr(task, "kind", None) == "classification" and not getattr(task, "classes", ())
-    wanted = (task.train_split, task.eval_split) if unnamed_classes else (task.eval_split,)
-    data = task.load(DataSource.find(config.data), wanted)
+    data = _load_data(config, task)
     where = path or config.model.path
     tokenizer = load_tokenizer(where)
     set_seed(config.seed)
     model = task.model(where, data).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return Loaded(task, model, tokenizer, data.splits[task.eval_split], data.origins[task.eval_split])
+
+
+def _load_data(config: RunConfig, task: Task) -> Data:
+    """The split that is asked for; classes without names are told from all rows that the run was trained on."""
+    source = DataSource.find(config.data)
+    if getattr(task, "kind", None) != "classification" or getattr(task, "classes", ()):
+        return task.load(source, (task.eval_split,))
+    if task.eval_split != task.train_split:
+        return task.load(source, (task.train_split, task.eval_split))
+    data = config.task.load(source, (task.train_split,))
+    rows = task.sampled(task.eval_split, data.splits[task.eval_split])
+    return dataclasses.replace(data, splits={task.eval_split: rows})
 
 
 def load_run(
@@ -87,7 +97,9 @@ def load_run(
         raise ConfigError(f"{folder}: no run folder (it has no config.yaml); `deltasam train` makes one")
     config = RunConfig.read(place.config)
     if not place.result.is_file():
-        raise ConfigError(f"{folder}: the run is not finished; go on with `deltasam train --config {place.config}`")
+        raise ConfigError(
+            f"{folder}: the run is not finished; go on with `deltasam train --config {place.config} --output {folder}`"
+        )
     if not place.model.is_dir():
         raise ConfigError(
             f"{folder}: the run has kept no weights; make it again by `deltasam train`, or in a sweep with "

@@ -18,8 +18,10 @@ from deltasam.experiments._config import RunConfig
 from deltasam.experiments._environment import device_name, environment, peak_memory
 from deltasam.experiments._errors import ConfigError, RunStoppedError
 from deltasam.experiments._folder import RunFolder, notes_of, write
+from deltasam.experiments._lock import held
 from deltasam.experiments._parts import named_plain, to_method
 from deltasam.experiments._result import Result, rank
+from deltasam.experiments._rows import changed, changed_since, keep
 from deltasam.float32 import float32_kept
 from deltasam.methods import Method, PerInstanceSAM
 from deltasam.objectives import Objective
@@ -163,11 +165,23 @@ def run(
     place = RunFolder(folder)
     finished = place.finished(config)
     if finished is not None:
+        other = changed_since(config, folder)
+        if other is not None:
+            _log.warning(
+                "the rows of %s have changed since the run in %s was made; its result is that of the earlier ones: "
+                "choose another folder by --output to train on these", other, folder,
+            )  # fmt: skip
         return finished
     prepared = prepare(config)
+    other = changed(prepared.data, folder)
+    if other is not None:
+        raise ConfigError(
+            f"the rows of {other} have changed since the run in {folder} was begun; choose another folder by "
+            "--output, or remove that one"
+        )
     with told_clearly(folder), _precision(config.precision):
         place.claim(config)
-        with place.alone():
+        with held(folder):
             # Another process may have finished it while this one was waiting.
             return place.finished(config) or _train(
                 prepared, place, watch, tensorboard=tensorboard, keep_weights=keep_weights
@@ -209,6 +223,7 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
     config, task, total = prepared.config, prepared.config.task, prepared.total
     facts = environment()
     write(place.path / "environment.json", json.dumps(facts, indent=2))
+    keep(prepared.data, place.path)
     if tensorboard:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(place.path / "tensorboard")
     clock, stopper = Clock(), Stopper()

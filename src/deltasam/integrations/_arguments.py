@@ -38,15 +38,16 @@ def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool) -> None
     weighed = next((each for each in own if "compute_loss" in vars(each)), None)
     if weighed is not None and not has_objective:
         raise ValueError(
-            f"{weighed.__name__}.compute_loss returns one loss for the batch, a method needs one per instance, and the "
-            "training would not use it: pass objective=..., a callable objective(model, batch) -> losses of shape (N,)"
+            f"{weighed.__name__}.compute_loss returns one loss for the batch, a method needs one per instance, and "
+            "the training would not use it: pass objective=..., a callable objective(model, batch) -> losses of shape "
+            "(N,)"
         )
     behind = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
     hidden = next((each for each in own if each in behind and "training_step" in vars(each)), None)
     if hidden is not None:
         raise ValueError(
-            f"{hidden.__name__}.training_step would never be called: the method's takes its place. Put it into a class "
-            f"before {mixin.__name__}, and call super().training_step there"
+            f"{hidden.__name__}.training_step would never be called: the method's takes its place. Put it into a "
+            f"class before {mixin.__name__}, and call super().training_step there"
         )
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from deltasam.objectives import CausalLM, Classification, Objective, Regression, Seq2Seq, Tokens
 
-
 _WAY_OUT = (
     "pass the objective: MethodTrainer(..., objective=Classification()), Regression(), Tokens(), CausalLM(), "
     "Seq2Seq(), Contrastive(), or any callable objective(model, batch) -> losses of shape (N,)"

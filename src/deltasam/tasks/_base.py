@@ -103,7 +103,7 @@ class Task(ABC):
         for split in found.values():
             check_rows(split.rows, split.origin)
         origins = {name: split.origin for name, split in found.items()}
-        return self.check({name: self._sampled(name, split.rows) for name, split in found.items()}, origins)
+        return self.check({name: self.sampled(name, split.rows) for name, split in found.items()}, origins)
 
     @abstractmethod
     def read(self, source: DataSource, split: str) -> Split:
@@ -135,7 +135,8 @@ class Task(ABC):
     ) -> dict[str, float]:
         """All metrics of the model on the rows, in eval mode; the mode is what it was before afterwards."""
 
-    def _sampled(self, split: str, rows: list[Row]) -> list[Row]:
+    def sampled(self, split: str, rows: list[Row]) -> list[Row]:
+        """A fixed random sample of the rows of a split, if the task takes only so many of them."""
         limit = {self.train_split: self.train_rows, self.eval_split: self.eval_rows}.get(split)
         if limit is None or limit >= len(rows):
             return rows

@@ -152,7 +152,7 @@ def _sections(methods: Any) -> dict[str, Any]:
     for label, it in methods.items():
         if not isinstance(it, (str, Mapping, type(None))):
             raise ConfigError(
-                f"methods.{label}={it!r}: must be a mapping of sections, such as {{method: {{name: SAM, rho: 0.05}}}}, "
-                "or the name of a method"
+                f"methods.{label}={it!r}: must be a mapping of sections, such as {{method: {{name: SAM, rho: 0.05}}}}"
+                ", or the name of a method"
             )
     return {str(label): {"method": it} if isinstance(it, str) else dict(it or {}) for label, it in methods.items()}

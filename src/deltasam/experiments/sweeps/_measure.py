@@ -41,10 +41,10 @@ def record_risk(
         ConfigError: The folder holds no finished run.
         DataError: The data is missing.
     """
-    wanted = {"rho": rho, "rows": rows, "steps": steps, "split": split}
     known = measured(folder, RISK)
-    if known is not None and known["settings"] == wanted:
+    if known is not None and is_measured(folder, rho=rho, rows=rows, steps=steps, split=split):
         return known
+    wanted = risk_settings(rho=rho, rows=rows, steps=steps, split=split)
     from deltasam.analysis import adversarial_risk
     from deltasam.experiments._load import load_run
 
@@ -62,6 +62,19 @@ def record_risk(
     place.mkdir(exist_ok=True)
     write(place / RISK, json.dumps(found, indent=1))
     return found
+
+
+def risk_settings(
+    *, rho: float = 0.05, rows: int = 256, steps: int = 1, split: str | None = None, **_: Any
+) -> dict[str, Any]:
+    """Those of the options of :func:`record_risk` that decide what comes out."""
+    return {"rho": rho, "rows": rows, "steps": steps, "split": split}
+
+
+def is_measured(folder: Path, **options: Any) -> bool:
+    """Whether the adversarial risk with these options is there; one with others does not count."""
+    known = measured(folder, RISK)
+    return known is not None and known.get("settings") == risk_settings(**options)
 
 
 def measured(folder: Path, name: str) -> dict[str, Any] | None:
@@ -97,12 +110,15 @@ def record_weights(
     from deltasam.experiments._load import load_run
 
     config, loaded = load_run(folder, rows=rows, data=data)
+    method = config.method
+    if getattr(method, "probe_every", 1) != 1:
+        method = method.replace(probe_every=1)  # of its steps only some weigh
     weights: list[float] = []
     for batch in loaded.batches(batch_size):
         on_device = {k: v.to(loaded.model.device) if hasattr(v, "to") else v for k, v in batch.items()}
-        step = config.method.backward(loaded.model, on_device, loaded.objective)
+        step = method.backward(loaded.model, on_device, loaded.objective)
         if step.weights is None:
-            raise ConfigError(f"{folder}: {type(config.method).__name__} does not weigh instances; DeltaSAM does")
+            raise ConfigError(f"{folder}: {type(method).__name__} does not weigh instances; DeltaSAM does")
         weights += step.weights.tolist()
         loaded.model.zero_grad(set_to_none=True)
     ranked = sorted(range(len(weights)), key=lambda i: -weights[i])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,8 @@ from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._resolve import merge, resolve
 from deltasam.experiments._run import run
 from deltasam.experiments.sweeps._plan import with_setting
+
+_IDENTITY = "search"  # the attribute of a study that says which search it is of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,12 @@ class Search:
                 _check_range(f"space.{setting}={dict(choices)}", choices)
             elif not isinstance(choices, list) or not choices:
                 raise ValueError(f"space.{setting}={choices!r} must be a list, or have low, high and perhaps log")
+
+    @property
+    def identity(self) -> str:
+        """A hash of what is searched where; more trials are the same search."""
+        parts = [self.preset, self.common, self.space, list(self.seeds)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def config(self, point: Mapping[str, Any], seed: int) -> RunConfig:
         """The run at a point of the space."""
@@ -106,6 +116,8 @@ def run_search(
         where = f"{folder / 'study.journal'}" if storage is None else f"--storage {storage}"
         raise ConfigError(f"{where}: cannot be used ({str(error).splitlines()[0]})") from error
 
+    _check_study(study, search, folder, storage)
+
     def value(trial: Any) -> float:
         point = {name: _suggest(trial, name, choices) for name, choices in search.space.items()}
         configs = [search.config(point, seed) for seed in search.seeds]
@@ -114,6 +126,24 @@ def run_search(
     done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
     study.optimize(value, n_trials=max(0, search.trials - done), callbacks=[watch] if watch is not None else None)
     return study
+
+
+def _check_study(study: Any, search: Search, folder: Path, storage: str | None) -> None:
+    """Trials of another search with the same name are no trials of this one.
+
+    Raises:
+        ConfigError: The study there is of another search.
+    """
+    own = search.identity
+    known = study.user_attrs.get(_IDENTITY)
+    if known is None and not study.get_trials(deepcopy=False):
+        study.set_user_attr(_IDENTITY, own)
+    elif known not in (None, own):  # None: made before this was noted
+        where = folder / "study.journal" if storage is None else f"--storage {storage}"
+        raise ConfigError(
+            f"{where}: the study {search.name!r} there is of another search (its preset, common, space or seeds "
+            "differ); rename the file of this one, or choose another folder by --output"
+        )
 
 
 def _check_range(where: str, choices: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from deltasam.experiments._folder import write
 from deltasam.experiments._result import Result
 from deltasam.experiments.sweeps._file import Sweep
-from deltasam.experiments.sweeps._measure import RISK
+from deltasam.experiments.sweeps._measure import is_measured
 from deltasam.experiments.sweeps._plan import Planned, Point, final_runs, select, tuning_runs
 from deltasam.experiments.sweeps._pool import Event, LocalPool
 from deltasam.experiments.sweeps._ray import RayPool
@@ -122,7 +122,7 @@ def _run_missing(
 def _is_missing(place: Path, sweep: Sweep) -> bool:
     if not (place / "result.json").is_file():
         return True
-    return sweep.risk is not None and (place / "model").is_dir() and not (place / "analysis" / RISK).is_file()
+    return sweep.risk is not None and (place / "model").is_dir() and not is_measured(place, **sweep.risk)
 
 
 def _finished(planned: Planned, folder: Path) -> tuple[Planned, Result] | None:
