@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+
+class Scaler(Protocol):
+    """What ``torch.amp.GradScaler`` and its relatives offer."""
+
+    def scale(self, outputs: Tensor) -> Tensor:
+        """The loss times the current scale."""
+
+
+def scaled(value: Tensor, scale: float | Tensor | Scaler) -> Tensor:
+    """The value times the loss scale."""
+    if isinstance(scale, (int, float)):
+        return value if scale == 1 else value * scale
+    if isinstance(scale, Tensor):
+        return value * scale.to(value.device)
+    return scale.scale(value)
 
 
 class Gradient:

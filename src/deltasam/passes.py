@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +21,14 @@ from deltasam.batches import MicroBatches, batch_size, shares, take, tensors
 from deltasam.branches import Branches
 from deltasam.checks import check_losses
 from deltasam.distributed import Ranks, Sharpness, require_whole
-from deltasam.gradients import gradient, set_aside
+from deltasam.gradients import Scaler as Scaler
+from deltasam.gradients import gradient, scaled, set_aside
 from deltasam.held import held_part
 from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size
 from deltasam.precision import no_autocast, say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
-
-
-class Scaler(Protocol):
-    """What ``torch.amp.GradScaler`` and its relatives offer."""
-
-    def scale(self, outputs: Tensor) -> Tensor:
-        """The loss times the current scale."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +92,7 @@ class Passes:
         self._moved: Moved | None = None
         self._shares = self._micro_batch_shares()
         devices = accelerators([*every.values(), *tensors(self.batches)])
-        self._from_here: Callable[[], Replay] = partial(Replay, self.inner, devices, randomness)
+        self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
         self._replay = self._from_here() if replay else None
 
     @property
@@ -272,11 +266,7 @@ class Passes:
 
     def scaled(self, value: Tensor) -> Tensor:
         """The value times the loss scale."""
-        if isinstance(self._scale, (int, float)):
-            return value if self._scale == 1 else value * self._scale
-        if isinstance(self._scale, Tensor):
-            return value * self._scale.to(value.device)
-        return self._scale.scale(value)
+        return scaled(value, self._scale)
 
     def subset(self, index: Tensor) -> Passes:
         """The passes of this step over some instances of its batch only; they are counted with the others.
@@ -292,15 +282,20 @@ class Passes:
         other.sizes = [index.shape[0]]
         return other
 
-    def parts(self) -> Iterator[Passes]:
+    def parts(self, *, aside: bool = False) -> Iterator[Passes]:
         """The micro-batches one by one, each with all its passes, for methods that perturb instances and not batches.
 
-        A part starts where the random streams are when its turn comes.
+        Args:
+            aside: All passes are extra ones, and a part starts where the first of them over the part before ended,
+                as in one pass over all; else it starts where the random streams are when its turn comes.
         """
+        replay = self._from_here(watch=True) if aside and len(self.batches) > 1 else self._replay
         for k, batch in enumerate(self.batches):
             part = copy(self)
             part.batches, part.sizes, part._shares = MicroBatches([batch]), [self.sizes[k]], [self._shares[k]]
-            part._replay = self._from_here() if k else self._replay
+            if k:
+                replay = replay.following() if aside and replay is not None else self._from_here()
+            part._replay = replay
             with self.ranks.quiet(k < len(self.batches) - 1):
                 yield part
             self.sizes[k] = part.sizes[0]
@@ -321,7 +316,7 @@ class Passes:
             items = getattr(objective, "items", None)
             counts = [items(batch) if items else None for batch in (other.batches[0], self.batches[0])]
             if counts[0] is not None and counts[1] is not None:  # a token mean is over the tokens of the whole batch
-                factor = counts[0] / counts[1] * (size / index.shape[0])
+                factor = _ratio(counts[0], counts[1]) * (size / index.shape[0])
                 other.objective = lambda model, batch: objective(model, batch) * factor
         else:
             other = copy(self)
@@ -331,7 +326,7 @@ class Passes:
         return other
 
     def rewind(self) -> None:
-        """Puts the random streams back to the start of the step: the pass at w has to be made again."""
+        """Puts random streams and buffers back to the start of the step: the pass at w has to be made again."""
         if self._replay is not None:
             self._replay.rewind()
 
@@ -398,3 +393,8 @@ class Passes:
             return weights
         sizes = [int(size or 0) for size in self.sizes]
         return weights[sum(sizes[:k]) : sum(sizes[: k + 1])]
+
+
+def _ratio(part: Any, whole: Any) -> Any:
+    """A count over another, in double precision: an integer tensor divided by another is float32."""
+    return part.double() / whole if isinstance(part, Tensor) else part / whole

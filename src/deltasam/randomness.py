@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -38,7 +39,9 @@ class Seed:
     @property
     def value(self) -> int:
         """One number from all parts."""
-        return hash((self.user, self.step, *self.path)) & (2**63 - 1)
+        parts = (self.user, self.step, *self.path)
+        minus_ones = sum(2**i for i, part in enumerate(parts) if part == -1)  # whose hash is that of -2
+        return hash((*parts, 2**60 + minus_ones) if minus_ones else parts) & (2**63 - 1)
 
 
 class Recording(Protocol):
@@ -157,28 +160,51 @@ class RandomState:
 
 
 class _Buffers:
-    """The values of a model's buffers at the start of a step (BatchNorm's statistics, spectral norm's vectors)."""
+    """The values of a model's buffers at the start of a step (BatchNorm's statistics, spectral norm's vectors).
+
+    Buffers that are None count too: a pass may fill them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._slots = [(m, name) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-        self._start = self._copies([module._buffers[name] for module, name in self._slots])
+        self._slots = [(module, name) for module in model.modules() for name in module._buffers]
+        self._own = self._held()
+        self._start = self._copies(self._own)
+
+    def _held(self) -> list[Any]:
+        return [module._buffers[name] for module, name in self._slots]
+
+    def _put(self, values: list[Any]) -> None:
+        for (module, name), value in zip(self._slots, values, strict=True):
+            module._buffers[name] = value
 
     @staticmethod
     def _copies(buffers: list[Any]) -> list[Any]:
-        copies = {id(buffer): buffer.detach().clone() for buffer in buffers}  # shared buffers stay shared
+        copies = {id(b): None if b is None else b.detach().clone() for b in buffers}  # shared buffers stay shared
         return [copies[id(buffer)] for buffer in buffers]
+
+    def following(self) -> _Buffers:
+        """Buffers that start with the values of now."""
+        other = copy(self)
+        other._start = self._copies(self._held())
+        return other
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """Lends the modules copies of the starting values: an extra pass may change those as it likes."""
-        own = [module._buffers[name] for module, name in self._slots]
+        own = self._held()
         try:
-            for (module, name), copy in zip(self._slots, self._copies(self._start), strict=True):
-                module._buffers[name] = copy
+            self._put(self._copies(self._start))
             yield
         finally:
-            for (module, name), buffer in zip(self._slots, own, strict=True):
-                module._buffers[name] = buffer
+            self._put(own)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts the starting values back for good, into the tensors that held them."""
+        for own, start in zip(self._own, self._start, strict=True):
+            if own is not None:
+                own.copy_(start)
+        self._put(self._own)
 
 
 class Replay:
@@ -189,9 +215,24 @@ class Replay:
     ``randomness="independent"`` extra passes draw from streams of their own instead (still consuming nothing).
 
     Cost: a copy of the buffers (small) and of the generators' states (5 kB) per pass; no device synchronisation.
+
+    Args:
+        model: The model.
+        devices: The accelerators in use.
+        randomness: Whether extra passes see the same random draws.
+        watch: Whether to remember where the first extra pass ends, for :meth:`following`.
     """
 
-    def __init__(self, model: nn.Module, devices: Iterable[torch.device], randomness: Randomness = "shared") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        devices: Iterable[torch.device],
+        randomness: Randomness = "shared",
+        *,
+        watch: bool = False,
+    ) -> None:
+        self._watch = watch
+        self._end: tuple[RandomState, _Buffers] | None = None
         self._devices = tuple(devices)
         self._randomness = randomness
         self._start = None if _recording else RandomState.now(self._devices)
@@ -201,10 +242,23 @@ class Replay:
         self._extras = 0
 
     def rewind(self) -> None:
-        """Back to where the step started, for good."""
+        """Back to where the step started, for good: the random streams and the buffers."""
         if self._start is None:
             raise RuntimeError("a step that is recorded cannot be started over")
         self._start.restore()
+        self._buffers.restore()
+
+    def following(self) -> Replay:
+        """One that starts where the first extra pass of this one ended, though that pass has left no trace.
+
+        Parts of a batch that are probed one by one are so probed with the draws and buffers of a sweep over them all.
+        """
+        if self._end is None:
+            raise RuntimeError("no extra pass was watched to its end")
+        other = copy(self)
+        other._start, other._buffers = self._end
+        other._extras, other._end = 0, None
+        return other
 
     @contextmanager
     def extra(self) -> Iterator[None]:
@@ -225,6 +279,8 @@ class Replay:
                 self._start.fork(self._extras)
             with self._buffers.rewound():
                 yield
+                if self._watch and self._end is None:
+                    self._end = RandomState.now(self._devices), self._buffers.following()
         finally:
             current.restore()
 

@@ -63,3 +63,17 @@ def test_unlike_one_random_direction_it_does_not_depend_on_the_seed() -> None:
         DeltaSAM(weighting=OwnGradient(), seed=seed).backward(model, batch, objective)
         results.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
     assert relative_error(*results) == 0
+
+
+def test_micro_batches_are_probed_with_the_masks_they_are_trained_with() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 1))
+    x, seen = torch.randn(8, 6), []
+
+    def objective(model: nn.Module, x: Tensor) -> Tensor:
+        losses = model(x).squeeze(-1) ** 2
+        seen.append(losses.detach().clone())
+        return losses
+
+    DeltaSAM(weighting=OwnGradient()).backward(model, MicroBatches([x[:4], x[4:]]), objective)
+    probes, trained = seen[:-6], seen[-4:-2]  # between them all losses at w, after them those at w + eps
+    assert all(any(torch.equal(losses, one) for one in probes) for losses in trained)

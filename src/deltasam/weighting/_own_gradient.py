@@ -56,7 +56,7 @@ class OwnGradient(Weighting):
         radius = rho if self.radius is None else self.radius
         weights = []
         with exact(passes, self.precision == "float32"):
-            for part in passes.parts():
+            for part in passes.parts(aside=True):
                 found = ascend(part, radius)
                 with found.perturbed():
                     plus = part.losses()
