@@ -39,7 +39,8 @@ class ReportCommand:
                 raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` make run folders")
         runs = read_runs(*self.folders)
         if not runs.finished:
-            raise InputError(f"{', '.join(map(str, self.folders))}: there is no finished run in it")
+            told = "; ".join(["there is no finished run in it", *runs.problems()])
+            raise InputError(f"{', '.join(map(str, self.folders))}: {told}")
         title = self.title or f"Runs in {', '.join(folder.resolve().name for folder in self.folders)}"
         self.output.parent.mkdir(parents=True, exist_ok=True)
         page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)

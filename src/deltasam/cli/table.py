@@ -26,7 +26,7 @@ class TableCommand:
     Examples:
       deltasam table glue runs
       deltasam table glue runs --aggregate max --format latex --output table1.tex
-      deltasam table adversarial-risk runs --measure
+      deltasam table adversarial-risk runs --measure --rho 0.05
     """
 
     table: Positional[Which]
@@ -51,13 +51,13 @@ class TableCommand:
     """Leave out the paper's figures and the differences."""
 
     measure: bool = False
-    """For adversarial-risk: measure the runs that lack it, if their weights are there."""
+    """For adversarial-risk: measure the runs that lack it or have it at other settings, if their weights are there."""
 
-    rho: float = 0.05
-    """For --measure: the radius."""
+    rho: float | None = None
+    """For adversarial-risk: the radius; by default that of most runs, 0.05 where none is measured."""
 
-    rows: int = 256
-    """For --measure: a fixed random sample of so many rows."""
+    rows: int | None = None
+    """For --measure: a fixed random sample of so many rows; by default that of most runs, 256 where there is none."""
 
     data: Path | None = None
     """For --measure: folder with the datasets, if it is not where the runs had it."""
@@ -69,10 +69,13 @@ class TableCommand:
         for folder in self.folders:
             if not folder.is_dir():
                 raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` make run folders")
+        if self.rho is not None and self.table != "adversarial-risk":
+            raise InputError(f"--rho is for adversarial-risk; {self.table} has no radius")
         runs = read_runs(*self.folders)
         if self.measure:
             self._measure(runs)
-        table = TABLES[self.table](runs, aggregate=self.aggregate)
+        options = {} if self.rho is None else {"rho": self.rho}
+        table = TABLES[self.table](runs, aggregate=self.aggregate, **options)
         paper = not self.no_paper
         if self.format == "terminal" and self.output is None:
             console = wide_console()
@@ -96,13 +99,18 @@ class TableCommand:
         from deltasam.cli._progress import quiet
         from deltasam.cli._runs import bad_input, check_positive
         from deltasam.experiments.sweeps import record_risk
+        from deltasam.report import usual_risk
 
         if self.table != "adversarial-risk":
             raise InputError(f"--measure is for adversarial-risk; {self.table} needs no measurement")
         check_positive(rho=self.rho, rows=self.rows)
         quiet()
         data = None if self.data is None else str(self.data.resolve())
+        wanted = usual_risk(runs.finished, rho=self.rho, rows=self.rows)
         for run in runs.finished:
-            if run.risk() is None and (run.path / "model").is_dir():
+            known = run.risk()
+            if (known is None or known["settings"] != wanted) and (run.path / "model").is_dir():
+                if known is None:  # what is cut short or altered
+                    (run.path / "analysis" / "adversarial-risk.json").unlink(missing_ok=True)
                 with bad_input():
-                    record_risk(run.path, rho=self.rho, rows=self.rows, data=data)
+                    record_risk(run.path, **wanted, data=data)

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from deltasam.report._compare import compare, comparison_notes
 from deltasam.report._formats import from_csv, table_notes, to_csv, to_latex, to_markdown, to_terminal
-from deltasam.report._names import method_name, method_order, paper_model
+from deltasam.report._names import method_name, method_order, paper_model, short_models
 from deltasam.report._other_tables import hyperparameter_table, risk_table, time_table
 from deltasam.report._page import html_report
-from deltasam.report._runs import Run, Runs, read_runs
+from deltasam.report._risks import usual_risk
+from deltasam.report._runs import Run, Runs, read_runs, run_folders
 from deltasam.report._scores import glue_table, sts_table, summarization_table
 from deltasam.report._select import by_cell
 from deltasam.report._summary import Summary, bootstrap_interval, summarize
@@ -54,6 +55,8 @@ __all__ = [
     "pooled_test",
     "read_runs",
     "risk_table",
+    "run_folders",
+    "short_models",
     "sts_table",
     "summarization_table",
     "summarize",
@@ -63,4 +66,5 @@ __all__ = [
     "to_latex",
     "to_markdown",
     "to_terminal",
+    "usual_risk",
 ]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CSV_FIELDS = (
     "table", "group", "method", "column", "aggregate", "ours", "n", "mean", "median", "max", "std", "ci_low",
-    "ci_high", "values", "paper", "paper_aggregate", "difference", "source",
+    "ci_high", "values", "paper", "paper_aggregate", "difference", "source", "evaluation",
 )  # fmt: skip
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -130,6 +130,7 @@ def _csv_line(table: Table, row: Row, column: Column, cell: Cell) -> dict[str, A
         "paper_aggregate": theirs if cell.paper is not None else "",
         "difference": _exact(cell.difference(theirs)),
         "source": table.source if cell.paper is not None else "",
+        "evaluation": cell.evaluation if cell.values else "",
     }
 
 

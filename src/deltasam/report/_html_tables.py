@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 
 from deltasam.report._lines import heading, lines, usual_note
-from deltasam.report._names import method_name, method_order
+from deltasam.report._measured import WEIGHTS, weights_in
+from deltasam.report._names import method_name, method_order, short_models
 from deltasam.report._runs import Run
 from deltasam.report._select import Key
 from deltasam.report._summary import summarize
@@ -16,8 +17,8 @@ from deltasam.report._table import MISSING, Table
 _MOST_ROWS = 2000
 
 
-def results_table(cells: dict[Key, list[Run]]) -> str:
-    """One row per task, model and method, with all statistics."""
+def results_table(cells: dict[Key, list[Run]], risk_of: Mapping[str, float]) -> str:
+    """One row per task, model and method, with all statistics; ``risk_of``: the adversarial risk by the run's id."""
     heads = (
         "task", "model", "method", "metric", "runs", "mean", "std", "95% CI of the mean", "median", "max",
         "adversarial risk", "ms per update", "forward/backward", "peak MiB",
@@ -27,7 +28,7 @@ def results_table(cells: dict[Key, list[Run]]) -> str:
         cells.items(), key=lambda item: (*item[0][:2], method_order(item[0][2]))
     ):
         found = summarize([run.metrics[run.primary] for run in runs])
-        risks = [risk["value"] for run in runs if (risk := run.risk()) is not None]
+        risks = [risk_of[run.run_id] for run in runs if run.run_id in risk_of]
         rows.append(
             [
                 _text(task), _text(model), _text(method_name(method)), _text(runs[0].primary), _number(found.n, "d"),
@@ -46,9 +47,10 @@ def results_table(cells: dict[Key, list[Run]]) -> str:
 def runs_table(runs: Sequence[Run]) -> str:
     """One row per run; beyond 2,000 the rest is told of."""
     heads = ("run", "task", "model", "method", "seed", "metric", "value", "best", "updates", "seconds", "settings")
+    short = short_models(run.model for run in runs)
     rows = [
         [
-            _text(run.path.name), _text(run.task), _text(run.model), _text(method_name(run.method)),
+            _text(run.path.name), _text(run.task), _text(short[run.model]), _text(method_name(run.method)),
             _number(run.seed, "d"), _text(run.primary), _number(run.metrics[run.primary], ".4f"),
             _number(run.best, ".4f"), _number(run.steps, "d"), _number(run.train_seconds, ".1f"),
             _text(", ".join(f"{name}={value:g}" for name, value in run.settings)),
@@ -71,7 +73,7 @@ def examples_table(cells: dict[Key, list[Run]]) -> str:
         ]
         for runs in cells.values()
         for run in runs
-        for example in (run.analysis("instance-weights.json") or {}).get("examples", ())
+        for example in (weights_in(run.analysis(WEIGHTS)) or {}).get("examples", ())
     ]  # fmt: skip
     return _table(heads, rows, sorts=True) if rows else ""
 

@@ -81,6 +81,7 @@ def _ours(table: Table, cell: Cell, column: Column, spread: Spread) -> str:
         text += f" ±{number(found.std, column)}"
     elif aggregate == "mean" and found.n > 1 and spread == "ci":
         text += f" [{number(found.low, column)}, {number(found.high, column)}]"
+    text += "*" if cell.evaluation else ""
     return text if found.n == _usual(table) else f"{text} (n={found.n})"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 _METHODS = {
     "ERM": "ERM",
     "ERM+RDrop": "R-Drop",
@@ -64,4 +67,22 @@ def paper_model(table: str, model: str) -> str:
         'minilm-l6'
     """
     known = {"sts": _MIRRORED, "summarization": _SUMMARISERS}.get(table, _MODELS)
-    return next((name for start, name in known if model.lower().startswith(start)), model)
+    own = model.rpartition("/")[2].lower()
+    return next((name for start, name in known if own.startswith(start)), model)
+
+
+def short_models(models: Iterable[str]) -> dict[str, str]:
+    """Names to show: the last part of each path, with as many parts before it as it takes to tell them apart.
+
+    Example:
+        >>> short_models(["models/minilm-l6", "/a/final", "/b/final"])
+        {'models/minilm-l6': 'minilm-l6', '/a/final': 'a/final', '/b/final': 'b/final'}
+    """
+    left = list(dict.fromkeys(models))
+    given, found = left, {model: model for model in left}
+    for count in range(1, max((model.count("/") for model in given), default=0) + 1):
+        ends = {model: "/".join(model.split("/")[-count:]) for model in given}
+        times = Counter(ends.values())
+        found |= {model: ends[model] for model in left if times[ends[model]] == 1}
+        left = [model for model in left if times[ends[model]] > 1]
+    return found

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from deltasam.report import paper
+from deltasam.report._measured import RISK, broken
 from deltasam.report._names import method_name, method_order
+from deltasam.report._risks import chosen_risks
 from deltasam.report._runs import Run, Runs
 from deltasam.report._scores import groups, primary_values
-from deltasam.report._select import RULE, Key, by_cell
+from deltasam.report._select import RULE, Key, select
 from deltasam.report._table import Cell, Column, Row, Table
 
 
-def risk_table(runs: Runs, *, aggregate: str = "mean") -> Table:
-    """Table 4: adversarial risk, and median and best accuracy, of each method on each task that was measured."""
-    cells = by_cell(runs.finished)
-    risks = {key: [risk for run in found if (risk := run.risk()) is not None] for key, found in cells.items()}
+def risk_table(runs: Runs, *, aggregate: str = "mean", rho: float | None = None) -> Table:
+    """Table 4: adversarial risk, and median and best accuracy, of each method on each task that was measured.
+
+    Args:
+        runs: The runs.
+        aggregate: How several runs become one number.
+        rho: The radius of the risks; by default the most frequent one.
+    """
+    chosen = select(runs.finished)
+    cells, measured = chosen.cells, chosen_risks(chosen.cells, rho)
+    risks = {
+        key: tuple(measured.values[run.run_id] for run in found if run.run_id in measured.values)
+        for key, found in cells.items()
+    }
     tasks = list(dict.fromkeys(["mrpc", "rte", *sorted(task for (task, _, _), found in risks.items() if found)]))
     columns = [
         Column(key=f"{task} risk", header=f"{task} L_adv", paper_aggregate="mean", lower_is_better=True, decimals=2)
@@ -35,17 +47,14 @@ def risk_table(runs: Runs, *, aggregate: str = "mean") -> Table:
             for task in tasks:
                 key = (task, model, method)
                 at = figures.get(method, {})
-                values = tuple(float(risk["value"]) for risk in risks.get(key, ()))
-                found[f"{task} risk"] = Cell(values, at.get(f"{task} risk"))
+                found[f"{task} risk"] = Cell(risks.get(key, ()), at.get(f"{task} risk"))
                 for how in ("median", "max"):
                     scores = tuple(primary_values(cells.get(key, [])))
-                    found[f"{task} {how}"] = Cell(scores, at.get(f"{task} {how}"))
+                    unusual = chosen.unusual.get((task, model), "")
+                    found[f"{task} {how}"] = Cell(scores, at.get(f"{task} {how}"), unusual)
             rows.append(Row(group, method, method_name(method), found))
-    radii = sorted({risk["settings"]["rho"] for found in risks.values() for risk in found})
-    measured = (
-        f"Ours at rho = {', '.join(f'{rho:g}' for rho in radii)}." if radii else "No run has a measured risk yet."
-    )
     advice = "`deltasam table adversarial-risk RUNS --measure` measures what is missing."
+    shown = select(runs.finished, lambda run: run.task in tasks)
     return Table(
         name="adversarial-risk",
         title="Adversarial risk and primary metric",
@@ -54,13 +63,14 @@ def risk_table(runs: Runs, *, aggregate: str = "mean") -> Table:
         aggregate=aggregate,
         paper_aggregate=source.aggregate,
         source=source.table,
-        notes=(measured, advice, RULE, *runs.problems()),
+        notes=(*measured.notes, *broken(runs.finished, RISK), advice, RULE, *shown.notes, *runs.problems()),
     )
 
 
 def hyperparameter_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 5: rho and eta of SAM and delta-SAM that came out best on the development set."""
-    cells = by_cell(runs.finished, lambda run: run.task in paper.GLUE_TASKS and run.method in ("SAM", "DeltaSAM"))
+    chosen = select(runs.finished, lambda run: run.task in paper.GLUE_TASKS and run.method in ("SAM", "DeltaSAM"))
+    cells = chosen.cells
     source = paper.HYPERPARAMETERS
     rows = []
     for group, model, named in groups("hyperparameters", [model for _, model, _ in cells], source):
@@ -69,8 +79,8 @@ def hyperparameter_table(runs: Runs, *, aggregate: str = "mean") -> Table:
             figures = source.figures.get(named, {}).get(name, {})
             found = {}
             for task in paper.GLUE_TASKS:
-                chosen = {dict(run.settings)[setting] for run in cells.get((task, model, method), [])}
-                found[task] = Cell(tuple(chosen), figures.get(task))
+                best = {dict(run.settings)[setting] for run in cells.get((task, model, method), [])}
+                found[task] = Cell(tuple(best), figures.get(task), chosen.unusual.get((task, model), ""))
             sign = {"rho": "ρ", "eta": "η"}[setting]
             rows.append(Row(group, name, f"{method_name(method)} {sign}", found))
     return Table(
@@ -81,13 +91,14 @@ def hyperparameter_table(runs: Runs, *, aggregate: str = "mean") -> Table:
         aggregate=aggregate,
         paper_aggregate=source.aggregate,
         source=source.table,
-        notes=(RULE, *runs.problems()),
+        notes=(RULE, *chosen.notes, *runs.problems()),
     )
 
 
 def time_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 6: minutes of training, and time per update relative to SAM."""
-    cells = by_cell(runs.finished)
+    chosen = select(runs.finished)
+    cells = chosen.cells
     source = paper.RUNNING_TIME
     extra = sorted({task for task, _, _ in cells} - set(paper.GLUE_TASKS))
     tasks = [*paper.GLUE_TASKS, *extra]
@@ -109,7 +120,7 @@ def time_table(runs: Runs, *, aggregate: str = "mean") -> Table:
         aggregate=aggregate,
         paper_aggregate=source.aggregate,
         source=source.table,
-        notes=(f"Ours on: {'; '.join(devices) or 'nothing yet'}.", RULE, *runs.problems()),
+        notes=(f"Ours on: {'; '.join(devices) or 'nothing yet'}.", RULE, *chosen.left_out, *runs.problems()),
     )
 
 

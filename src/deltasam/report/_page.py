@@ -9,9 +9,11 @@ from importlib.resources import files
 from deltasam.report import _plots as plots
 from deltasam.report._colors import look
 from deltasam.report._html_tables import examples_table, paper_table, results_table, runs_table
-from deltasam.report._names import method_name, method_order
-from deltasam.report._runs import Runs
-from deltasam.report._select import RULE, by_cell
+from deltasam.report._measured import broken
+from deltasam.report._names import method_name, method_order, short_models
+from deltasam.report._risks import chosen_risks
+from deltasam.report._runs import Run, Runs
+from deltasam.report._select import RULE, Key, by_cell
 from deltasam.report._svg import mark
 from deltasam.report._table import Table
 from deltasam.report._words import summary_sentences
@@ -31,17 +33,19 @@ def html_report(runs: Runs, tables: Sequence[Table], *, title: str = "Runs") -> 
     Returns:
         HTML with its styles, scripts and plots inside; all names and texts of the runs are escaped.
     """
-    cells = by_cell(runs.finished)
+    cells = _shown(by_cell(runs.finished))
+    risks = chosen_risks(cells)
     logs = {run.run_id: run.log() for found in cells.values() for run in found}
     with_runs = [table for table in tables if any(cell.values for row in table.rows for cell in row.cells.values())]
     sections = [
-        ("summary", "Summary", _list(summary_sentences(runs, cells))),
-        ("results", "Results", results_table(cells) + f'<p class="soft">{escape(RULE)}</p>'),
+        ("summary", "Summary", _list([*summary_sentences(runs, cells), *broken(runs.finished)])),
+        ("results", "Results", results_table(cells, risks.values) + f'<p class="soft">{escape(RULE)}</p>'),
         ("curves", "Learning curves", _figures([
             *plots.curves(cells, logs, None, what="Evaluation", unit=""),
             *plots.curves(cells, logs, "loss", what="Training loss", unit="loss"),
         ])),
-        ("risk", "Accuracy against adversarial risk", _figures(plots.risk_scatter(cells))),
+        ("risk", "Accuracy against adversarial risk",
+         _figures(plots.risk_scatter(cells, risks.values)) + (_list(risks.notes) if risks.values else "")),
         ("sharpness", "Sharpness during training", _figures(
             plots.curves(cells, logs, "sharpness", what="Sharpness", unit="rise of the loss under the perturbation")
         )),
@@ -74,6 +78,12 @@ def html_report(runs: Runs, tables: Sequence[Table], *, title: str = "Runs") -> 
         + "\n".join(body)
         + f"\n</main><script>{script}</script></body></html>\n"
     )
+
+
+def _shown(cells: dict[Key, list[Run]]) -> dict[Key, list[Run]]:
+    """The cells with the models' names as they are shown: short, and still different."""
+    short = short_models(model for _, model, _ in cells)
+    return {(task, short[model], method): found for (task, model, method), found in cells.items()}
 
 
 def _figures(found: Iterable[plots.Plot] | Iterator[plots.Plot]) -> str:

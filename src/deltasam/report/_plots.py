@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from deltasam.report._colors import look
+from deltasam.report._measured import LANDSCAPE, WEIGHTS, landscape_in, weights_in
 from deltasam.report._names import method_name, method_order
 from deltasam.report._runs import Run
 from deltasam.report._select import Key
@@ -51,12 +52,13 @@ def curves(cells: Cells, logs: Logs, name: str | None, *, what: str, unit: str) 
             yield title, line_chart(series, title=title, x="update", y=unit if name else _primary(cells, task, model))
 
 
-def risk_scatter(cells: Cells) -> Iterator[Plot]:
-    """Primary metric over adversarial risk, one point per run."""
+def risk_scatter(cells: Cells, risk_of: Mapping[str, float]) -> Iterator[Plot]:
+    """Primary metric over adversarial risk (by the run's id), one point per run."""
     for task, model in _setups(cells):
         series = []
         for method, runs in _methods(cells, task, model):
-            points = [(risk["value"], run.metrics[run.primary]) for run in runs if (risk := run.risk()) is not None]
+            measured = [run for run in runs if run.run_id in risk_of]
+            points = [(risk_of[run.run_id], run.metrics[run.primary]) for run in measured]
             if points:
                 series.append(
                     Series(method_name(method), look(method), [a for a, _ in points], [b for _, b in points])
@@ -86,7 +88,7 @@ def weight_histograms(cells: Cells) -> Iterator[Plot]:
     """How the weights g of the instances are distributed, where ``deltasam analyze examples`` measured them."""
     for (task, model, method), runs in sorted(cells.items()):
         for run in runs:
-            weights = (run.analysis("instance-weights.json") or {}).get("weights")
+            weights = (weights_in(run.analysis(WEIGHTS)) or {}).get("weights")
             if weights:
                 share = [(k + 0.5) / len(weights) for k in range(len(weights))]
                 title = f"Weights g at the end: {task}, {model}, {method_name(method)}, seed {run.seed}"
@@ -100,7 +102,7 @@ def landscapes(cells: Cells) -> Iterator[Plot]:
         lines: dict[str, list[Series]] = {}
         for method, runs in _methods(cells, task, model):
             for run in runs:
-                found = run.analysis("landscape.json") or {}
+                found = landscape_in(run.analysis(LANDSCAPE)) or {}
                 for direction, slice_ in found.get("lines", {}).items():
                     label = f"{method_name(method)}, seed {run.seed}"
                     lines.setdefault(direction, []).append(Series(label, look(method), slice_["x"], slice_["loss"]))

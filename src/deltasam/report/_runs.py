@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,9 +11,14 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+from deltasam.report._evaluation import Evaluation
+from deltasam.report._measured import RISK, listed, risk_in
+
 _NOT_RUNS = {"model", "checkpoints", "logs", "locks", "failures", "tensorboard", "analysis"}
-# What does not make two runs different but for their seed.
-_NOT_VARIANT = ("seed", "data", "checkpoint_every")
+# What does not make two runs different but for their seed: what a run's id leaves out (`RunConfig.run_id`, which is
+# not imported, for its torch; a test compares them), and options that came after runs were first numbered, at these.
+_NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
+_LATER = {"PerInstanceSAM": {"factors": ("auto", "exact")}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,12 +29,13 @@ class Run:
         path: The run folder.
         run_id: Hash of its configuration.
         task: Name of the task.
-        model: Last part of the model's path.
+        model: The model as the run named it, its whole path; :func:`short_models` makes names to show.
         method: Class of the method, and of the regularisers, joined by ``+``; weights other than the paper's in
             brackets, as in ``DeltaSAM(RandomWeights)``.
         seed: The seed.
         variant: The configuration but for the seed, as a number: runs of one variant are repetitions of each other.
-        split: What it was evaluated on.
+        split: What it was evaluated on,
+        evaluation: and how, in full.
         settings: Hyperparameters by which variants of one method differ: ``rho``, ``eta``, ``scale``, ``lr``, ...
         primary: Name of the primary metric.
         higher_is_better: Whether more of it is better.
@@ -50,6 +57,7 @@ class Run:
     seed: int
     variant: int
     split: str
+    evaluation: Evaluation
     settings: tuple[tuple[str, float], ...]
     primary: str
     higher_is_better: bool
@@ -63,8 +71,8 @@ class Run:
     device: str
 
     def risk(self) -> dict[str, Any] | None:
-        """The adversarial risk, where it was measured."""
-        return self.analysis("adversarial-risk.json")
+        """The adversarial risk, where it was measured; a file that is cut short or altered counts as none."""
+        return risk_in(self.analysis(RISK))
 
     def analysis(self, name: str) -> dict[str, Any] | None:
         """A measurement in the folder, or None."""
@@ -92,12 +100,14 @@ class Runs:
         unfinished: Run folders without a result.
         failed: Traceback files of failed runs of sweeps.
         unreadable: Results that could not be read, with the reason.
+        diverged: Runs with a metric that is not finite: they have no place in a mean, and are not among the finished.
     """
 
     finished: list[Run]
     unfinished: list[Path] = field(default_factory=list)
     failed: list[Path] = field(default_factory=list)
     unreadable: dict[Path, str] = field(default_factory=dict)
+    diverged: list[Path] = field(default_factory=list)
 
     def problems(self) -> list[str]:
         """What is missing, in words; tables say it."""
@@ -105,8 +115,14 @@ class Runs:
             (len(self.unfinished), "not finished"),
             (len(self.failed), "failed, see failures/ of the sweep"),
             (len(self.unreadable), f"unreadable, such as {next(iter(self.unreadable), '')}"),
+            (len(self.diverged), f"left out, a metric is not finite: {listed(self.diverged)}"),
         )
         return [f"{count} run{'s' if count > 1 else ''} {what}" for count, what in counts if count]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's, otherwise those of all runs in it at any depth, finished or not."""
+    return sorted(Path(place) for place, _ in _folders(folder))
 
 
 def read_runs(*folders: Path) -> Runs:
@@ -129,7 +145,11 @@ def read_runs(*folders: Path) -> Runs:
         failed += sorted(folder.rglob("failures/*.txt")) if len(found) < 5000 else []
     done = {run.path.name for run in found.values()}
     failed = [path for path in failed if path.stem not in done]
-    return Runs(sorted(found.values(), key=lambda run: str(run.path)), unfinished, failed, unreadable)
+    runs = sorted(found.values(), key=lambda run: str(run.path))
+    sound = [run for run in runs if all(map(math.isfinite, run.metrics.values()))]
+    kept = {run.run_id for run in sound}
+    diverged = [run.path for run in runs if run.run_id not in kept]
+    return Runs(sound, unfinished, failed, unreadable, diverged)
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, set[str]]]:
@@ -145,27 +165,58 @@ def _folders(folder: Path) -> Iterator[tuple[str, set[str]]]:
 def _run(place: Path) -> Run:
     given = json.loads((place / "result.json").read_bytes())
     config = given["config"]
-    identity = {key: value for key, value in config.items() if key not in _NOT_VARIANT}
+    metrics = {intern(str(name)): _number(value) for name, value in given["metrics"].items()}
+    primary = intern(str(given["primary_metric"]))
+    metrics.setdefault(primary, _number(given["primary_value"]))
     return Run(
         path=place,
         run_id=str(given["run_id"]),
         task=intern(str(given["task"])),
-        model=intern(str(given["model"]).rstrip("/").rpartition("/")[2]),
+        model=intern(str(given["model"]).removeprefix("./").rstrip("/")),
         method=intern(_method(str(given["method"]), config["method"])),
         seed=int(given["seed"]),
-        variant=hash(json.dumps(identity, sort_keys=True)),
+        variant=_variant(config),
         split=intern(str(config["task"].get("eval_split", ""))),
+        evaluation=_evaluation(config["task"], primary, given.get("eval_rows")),
         settings=_settings(config),
-        primary=intern(str(given["primary_metric"])),
+        primary=primary,
         higher_is_better=bool(given["higher_is_better"]),
-        best=float(given["best_value"]),
-        metrics={intern(str(name)): float(value) for name, value in given["metrics"].items()},
+        best=_number(given["best_value"]),
+        metrics=metrics,
         steps=int(given["steps"]),
         train_seconds=float(given["train_seconds"]),
         forwards=int(given["forward_passes"]),
         backwards=int(given["backward_passes"]),
         memory=int(given["peak_memory_bytes"]),
         device=intern(str(given["device"])),
+    )
+
+
+def _number(value: Any) -> float:
+    """A metric; null is what strict JSON has for one that is not finite."""
+    return math.nan if value is None else float(value)
+
+
+def _variant(config: Mapping[str, Any]) -> int:
+    """What makes a run's id but for the seed, as a number."""
+    identity = {key: value for key, value in config.items() if key not in _NOT_VARIANT}
+    later = _LATER.get(config["method"].get("name"), {})
+    identity["method"] = {
+        key: value for key, value in config["method"].items() if key not in later or value not in later[key]
+    }
+    return hash(json.dumps(identity, sort_keys=True))
+
+
+def _evaluation(task: Mapping[str, Any], metric: str, rows: Any) -> Evaluation:
+    """How it was evaluated; the dataset of mirror is what it was trained on, and does not count."""
+    split = str(task.get("eval_split", ""))
+    own = (task.get("files") or {}).get(split.partition("[")[0])
+    return Evaluation(
+        split=intern(split),
+        metric=metric,
+        sample=task.get("eval_rows"),
+        rows=None if rows is None else int(rows),
+        data="" if task.get("name") == "mirror" else intern(str(own or task.get("dataset") or task.get("hub") or "")),
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from deltasam.report import paper
 from deltasam.report._compare import comparison_notes
-from deltasam.report._names import method_name, method_order, paper_model
+from deltasam.report._evaluation import STANDARD
+from deltasam.report._names import method_name, method_order, paper_model, short_models
 from deltasam.report._runs import Run, Runs
-from deltasam.report._select import RULE, by_cell
+from deltasam.report._select import RULE, Selection, select
 from deltasam.report._table import Cell, Column, Row, Table
 
 _GLUE_HEADERS = {
@@ -17,49 +18,45 @@ _GLUE_HEADERS = {
 }  # fmt: skip
 _STS_HEADERS = {**{f"sts{y}": f"STS{y}" for y in range(12, 17)}, "stsb": "STS-B", "sickr": "SICK-R"}
 _ROUGE_HEADERS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"}
-Finder = Callable[[str, str, str], dict[int, float]]
-"""Model, method, column -> value by seed."""
+Where = Callable[[str], tuple[str, str]]
+"""Column -> the task whose runs fill it, and the metric."""
 
 
 def glue_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 1: eight tasks of GLUE."""
-    cells = by_cell(runs.finished, lambda run: run.task in paper.GLUE_TASKS)
-
-    def values(model: str, method: str, task: str) -> dict[int, float]:
-        found = cells.get((task, model, method), [])
-        return {run.seed: 100 * run.metrics[run.primary] for run in found}
-
-    present = [(run.model, run.method) for found in cells.values() for run in found[:1]]
+    chosen = select(runs.finished, lambda run: run.task in paper.GLUE_TASKS)
     columns = tuple(Column(key=task, header=_GLUE_HEADERS[task]) for task in paper.GLUE_TASKS)
-    return _score_table("glue", "GLUE, development set", columns, runs, present, values, paper.GLUE, aggregate)
+
+    def where(task: str) -> tuple[str, str]:
+        return task, STANDARD[task].metric
+
+    return _score_table("glue", "GLUE, development set", columns, runs, chosen, where, paper.GLUE, aggregate)
 
 
 def sts_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 2: seven sets of semantic textual similarity."""
-    cells = by_cell(runs.finished, lambda run: run.task == "mirror" and set(paper.STS_SETS) <= set(run.metrics))
-
-    def values(model: str, method: str, dataset: str) -> dict[int, float]:
-        return {run.seed: 100 * run.metrics[dataset] for run in cells.get(("mirror", model, method), [])}
-
-    present = [(model, method) for _, model, method in cells]
+    chosen = select(runs.finished, lambda run: run.task == "mirror" and set(paper.STS_SETS) <= set(run.metrics))
     columns = tuple(Column(key=name, header=_STS_HEADERS[name], decimals=2) for name in paper.STS_SETS)
+
+    def where(dataset: str) -> tuple[str, str]:
+        return "mirror", dataset
+
     title = "Self-supervised STS, Spearman"
-    return _score_table("sts", title, columns, runs, present, values, paper.STS, aggregate, of_one_run=True)
+    return _score_table("sts", title, columns, runs, chosen, where, paper.STS, aggregate, of_one_run=True)
 
 
 def summarization_table(runs: Runs, *, aggregate: str = "mean") -> Table:
-    """Table 3: ROUGE on CNN/DailyMail."""
-    cells = by_cell(runs.finished, lambda run: set(paper.ROUGE) <= set(run.metrics))
-    tasks = {(model, method): task for task, model, method in cells}
-
-    def values(model: str, method: str, metric: str) -> dict[int, float]:
-        found = cells.get((tasks.get((model, method), ""), model, method), [])
-        return {run.seed: 100 * run.metrics[metric] for run in found}
-
+    """Table 3: ROUGE on CNN/DailyMail, and on nothing else that has a ROUGE."""
+    task = "cnn_dailymail"
+    chosen = select(runs.finished, lambda run: run.task == task and set(paper.ROUGE) <= set(run.metrics))
     columns = tuple(Column(key=name, header=_ROUGE_HEADERS[name], decimals=2) for name in paper.ROUGE)
+
+    def where(metric: str) -> tuple[str, str]:
+        return task, metric
+
     title = "CNN/DailyMail summarization"
     return _score_table(
-        "summarization", title, columns, runs, list(tasks), values, paper.SUMMARIZATION, aggregate, average=False,
+        "summarization", title, columns, runs, chosen, where, paper.SUMMARIZATION, aggregate, average=False,
         of_one_run=True,
     )  # fmt: skip
 
@@ -69,8 +66,8 @@ def _score_table(
     title: str,
     columns: tuple[Column, ...],
     runs: Runs,
-    present: Sequence[tuple[str, str]],
-    values: Finder,
+    chosen: Selection,
+    where: Where,
     source: paper.Source,
     aggregate: str,
     *,
@@ -78,14 +75,17 @@ def _score_table(
     of_one_run: bool = False,
 ) -> Table:
     rows, scores = [], {}
+    present = {(model, method) for _, model, method in chosen.cells}
     for group, model, named in groups(name, [model for model, _ in present], source):
         own = {method for at, method in present if at == model}
         for method in sorted(own | set(source.figures.get(named, {})), key=method_order):
             figures = source.figures.get(named, {}).get(method, {})
-            found = {column.key: values(model, method, column.key) for column in columns}
-            cells = {key: Cell(tuple(numbers.values()), figures.get(key)) for key, numbers in found.items()}
+            found = {column.key: _values(chosen, model, method, *where(column.key)) for column in columns}
+            how = {column.key: chosen.unusual.get((where(column.key)[0], model), "") for column in columns}
+            cells = {key: Cell(tuple(numbers.values()), figures.get(key), how[key]) for key, numbers in found.items()}
             if average:
-                cells = {"avg": Cell(_averages(found), figures.get("avg")), **cells}
+                partly = "; ".join(dict.fromkeys(filter(None, how.values())))
+                cells = {"avg": Cell(_averages(found), figures.get("avg"), partly), **cells}
             rows.append(Row(group, method, method_name(method), cells))
             scores[group, method] = found
     shown = (Column(key="avg", header="avg.", decimals=columns[0].decimals), *columns) if average else columns
@@ -97,21 +97,27 @@ def _score_table(
         aggregate=aggregate,
         paper_aggregate=source.aggregate,
         source=source.table,
-        notes=(*comparison_notes(scores, of_one_run=of_one_run), RULE, *runs.problems()),
+        notes=(*comparison_notes(scores, of_one_run=of_one_run), RULE, *chosen.notes, *runs.problems()),
     )
 
 
+def _values(chosen: Selection, model: str, method: str, task: str, metric: str) -> dict[int, float]:
+    """The metric by seed, in percent."""
+    return {run.seed: 100 * run.metrics[metric] for run in chosen.cells.get((task, model, method), [])}
+
+
 def groups(table: str, models: Sequence[str], source: paper.Source) -> list[tuple[str, str, str]]:
-    """The groups of a table: heading, name of the model in our runs (empty if there is none), name in the paper.
+    """The groups of a table: heading, path of the model in our runs (empty if there is none), name in the paper.
 
     The paper's models come first. Two of ours that the paper has one name for, such as cased and uncased, stay apart.
     """
     ours = sorted(set(models))
+    short = short_models(ours)
     found = []
     for named in source.figures:
         same = [model for model in ours if paper_model(table, model) == named]
-        found += [(f"{named} ({model})" if len(same) > 1 else named, model, named) for model in same or [""]]
-    return found + [(model, model, "") for model in ours if paper_model(table, model) not in source.figures]
+        found += [(f"{named} ({short[model]})" if len(same) > 1 else named, model, named) for model in same or [""]]
+    return found + [(short[model], model, "") for model in ours if paper_model(table, model) not in source.figures]
 
 
 def _averages(found: dict[str, dict[int, float]]) -> tuple[float, ...]:

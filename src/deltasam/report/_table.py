@@ -41,10 +41,12 @@ class Cell:
     Attributes:
         values: One value per seed; empty where there is no run.
         paper: The paper's figure, or None.
+        evaluation: How our runs were evaluated, where that is not the standard of the task; it is marked by a star.
     """
 
     values: tuple[float, ...] = ()
     paper: float | None = None
+    evaluation: str = ""
 
     @cached_property
     def summary(self) -> Summary | None:

@@ -7,20 +7,21 @@ from statistics import fmean
 from deltasam.report._compare import comparison_notes
 from deltasam.report._names import method_name, method_order
 from deltasam.report._runs import Run, Runs
-from deltasam.report._select import Key
+from deltasam.report._select import Key, select
 
 
 def summary_sentences(runs: Runs, cells: dict[Key, list[Run]]) -> list[str]:
     """How much there is, which method leads where, how sure that is, and what it costs."""
     if not cells:
         return ["There is no finished run here yet.", *runs.problems()]
-    tasks, models = ({key[part] for key in cells} for part in (0, 1))
+    tasks = {run.task for found in cells.values() for run in found}
+    models = {model for _, model, _ in cells}
     methods = sorted({method for _, _, method in cells}, key=method_order)
     first = f"{_count(len(runs.finished), 'finished run')} of {_count(len(methods), 'method')} "
     first += f"({', '.join(map(method_name, methods))}) on {_count(len(tasks), 'task')} "
     sentences = [f"{first}with {_count(len(models), 'model')}."]
     sentences += [leader for setup in sorted({key[:2] for key in cells}) if (leader := _leader(cells, *setup))]
-    sentences += comparison_notes(_scores(cells))
+    sentences += comparison_notes(_scores(select(runs.finished, strict=False).cells))
     sentences += _costs(cells)
     return [*sentences, *runs.problems()]
 

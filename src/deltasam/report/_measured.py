@@ -1,0 +1,95 @@
+"""Measurements that lie in run folders: each is of the form it was written in, or counts as not made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltasam.report._runs import Run
+
+RISK = "adversarial-risk.json"
+LANDSCAPE = "landscape.json"
+WEIGHTS = "instance-weights.json"
+
+
+def broken(runs: Iterable[Run], *names: str) -> list[str]:
+    """One sentence for each kind of measurement that is there but cannot be read; all kinds by default."""
+    found: dict[str, list[Path]] = {}
+    for run in runs:
+        for name in names or _READERS:
+            if (run.path / "analysis" / name).is_file() and _READERS[name](run.analysis(name)) is None:
+                found.setdefault(name, []).append(run.path)
+    return [f"{name} is cut short or altered, taken as not measured: {listed(p)}." for name, p in found.items()]
+
+
+def listed(paths: Sequence[Path]) -> str:
+    """The names of a few folders, and how many more there are."""
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(path.name for path in paths[:3]) + more
+
+
+def risk_in(found: Any) -> dict[str, Any] | None:
+    """What ``adversarial-risk.json`` holds, if it is a finite number with its settings."""
+    if not isinstance(found, Mapping) or not isinstance(found.get("settings"), Mapping):
+        return None
+    sound = _is_number(found.get("value")) and _is_number(found["settings"].get("rho"))
+    return dict(found) if sound else None
+
+
+def landscape_in(found: Any) -> dict[str, Any] | None:
+    """What ``landscape.json`` holds, if its slices are lists of numbers that belong together."""
+    if not isinstance(found, Mapping):
+        return None
+    lines, planes = found.get("lines"), found.get("planes", {})
+    if not isinstance(lines, Mapping) or not isinstance(planes, Mapping):
+        return None
+    sound = all(map(_is_line, lines.values())) and all(map(_is_plane, planes.values()))
+    return dict(found) if sound else None
+
+
+def weights_in(found: Any) -> dict[str, Any] | None:
+    """What ``instance-weights.json`` holds, if it has the weights and the examples whole."""
+    if not isinstance(found, Mapping) or not isinstance(found.get("examples"), Sequence):
+        return None
+    sound = _are_numbers(found.get("weights")) and all(map(_is_example, found["examples"]))
+    return dict(found) if sound else None
+
+
+def _is_line(line: Any) -> bool:
+    if not isinstance(line, Mapping) or not (_are_numbers(line.get("x")) and _are_numbers(line.get("loss"))):
+        return False
+    return len(line["x"]) == len(line["loss"]) > 0
+
+
+def _is_plane(plane: Any) -> bool:
+    if not isinstance(plane, Mapping) or not (_are_numbers(plane.get("x")) and _are_numbers(plane.get("y"))):
+        return False
+    rows = plane.get("loss")
+    if not isinstance(rows, Sequence) or not all(map(_are_numbers, rows)):
+        return False
+    return {len(plane["x"]), len(plane["y"])} == {len(rows), *map(len, rows)}
+
+
+def _is_example(example: Any) -> bool:
+    return (
+        isinstance(example, Mapping)
+        and _is_number(example.get("weight"))
+        and _is_number(example.get("rank"))
+        and "text" in example
+    )
+
+
+def _are_numbers(values: Any) -> bool:
+    return (
+        isinstance(values, Sequence) and not isinstance(values, str) and all(type(v) in (int, float) for v in values)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+_READERS = {RISK: risk_in, LANDSCAPE: landscape_in, WEIGHTS: weights_in}
