@@ -24,19 +24,13 @@ from deltasam.distributed import Ranks, Sharpness, require_whole
 from deltasam.gradients import Scaler as Scaler
 from deltasam.gradients import gradient, scaled, set_aside
 from deltasam.held import held_part
+from deltasam.objectives._checks import part_of_a_step
+from deltasam.perturb import Ascent as Ascent
 from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size
 from deltasam.precision import no_autocast, say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
-
-
-@dataclass(frozen=True)
-class Ascent:
-    """A move to w + eps: the norm of the gradient it follows (unscaled) and whether there was none to follow."""
-
-    norm: Tensor
-    skipped: Tensor
 
 
 @dataclass
@@ -90,6 +84,7 @@ class Passes:
         self.sharpness = sharpness
         self._scale = scale
         self._moved: Moved | None = None
+        self._is_part = len(self.batches) > 1  # of a step: what is passed over at a time
         self._shares = self._micro_batch_shares()
         devices = accelerators([*every.values(), *tensors(self.batches)])
         self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
@@ -278,7 +273,7 @@ class Passes:
         if len(self.batches) > 1 or size is None:
             raise ValueError("a part of the batch can be taken from one batch of tensors only, not from MicroBatches")
         other = copy(self)
-        other.batches = MicroBatches([take(self.batches[0], index, size)])
+        other.batches, other._is_part = MicroBatches([take(self.batches[0], index, size)]), True
         other.sizes = [index.shape[0]]
         return other
 
@@ -343,11 +338,13 @@ class Passes:
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
             held = held_part(self.objective, self.inner, batch, self._moved)
-        if held is None:
-            losses = self.objective(model, batch)
-        else:
-            objective: Any = self.objective
-            losses = objective.losses(objective.complete(model, batch, held), batch)
+        objective: Any = self.objective
+        losses: Tensor
+        with part_of_a_step(self._is_part):
+            if held is None:
+                losses = objective(model, batch)
+            else:
+                losses = objective.losses(objective.complete(model, batch, held), batch)
         expected = self.sizes[k]
         check_losses(losses, graph=graph, batch=batch if expected is None else None)
         if expected is not None and losses.shape[0] != expected:
@@ -362,11 +359,13 @@ class Passes:
         """Weight of each micro-batch's mean in the mean of them all: its share of the items, or of the instances."""
         if len(self.batches) == 1:
             return [1.0]
+        getattr(self.objective, "check_parts", lambda batches: None)(self.batches)
         items = getattr(self.objective, "items", None)
         counts: list[Any] = [items(batch) if items else None for batch in self.batches]
         if any(count is None for count in counts):
             counts = self.sizes = [batch_size(batch) for batch in self.batches]
-        return shares(counts)
+        # Without any item the shares are zero, as the losses are.
+        return [share.nan_to_num(0.0) if isinstance(share, Tensor) else share for share in shares(counts)]
 
     def _mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
         mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()
@@ -397,4 +396,4 @@ class Passes:
 
 def _ratio(part: Any, whole: Any) -> Any:
     """A count over another, in double precision: an integer tensor divided by another is float32."""
-    return part.double() / whole if isinstance(part, Tensor) else part / whole
+    return (part.double() / whole).nan_to_num(0.0) if isinstance(part, Tensor) else part / whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -165,6 +166,14 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
         for i, stretch in zip(members, torch.split(flat, sizes), strict=True):
             direction[i] = shard_like(stretch[: here[i].numel()].view(here[i].shape), params[i])
     return [r for r in direction if r is not None]
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """A move to w + eps: the norm of the gradient it follows (unscaled) and whether there was none to follow."""
+
+    norm: Tensor
+    skipped: Tensor
 
 
 class Moved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -56,6 +57,9 @@ class Objective(ABC):
         Micro-batches are weighted by it, so that their sum is the objective of the large batch.
         """
         return None
+
+    def check_parts(self, batches: Sequence[Any]) -> None:  # noqa: B027 - most objectives take any batch
+        """Called before a step over several micro-batches: refuses what together is nothing to learn from."""
 
     @property
     def holds(self) -> bool:

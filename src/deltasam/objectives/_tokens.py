@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deltasam.objectives._base import at_least_float32, directed_kl, symmetric_kl
-from deltasam.objectives._checks import check_integer, check_range, check_smoothing, readable
+from deltasam.objectives._checks import check_integer, check_range, check_smoothing, is_part_of_a_step, readable
 from deltasam.objectives._supervised import Supervised
 
 Reduction = Literal["token", "sequence"]
@@ -37,7 +38,8 @@ class Tokens(Supervised):
 
     Raises:
         ValueError: For labels that are missing, of another shape or type, or (on the CPU) out of range or all
-            ignored. On other devices, where looking would mean waiting, a batch of ignored tokens has losses of zero.
+            ignored. On other devices, where looking would mean waiting, a batch of ignored tokens has losses of zero,
+            and so has everywhere a part of a step, or an instance, without a target.
 
     Example:
         >>> import torch
@@ -116,8 +118,16 @@ class Tokens(Supervised):
                 f"(N, T, V) and (N, T); if the model changes the length, undo it in {name}(predict=...)"
             )
         check_range(labels, logits.shape[2], name, self.ignore_index)
-        if readable(labels) and bool((labels == self.ignore_index).all()):
+        if not is_part_of_a_step():
+            self._check_targets([labels])
+
+    def check_parts(self, batches: Sequence[Any]) -> None:
+        """Refuses a step without any target token; single parts may be without (their losses are zero)."""
+        self._check_targets([self.targets(batch) for batch in batches])
+
+    def _check_targets(self, parts: list[Tensor]) -> None:
+        if all(readable(labels) and bool((labels == self.ignore_index).all()) for labels in parts):
             raise ValueError(
-                f"{name}: every target token of the batch is ignored (label {self.ignore_index}), there is nothing to "
-                "learn from; drop such sequences, or truncate them less"
+                f"{type(self).__name__}: every target token of the batch is ignored (label {self.ignore_index}), "
+                "there is nothing to learn from; drop such sequences, or truncate them less"
             )

@@ -61,6 +61,10 @@ class Wrapper(Objective):
         """What the wrapped objective's mean divides by."""
         return self.objective.items(batch)
 
+    def check_parts(self, batches: Sequence[Any]) -> None:
+        """Lets the wrapped objective look at the parts of a step."""
+        self.objective.check_parts(batches)
+
     def prepare(self, model: nn.Module) -> None:
         """Prepares the wrapped objective for a step."""
         self.objective.prepare(model)
