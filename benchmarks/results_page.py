@@ -36,7 +36,7 @@ def page(results: Path = RESULTS) -> str:
     sections = [
         (part("risk")["risk_section"](results), text["RISK_READING"]),
         (part("weights")["weights_section"](results), ""),
-        (part("weights_elsewhere")["elsewhere_section"](results), text["ELSEWHERE_READING"]),
+        (part("weights_second")["second_task_section"](results), text["SECOND_TASK_READING"]),
         (part("labels")["labels_section"](results), text["LABELS_READING"]),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),
