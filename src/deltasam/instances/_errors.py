@@ -30,3 +30,16 @@ class MisreadError(ValueError):
     def __init__(self, message: str, learned_size: int | None = None) -> None:
         super().__init__(message)
         self.learned_size = learned_size
+
+
+class SizeUnknownError(ValueError):
+    """How many instances there are cannot be seen: whoever calls the engine has to say."""
+
+
+class SuspectedMixError(ValueError):
+    """The engine sees a loss depend on rows of other instances; or it has misread which rows those are."""
+
+    def __init__(self, size: int, members: slice) -> None:
+        super().__init__("the loss of one instance depends on the other instances of the batch")
+        self.size = size
+        self.members = members

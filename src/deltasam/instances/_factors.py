@@ -200,19 +200,19 @@ class Products:
     """
 
     def __init__(self) -> None:
-        self._of: tuple[Tensor, Tensor, Tensor, bool, torch.dtype] | None = None
+        self._of: tuple[Tensor, Tensor, Tensor, bool, torch.dtype, bool] | None = None
         self._product = torch.empty(0)
         self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool, dtype: torch.dtype) -> Tensor:
-        of = self._of
-        known = of is not None and of[0] is x and of[1] is recorded and of[2] is c and of[3:] == (bias, dtype)
+        of, how = self._of, (bias, dtype, torch.is_grad_enabled())  # what was made without a graph has no way back
+        known = of is not None and of[0] is x and of[1] is recorded and of[2] is c and of[3:] == how
         if not known:
             scale = self.scale(c, x.dtype)
             product = torch.bmm(x, (recorded if recorded.dtype is x.dtype else recorded.to(x.dtype)).mT)
             product = torch.addcmul(scale, product, scale) if bias else product * scale
             self._product = product if dtype is x.dtype else product.to(dtype)
-            self._of = (x, recorded, c, bias, dtype)
+            self._of = (x, recorded, c, *how)
         return self._product
 
     def scale(self, c: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,18 +25,19 @@ class InstanceGradients:
     grouping: Grouping
     factors: dict[int, list[Factor]]
     vectors: dict[int, Tensor]
+    device: torch.device
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
         pairs = [(a, b) for name, mine in self.factors.items() for a in mine for b in other.factors.get(name, ())]
-        return _total([dot(a, b) for a, b in pairs])
+        return self._total([dot(a, b) for a, b in pairs])
 
     def norms(self) -> Tensor:
         """``||grad_g||`` of every group, ``(G,)``, in float32 at least."""
         terms = sum_of_squares([factor for found in self.factors.values() for factor in found])
         for found in self.factors.values():  # a parameter used in several ways: the cross terms
             terms += [2 * dot(a, b) for k, a in enumerate(found) for b in found[:k]]
-        return _total(terms).clamp_min(0).sqrt()
+        return self._total(terms).clamp_min(0).sqrt()
 
     def rounded(self, *, widening: bool = False) -> InstanceGradients:
         """These gradients with the output gradients of float32 low-rank factors in bfloat16; inputs as they are.
@@ -73,17 +74,19 @@ class InstanceGradients:
                     return Dense(clean(factor.dense()))  # on its own: this is for the rare step
 
         factors = {name: [cleaned(f) for f in found] for name, found in self.factors.items()}
-        return InstanceGradients(self.grouping, factors, {})
+        return replace(self, factors=factors, vectors={})
+
+    def _total(self, terms: list[Tensor]) -> Tensor:
+        """The sum of terms (G,); zeros if no perturbed parameter took part in the losses."""
+        if not terms:
+            return torch.zeros(self.grouping.groups, device=self.device)
+        wide = wide_dtype(terms[0].dtype)
+        return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
 
 
-def _total(terms: list[Tensor]) -> Tensor:
-    if not terms:
-        raise ValueError("no perturbed parameter took part in the losses")
-    wide = wide_dtype(terms[0].dtype)
-    return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
-
-
-def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping) -> InstanceGradients:
+def collect(
+    calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping, device: torch.device
+) -> InstanceGradients:
     """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight."""
     inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # what query, key and value share stays one tensor
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
@@ -122,7 +125,7 @@ def collect(calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping:
                         _accumulate(factors, id(call.bias), _over_positions(d))
     vectors = _add_norms(factors, norms)
     _pack(factors, vectors)
-    return InstanceGradients(grouping, factors, vectors)
+    return InstanceGradients(grouping, factors, vectors, device)
 
 
 def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from deltasam.instances._tensors import Order, PerInstance, instances_back, instances_first
-
-Kind = Literal["batch", "flat", "tiled", "shared", "hidden"]
+from deltasam.instances._tensors import CallKey, Kind, PerInstance, Reading, instances_back, instances_first
 
 
 class Layout(NamedTuple):
@@ -18,13 +16,14 @@ class Layout(NamedTuple):
 
     ``batch``: instances in front; ``flat``: instances and positions in one dimension; ``tiled``: the batch several
     times over (two views in one pass); ``shared``: the same for all instances (position ids of shape (1, T),
-    bias tables); ``hidden``: a :class:`PerInstance`.
+    bias tables); ``hidden``: a :class:`PerInstance`. ``key``: where it is noted if the shape allowed another kind.
     """
 
     kind: Kind
     size: int
-    order: Order
+    reading: Reading
     lead: tuple[int, ...]
+    key: CallKey | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -49,26 +48,26 @@ class Layout(NamedTuple):
             return tensor
         tail = tensor.shape[2:]
         if self.kind in ("shared", "hidden"):
-            return PerInstance.wrap(tensor.reshape(self.size, *self.lead, *tail), self.order)
+            return PerInstance.wrap(tensor.reshape(self.size, *self.lead, *tail), self.reading)
         if self.kind == "tiled":
             times = self.lead[0] // self.size
             return instances_back(tensor.reshape(self.size, times, -1, *tail), "tiled").reshape(*self.lead, *tail)
         return tensor.reshape(*self.lead, *tail)
 
 
-def find_layout(tensor: Tensor, features: int, size: int, order: Order, known: Kind | None) -> Layout:
-    """The layout of a tensor by its shape; ``known`` settles what the shape leaves open.
+def find_layout(tensor: Tensor, features: int, size: int, reading: Reading, name: str) -> Layout:
+    """The layout of an input of a parameter's layer by its shape; what was found out settles what that leaves open.
 
     Where it is open, the reading that keeps the model's own shapes comes first; it is verified afterwards.
     """
     lead = tuple(tensor.shape[: tensor.ndim - features])
     if isinstance(tensor, PerInstance):
-        kind: Kind = "hidden"
-    elif not lead or lead[0] % size:
-        kind = "shared"
-    else:
-        kind = known or ("batch" if lead[0] == size else cast("Kind", order))
-    return Layout(kind, size, order, lead)
+        return Layout("hidden", size, reading, lead)
+    if not lead or lead[0] % size:
+        return Layout("shared", size, reading, lead)
+    key = (name, tensor.ndim, lead[0] == size)
+    kind = reading.kinds.get(key) or ("batch" if lead[0] == size else cast("Kind", reading.order))
+    return Layout(kind, size, reading, lead, key)
 
 
 @dataclass(frozen=True)

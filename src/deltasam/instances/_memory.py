@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from deltasam.instances._layout import Kind, Layout
-from deltasam.instances._step import CallKey
-from deltasam.instances._tensors import Order, Proxy
+from deltasam.instances._layout import Layout
+from deltasam.instances._tensors import CallKey, Kind, Proxy, Reading
 
-Signature = frozenset[tuple[CallKey, Kind]]
+#: Perturbed parameters; what was read where, and how often; instances per group, 0 for a single one; not at w.
+Signature = tuple[tuple[str, ...], frozenset[tuple[CallKey, tuple[Kind, int]]], int, bool]
 
 
 @dataclass
@@ -22,19 +23,22 @@ class Memory:
     """Lives as long as the model.
 
     Attributes:
-        order: How rows of the same instance lie in a batch with several per instance.
-        kinds: Layouts of inputs whose shape leaves them open.
-        layouts: Layouts found so far, see :meth:`PassState.layout`; a finding of ``order`` or ``kinds`` empties it.
+        reading: How tensors are read whose shapes leave open where the instances are.
+        layouts: Layouts found so far, see :meth:`PassState.layout`; whatever is learned about the reading empties it.
         verified: The signatures of passes whose gradients were compared with autograd's.
         told: Messages that were given.
     """
 
-    order: Order = "flat"
-    kinds: dict[CallKey, Kind] = field(default_factory=dict)
-    verified: set[tuple[tuple[str, ...], Signature]] = field(default_factory=set)
+    reading: Reading = field(default_factory=Reading)
+    verified: set[Signature] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
-    layouts: dict[Any, tuple[Layout, CallKey | None]] = field(default_factory=dict)
+    layouts: dict[Any, Layout] = field(default_factory=dict)
     _proxies: dict[int, tuple[Proxy, tuple[Any, ...]]] = field(default_factory=dict)
+
+    def learn(self, kinds: Mapping[CallKey, Kind]) -> None:
+        """Reads these places in this way from now on."""
+        self.reading.kinds.update(kinds)
+        self.layouts.clear()
 
     def proxies(self, params: Iterable[Tensor]) -> dict[int, Proxy]:
         """A stand-in for each parameter, by ``id``; one made earlier if the parameter is still what it was."""
@@ -51,10 +55,10 @@ _MEMORIES: WeakKeyDictionary[nn.Module, Memory] = WeakKeyDictionary()
 
 
 def tell_once(model: nn.Module, message: str) -> None:
-    """Warns, once for each model and message."""
-    told = memory_of(model).told
-    if message not in told:
-        told.add(message)
+    """Warns, once for each model and message; the same one with other numbers (shapes) is the same."""
+    told, words = memory_of(model).told, re.sub(r"\d+", "#", message)
+    if words not in told:
+        told.add(words)
         warnings.warn(message, stacklevel=2)
 
 

@@ -20,7 +20,7 @@ class Perturbation:
     terms: Mapping[int, list[tuple[Factor, Tensor]]]
     vectors: Mapping[int, Tensor] = field(default_factory=dict)
     products: Products = field(default_factory=Products)
-    _made: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    _made: dict[tuple[int, bool], dict[int, Tensor]] = field(default_factory=dict)
     _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
@@ -58,7 +58,7 @@ class Perturbation:
     def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
         """All vectors (biases and scales of norms) that share a pack, perturbed in one go, ``(N, 1, length)`` each."""
         assert isinstance(factor, Packed)
-        key = id(factor.pack)
+        key = (id(factor.pack), torch.is_grad_enabled())  # without a graph there is no way back to the parameters
         if key not in self._made:
             packs = {name: getattr(self.terms[name][0][0], "pack", None) for name in self.vectors}
             members = {name: p for name, p in self.vectors.items() if packs[name] is factor.pack}

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.distributed import is_sharded_module, require_whole
-from deltasam.instances._errors import InstancesMixedError
+from deltasam.instances._errors import InstancesMixedError, SizeUnknownError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import memory_of
 from deltasam.instances._perturbation import Perturbation
 from deltasam.instances._shortcuts import SHORTCUTS, lengthen, shorten
 from deltasam.instances._step import PassState
+from deltasam.instances._tensors import CallKey
 
 
 class Places:
@@ -37,11 +38,12 @@ class Places:
         self.params = params
         self.memory = memory_of(model)
         self.names = {id(p): name for name, p in params.items()}
+        self.guesses: list[CallKey] = []
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
         self._often_called: list[nn.Module] = []
-        self._is_sharded = False
+        self.is_sharded = False
         for module in model.modules():  # one walk for all questions: on a fast device its time counts
-            self._is_sharded = self._is_sharded or is_sharded_module(module)
+            self.is_sharded = self.is_sharded or is_sharded_module(module)
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 refuse_batch_statistics(model)
             if type(module) in SHORTCUTS:
@@ -49,6 +51,16 @@ class Places:
             own: dict[str, Any] = module._parameters
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
         self._proxies = self.memory.proxies(p for _, _, p in self._slots)
+
+    def guess(self, key: CallKey) -> None:
+        """Reads one place as shared; if that does not help, :meth:`take_back`."""
+        self.guesses.append(key)
+        self.memory.learn({key: "shared"})
+
+    def take_back(self) -> None:
+        """The last guess was wrong, if there was any."""
+        if self.guesses and self.memory.reading.kinds.pop(self.guesses[-1], None) is not None:
+            self.memory.layouts.clear()
 
     @contextmanager
     def taken(
@@ -61,7 +73,7 @@ class Places:
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
             # FSDP takes the gradients of a layer when its backward is over; those of a pack come later.
-            packed = len(terms) == 1 and not self._is_sharded
+            packed = len(terms) == 1 and not self.is_sharded
             vectors = terms[0][0].vectors if packed else {}
             perturbation = Perturbation(grouping, _by_parameter(terms), vectors) if terms else None
             memory = self.memory
@@ -97,7 +109,9 @@ class Places:
 
 def _started(states: list[PassState]) -> PassState:
     if not states:
-        raise ValueError("the model was not called as a whole, so the number of instances is not known; pass size=N")
+        raise SizeUnknownError(
+            "the model was not called as a whole, so the number of instances is not known; pass size=N"
+        )
     return states[0]
 
 
@@ -117,7 +131,7 @@ def _leading(values: list[Any]) -> int:
             return _leading(list(value.values()))
         if isinstance(value, (tuple, list)) and value:
             return _leading(list(value))
-    raise ValueError("the number of instances is not visible in the model's inputs; pass size=N")
+    raise SizeUnknownError("the number of instances is not visible in the model's inputs; pass size=N")
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:

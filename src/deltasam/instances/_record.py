@@ -10,11 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.branches import is_recorded
-from deltasam.instances._errors import InstancesMixedError, MisreadError, NoRuleError, UncoveredError
+from deltasam.checks import is_out_of_memory, uses_a_graph_twice
+from deltasam.instances._errors import (
+    InstancesMixedError,
+    MisreadError,
+    NoRuleError,
+    SizeUnknownError,
+    SuspectedMixError,
+    UncoveredError,
+)
 from deltasam.instances._gradient import InstanceGradients, collect
+from deltasam.instances._memory import Signature
 from deltasam.instances._places import Places
-from deltasam.instances._tensors import PerInstance
-from deltasam.instances._verify import describe, verify
+from deltasam.instances._step import PassState
+from deltasam.instances._tensors import Kind, PerInstance
+from deltasam.instances._trial import MOST_TRIALS, is_followed, mixes, reached_from, without_trace
+from deltasam.instances._verify import Checked, describe, verify
 from deltasam.precision import no_autocast
 
 Run = Callable[[], Tensor]
@@ -80,15 +91,18 @@ def record(
         UncoveredError: A parameter is used in a way that no rule covers.
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
-    places = Places(model, chosen)
+    places = Places(model, {name: p for name, p in chosen.items() if p.numel()})  # of nothing there is no gradient
     wish = _Wish(run, size, group, scale, tuple(terms))
     why: MisreadError | None = None
-    for attempt in range(4):
-        found = _reading(places, wish, why, last=attempt == 3)
+    for attempt in range(_ATTEMPTS):
+        found = _reading(places, wish, why, last=attempt == _ATTEMPTS - 1)
         if isinstance(found, Recording):
             return found
         why, wish = found, replace(wish, size=found.learned_size or wish.size)
     raise UncoveredError(f"{why}; the low-rank engine could not tell where the instances are", list(chosen))
+
+
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -109,17 +123,58 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
     except MisreadError as changed:
         return changed.with_traceback(None)  # the frames hold the whole graph
     except NoRuleError as found:
+        places.take_back()
         message = describe(places.model, found.parameters, f"an operation ({found.operation})")
         raise UncoveredError(message, found.parameters) from found
-    except (RuntimeError, ValueError, TypeError) as error:
-        if why is None or isinstance(error, (InstancesMixedError, UncoveredError)):
+    except SuspectedMixError as found:
+        suspicion: Exception = found.with_traceback(None)
+    except (InstancesMixedError, UncoveredError, SizeUnknownError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and (is_out_of_memory(error) or uses_a_graph_twice(error)):
             raise
-        message = f"{why}; under another reading the model fails: {error}"
-        raise UncoveredError(message, list(places.params)) from error
+        suspicion = error.with_traceback(None)
+        suspicion.__context__ = suspicion.__cause__ = None
+    places.take_back()
+    raise _judged(places, wish, suspicion, why) from suspicion
+
+
+def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError | None) -> Exception:
+    """What an error of a pass with proxies means, by passes without: if those fail, too, it is the model's own error.
+
+    Proxies are in nobody's way who does not look; a model that does, or has its instances elsewhere than in front,
+    fails with all kinds of errors. It is for the loop.
+    """
+    if isinstance(suspicion, SuspectedMixError):
+        if mixes(places.model, wish.run, suspicion.size, suspicion.members) is not False:
+            return InstancesMixedError(
+                "the loss of one instance depends on the other instances of the batch (in-batch negatives, statistics "
+                "over the batch), so a perturbation per instance is not defined; use SAM or DeltaSAM for such "
+                "objectives"
+            )
+        message = "the low-rank engine could not tell where the instances are"
+    else:
+        with torch.enable_grad(), without_trace(places.model):
+            wish.run()
+        first = str(suspicion).splitlines()[0] if str(suspicion) else ""
+        message = f"the low-rank engine fails on this model ({type(suspicion).__name__}: {first})"
+    return UncoveredError(message if why is None else f"{why}; {message}", list(places.params))
 
 
 def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
-    scale = wish.scale
+    """One recording; what was not compared with autograd before is compared now."""
+    recording, signature, checked = _pass_at_w(places, wish, last=last)
+    if checked is not None:
+        _look_for_silent_ones(places, wish, checked)
+        if checked.proves:
+            _try_out(recording, places, wish, checked, last=last)
+            places.memory.verified.add(signature)
+    return recording
+
+
+def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, Signature, Checked | None]:
+    """The pass itself, its signature, and what a comparison of its gradients leaves to look at."""
+    scale, checked = wish.scale, None
     with torch.enable_grad(), places.taken(wish.size, wish.group, wish.terms, recording=True) as current:
         losses = wish.run()
         state = current()
@@ -130,19 +185,74 @@ def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
         state.recording = False  # activation checkpointing calls the layers again
         with no_autocast(losses.device):
             total = losses.sum() if scale is None else scale(losses.sum())
-            memory, params = places.memory, places.params
-            key = (tuple(params), frozenset(state.seen.items()))
-            check = key not in memory.verified and not is_recorded(losses.device)
+            signature = _signature(places, state, perturbed=bool(wish.terms))
+            check = signature not in places.memory.verified and not is_recorded(losses.device)
             edges = [call.edge for call in state.calls]
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
-            gradients = collect(state.calls, found, state.grouping)
-            if check and verify(places.model, losses, params, state, gradients, memory, scale, last=last):
-                memory.verified.add(key)
+            gradients = collect(state.calls, found, state.grouping, losses.device)
+            if check:
+                checked = verify(places, losses, state, found, gradients, scale, last=last)
     norms = gradients.norms()
     if norms.device.type == "cpu" and not bool(torch.isfinite(norms).all()):
         # 0 * inf is not 0. Elsewhere looking would mean waiting, and the plain gradient of such a batch is no better.
         gradients = gradients.without(~torch.isfinite(norms))
-    return Recording(losses.detach(), gradients, norms, places)
+    return Recording(losses.detach(), gradients, norms, places), signature, checked
+
+
+def _signature(places: Places, state: PassState, *, perturbed: bool) -> Signature:
+    """What a comparison with autograd holds for.
+
+    In a single group every reading of the inputs gives the right gradient: that proves nothing for several.
+    """
+    grouping = state.grouping
+    m = grouping.m if grouping.groups > 1 else 0
+    return tuple(places.params), frozenset(state.seen.items()), m, perturbed
+
+
+def _look_for_silent_ones(places: Places, wish: _Wish, checked: Checked) -> None:
+    """A parameter without a gradient must have none in the model as it is either.
+
+    A function with a backward of its own (``torch.autograd.Function``) takes a proxy for a constant, unseen by anyone.
+
+    Raises:
+        UncoveredError: A parameter has one.
+    """
+    silent = {name: p for (name, p), g in zip(places.params.items(), checked.gradients, strict=True) if g is None}
+    if not silent or places.is_sharded:
+        return
+    with torch.enable_grad(), without_trace(places.model):
+        reached = reached_from(wish.run())
+    heard = [name for name, p in silent.items() if id(p) in reached]
+    if heard:
+        raise UncoveredError(describe(places.model, heard, "a function with a backward of its own"), heard)
+
+
+def _try_out(recording: Recording, places: Places, wish: _Wish, checked: Checked, *, last: bool) -> None:
+    """Looks at the perturbed pass of a signature whose gradient at w is right.
+
+    Raises:
+        MisreadError: An input that has no gradient was misread; the other reading is now in the memory.
+        UncoveredError: The perturbed pass does not follow the weights.
+    """
+    memory = places.memory
+    if checked.group < 0 or wish.terms or places.is_sharded or len(memory.verified) >= MOST_TRIALS:
+        return
+    one = torch.ones((), device=recording.losses.device)
+    scale = 1.0 if wish.scale is None else float(wish.scale(one))
+    model, losses, norms = places.model, recording.losses, recording.norms
+    with torch.enable_grad():
+        if is_followed(model, wish.run, losses, norms, places.params, checked, scale, recording.perturbed):
+            return
+    shared: Kind = "shared"
+    others = {key: shared for key in checked.unfelt if memory.reading.kinds.get(key) != "shared"}
+    if others and not last:
+        memory.learn(others)
+        raise MisreadError("a layer without a gradient is called with inputs that are laid out in another way")
+    raise UncoveredError(
+        "the losses of the low-rank engine at perturbed weights are not those of weights that are moved: the model "
+        "reads a parameter in a way that goes past the engine",
+        list(places.params),
+    )
 
 
 @contextmanager

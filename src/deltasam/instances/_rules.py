@@ -84,7 +84,7 @@ def _matrix(state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tenso
     else:
         rows, recorded = state.rows(x, layout)
         y = F.linear(rows, matrix, raw(bias))
-    y = state.matrix(weight, bias, rows, y, recorded, layout.kind, transposed)
+    y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
     return layout.join(state.grouping.unrows(y))
 
 
@@ -113,7 +113,7 @@ def embedding(
         y = state.grouping.rows(F.embedding(split[:1], table, padding_idx).expand(layout.size, -1, -1))
     else:
         y = F.embedding(rows, table, padding_idx, sparse=sparse)
-    y = state.table(weight, rows, y, layout.kind, padding)
+    y = state.table(weight, rows, y, layout, padding)
     return layout.join(state.grouping.unrows(y))
 
 
@@ -153,7 +153,7 @@ def convolution(
 
     recorded = patches(image.detach()) if state.recording else image
     inputs = image if state.perturbation is None else patches(image)
-    rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded, layout.kind)
+    rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded, layout)
     back = layout._replace(lead=(x.shape[0], places.numel())).join(state.grouping.unrows(rows))
     return back.transpose(1, 2).contiguous().view(x.shape[0], y.shape[1], *places)
 

@@ -54,7 +54,7 @@ def _linear(module: Any, state: PassState) -> Forward:
             if layout.is_plain and state.grouping.m == 1:
                 rows, recorded = state.rows(input, layout)
                 y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
-                return state.matrix(weight, bias, rows, y, recorded, "batch")
+                return state.matrix(weight, bias, rows, y, recorded, layout)
         return nn.Linear.forward(module, input)
 
     return forward

@@ -11,14 +11,13 @@ from torch.autograd.graph import GradientEdge
 
 from deltasam.instances._errors import NoRuleError
 from deltasam.instances._factors import wide_dtype
-from deltasam.instances._layout import Grouping, Kind, Layout, find_layout
+from deltasam.instances._layout import Grouping, Layout, find_layout
 from deltasam.instances._perturbation import Perturbation
-from deltasam.instances._tensors import PerInstance, Proxy
+from deltasam.instances._tensors import CallKey, Kind, PerInstance, Proxy
 
 if TYPE_CHECKING:
     from deltasam.instances._memory import Memory
 
-CallKey = tuple[str, int, bool]
 MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
 
 
@@ -48,13 +47,16 @@ class Call(NamedTuple):
     padding: int | None = None
     normal: Normal | None = None  # what a norm does before it scales
     arrange: Callable[[Tensor], Tensor] | None = None  # to (G, S, *features)
+    key: CallKey | None = None  # where the reading of the input is noted if its shape allowed another
 
 
-def edge_of(output: Tensor) -> GradientEdge:
-    """Where the gradient of an output arrives; as torch's ``get_gradient_edge``, without its checks."""
+def edge_of(output: Tensor) -> GradientEdge | None:
+    """Where the gradient of an output arrives; as torch's ``get_gradient_edge``, without its checks.
+
+    None in a part of the model that is computed without a graph: nothing arrives there, so there is no call to keep.
+    """
     node = output.grad_fn
-    assert node is not None, "a perturbed parameter took part, so there is a graph"
-    return GradientEdge(node, output.output_nr)
+    return None if node is None else GradientEdge(node, output.output_nr)
 
 
 class PassState:
@@ -78,38 +80,30 @@ class PassState:
     ) -> None:
         self.grouping = grouping
         self.names = names
-        self.order = memory.order
+        self.reading = memory.reading
         self._memory = memory
         self.perturbation = perturbation
         self.recording = recording
         self.calls: list[Call] = []
-        self.seen: dict[CallKey, Kind] = {}
-        self._values: dict[int, Tensor] = {}
-        self._expanded: dict[int, Tensor] = {}
-        self._last: tuple[Tensor, Kind, Tensor, Tensor] | None = None
+        self.seen = memory.reading.seen = {}
+        # By parameter, and whether there is a graph: what was made without one has no way back to the parameter.
+        self._values: dict[tuple[int, bool], Tensor] = {}
+        self._expanded: dict[tuple[int, bool], Tensor] = {}
+        self._last: tuple[Tensor, tuple[Kind, bool], Tensor, Tensor] | None = None
         self.size = grouping.size
 
     def layout(self, tensor: Tensor, parameter: Proxy, features: int) -> Layout:
         """How the instances lie in an input of ``parameter``'s layer."""
         name = self.names[id(parameter.parameter)]
         known = (name, tensor.shape, features, type(tensor) is PerInstance, self.size)
-        found = self._memory.layouts.get(known)
-        if found is None:
-            found = self._memory.layouts[known] = self._find_layout(tensor, name, features)
-        layout, key = found
-        if key is not None:
-            self.seen[key] = layout.kind
+        layout = self._memory.layouts.get(known)
+        if layout is None:
+            if len(self._memory.layouts) > MOST_LAYOUTS:
+                self._memory.layouts.clear()
+            layout = self._memory.layouts[known] = find_layout(tensor, features, self.size, self.reading, name)
+        if layout.key is not None:
+            self.reading.note(layout.key, layout.kind)
         return layout
-
-    def _find_layout(self, tensor: Tensor, name: str, features: int) -> tuple[Layout, CallKey | None]:
-        """The layout, and the key under which to note it where the shape could be read in more than one way."""
-        if len(self._memory.layouts) > MOST_LAYOUTS:
-            self._memory.layouts.clear()
-        lead = tensor.shape[: tensor.ndim - features]
-        key = (name, tensor.ndim, bool(lead) and lead[0] == self.size)
-        found = find_layout(tensor, features, self.size, self.order, self._memory.kinds.get(key))
-        is_open = bool(lead) and lead[0] % self.size == 0 and not isinstance(tensor, PerInstance)
-        return found, key if is_open else None
 
     def refuse(self, operation: str, *parameters: Any) -> NoReturn:
         """Says that an operation cannot be carried out for every instance; the loop takes over."""
@@ -121,36 +115,43 @@ class PassState:
 
     def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Inputs as ``(G, S, in)``, cast once under autocast; the same for query and key. Second, what to record."""
-        last = self._last
-        if last is None or last[0] is not x or last[1] != layout.kind:
+        last, how = self._last, (layout.kind, torch.is_grad_enabled())
+        if last is None or last[0] is not x or last[1] != how:
             source = x.inner if type(x) is PerInstance else x
             kind = source.device.type
             if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
                 source = source.to(torch.get_autocast_dtype(kind))
-            inside = PerInstance.wrap(source, self.order) if type(x) is PerInstance else source
+            inside = PerInstance.wrap(source, self.reading) if type(x) is PerInstance else source
             rows = inside if layout.is_plain and self.grouping.m == 1 else self.grouping.rows(layout.split(inside, 1))
-            self._last = last = (x, layout.kind, rows, rows.detach() if self.recording else rows)
+            self._last = last = (x, how, rows, rows.detach() if self.recording else rows)
         return last[2], last[3]
 
     def matrix(
-        self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, recorded: Tensor, kind: Kind, transposed: bool = False
+        self,
+        weight: Proxy,
+        bias: Any,
+        x: Tensor,
+        y: Tensor,
+        recorded: Tensor,
+        layout: Layout,
+        transposed: bool = False,
     ) -> Tensor:
         """Output ``y`` (G, S, out) of a layer that multiplies ``x`` (G, S, in) by the weight and adds the bias."""
         offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.perturbation is not None:
             y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
-        if self.recording:
-            edge = edge_of(y)
-            self.calls.append(Call(weight.parameter, offset, recorded, edge, "matrix", kind, transposed))
+        if self.recording and (edge := edge_of(y)) is not None:
+            call = Call(weight.parameter, offset, recorded, edge, "matrix", layout.kind, transposed, key=layout.key)
+            self.calls.append(call)
         return y
 
-    def table(self, weight: Proxy, ids: Tensor, y: Tensor, kind: Kind, padding: int | None) -> Tensor:
+    def table(self, weight: Proxy, ids: Tensor, y: Tensor, layout: Layout, padding: int | None) -> Tensor:
         """Output ``y`` (G, S, out) of a lookup of ``ids`` (G, S)."""
         if self.perturbation is not None:
             y = self.perturbation.rows(weight.parameter, ids, y)
-        if self.recording:
-            edge = edge_of(y)
-            self.calls.append(Call(weight.parameter, None, ids, edge, "rows", kind, padding=padding))
+        if self.recording and (edge := edge_of(y)) is not None:
+            call = Call(weight.parameter, None, ids, edge, "rows", layout.kind, padding=padding, key=layout.key)
+            self.calls.append(call)
         return y
 
     def norm_layout(self, x: Tensor, weight: Any, bias: Any) -> Layout | None:
@@ -167,34 +168,34 @@ class PassState:
 
     def norm(self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Normal) -> Tensor:
         """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
-        if self.recording:
+        if self.recording and (edge := edge_of(y)) is not None:
             offset = None if bias is None else bias.parameter
             features, grouping = weight.parameter.ndim, self.grouping
 
             def arrange(tensor: Tensor) -> Tensor:  # not of self, whose calls it is kept in: that would be a cycle
                 return grouping.rows(layout.split(tensor, features))
 
-            call = Call(weight.parameter, offset, x.detach(), edge_of(y), "norm", layout.kind)
-            self.calls.append(call._replace(normal=normal, arrange=arrange))
+            call = Call(weight.parameter, offset, x.detach(), edge, "norm", layout.kind)
+            self.calls.append(call._replace(normal=normal, arrange=arrange, key=layout.key))
         return y
 
     def values(self, proxy: Proxy) -> Tensor:
         """The parameter of every instance, ``(N, *shape)``, written out: for what is small. Float32 at least."""
         parameter = proxy.parameter
-        if id(parameter) not in self._values:  # made once in a pass, so that one gradient collects all uses
+        name = (id(parameter), torch.is_grad_enabled())
+        if name not in self._values:  # made once in a pass, so that one gradient collects all uses
             if self.perturbation is None:
                 wide = parameter.to(wide_dtype(parameter.dtype)).unsqueeze(0).expand(self.size, *parameter.shape)
             else:
                 wide = self.perturbation.values(parameter)
-            if self.recording:
-                edge = edge_of(wide)
+            if self.recording and (edge := edge_of(wide)) is not None:
                 self.calls.append(Call(parameter, None, None, edge, "dense", "hidden"))
-            self._values[id(parameter)] = wide
-        return self._values[id(parameter)]
+            self._values[name] = wide
+        return self._values[name]
 
     def expanded(self, proxy: Proxy) -> Tensor:
         """The parameter of every instance as a tensor the model can compute with in any operation."""
-        name = id(proxy.parameter)
+        name = (id(proxy.parameter), torch.is_grad_enabled())
         if name not in self._expanded:
-            self._expanded[name] = PerInstance.wrap(self.values(proxy).to(proxy.dtype), self.order)
+            self._expanded[name] = PerInstance.wrap(self.values(proxy).to(proxy.dtype), self.reading)
         return self._expanded[name]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,21 +25,53 @@ if TYPE_CHECKING:
 
 #: Where a batch holds several rows per instance: one instance after the other, or the batch several times over.
 Order = Literal["flat", "tiled"]
+Kind = Literal["batch", "flat", "tiled", "shared", "hidden"]
+
+#: A place where a shape leaves open what the instances are: the parameter or operation, the dimensions, rows == N.
+CallKey = tuple[str, int, bool]
+
+
+@dataclass
+class Reading:
+    """How the tensors of a model are read where their shapes leave it open.
+
+    Attributes:
+        order: How rows of the same instance lie in a batch with several per instance.
+        kinds: What was found out about single places.
+        seen: The places of the pass under way, how they were read, and how often: a table that looks like a batch in
+            some lengths only is one more. Readings that were not compared with autograd's gradient are told by it.
+    """
+
+    order: Order = "flat"
+    kinds: dict[CallKey, Kind] = field(default_factory=dict)
+    seen: dict[CallKey, tuple[Kind, int]] = field(default_factory=dict)
+
+    def note(self, key: CallKey, kind: Kind) -> None:
+        """One more tensor that was read in this way."""
+        known = self.seen.get(key)
+        self.seen[key] = (kind, 1 if known is None else known[1] + 1)
+
+    def takes(self, operation: str, ndim: int, rows: int, size: int) -> bool:
+        """Whether an operation without a rule takes a tensor of k N rows for the batch; noted."""
+        key = (f"{operation}()", ndim, rows == size)
+        kind = self.kinds.get(key, "batch")
+        self.note(key, kind)
+        return kind != "shared"
 
 
 class PerInstance(Tensor):
     """A tensor of one value per instance that looks like a single value: ``inner`` is ``(N, *shape)``."""
 
     inner: Tensor  # type: ignore[assignment]
-    order: Order
+    reading: Reading
 
     @staticmethod
-    def wrap(inner: Tensor, order: Order) -> Tensor:
+    def wrap(inner: Tensor, reading: Reading) -> Tensor:
         """``inner`` in disguise; with a single instance there is nothing to hide."""
         if inner.shape[0] == 1:
             return inner.squeeze(0)
         seen = inner.detach()[0].requires_grad_(inner.requires_grad).as_subclass(PerInstance)
-        seen.inner, seen.order = inner, order
+        seen.inner, seen.reading = inner, reading
         return seen
 
     def beside(self, rows: int, ndim: int) -> Tensor | None:
@@ -51,7 +84,9 @@ class PerInstance(Tensor):
         times = rows // own.shape[0]
         if times == 1:
             return own
-        return own.repeat_interleave(times, 0) if self.order == "flat" else own.repeat(times, *(1,) * (ndim - 1))
+        return (
+            own.repeat_interleave(times, 0) if self.reading.order == "flat" else own.repeat(times, *(1,) * (ndim - 1))
+        )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,6 +115,7 @@ RULES: dict[Any, Callable[..., Any]] = {}
 
 #: Getters that give tensors that must follow the perturbation; all other attributes are read from what the model sees.
 _TENSOR_GETTERS = {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")}
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
 _METADATA: set[Any] = {
     getattr(Tensor, name)
@@ -114,6 +150,7 @@ def instances_back(tensor: Tensor, order: Order) -> Tensor:
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """One operation of the model that meets a :class:`Proxy` or a :class:`PerInstance`."""
+    func = Tensor.detach if func == _DATA else func  # what stands there has to follow the perturbation
     rule = RULES.get(func)
     if rule is not None:
         for value in (*args, *kwargs.values()):
@@ -148,9 +185,11 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
     """The operation for every instance: beside the batch if it meets the batch, else in the hidden dimension."""
     hidden = [leaf for leaf in leaves if isinstance(leaf, PerInstance)]
-    size, order = hidden[0].inner.shape[0], hidden[0].order
+    size, reading = hidden[0].inner.shape[0], hidden[0].reading
+    order = reading.order
     name = getattr(func, "__name__", "")
-    batch = [leaf for leaf in leaves if _is_batch(leaf, size)]
+    open_ones = [leaf for leaf in leaves if _may_be_batch(leaf, size)]
+    batch = [leaf for leaf in open_ones if reading.takes(name, leaf.ndim, leaf.shape[0], size)]
     if name in ("expand", "broadcast_to", "repeat"):
         grown = _grown(name, hidden[0], leaves)
         if grown is not None:
@@ -179,7 +218,7 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
         return func(*again, **keywords)
 
     def back(value: Tensor) -> Tensor:
-        return instances_back(value, order) if batch else PerInstance.wrap(value, order)
+        return instances_back(value, order) if batch else PerInstance.wrap(value, reading)
 
     with torch._C.DisableTorchFunctionSubclass(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")
@@ -187,7 +226,7 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
     return type(output)(map(back, output)) if isinstance(output, (tuple, list)) else back(output)
 
 
-def _is_batch(leaf: Any, size: int) -> bool:
+def _may_be_batch(leaf: Any, size: int) -> bool:
     if not isinstance(leaf, Tensor) or isinstance(leaf, PerInstance) or leaf.ndim == 0:
         return False
     several = leaf.shape[0] % size == 0 and leaf.is_floating_point()
@@ -200,6 +239,8 @@ def _grown(name: str, value: PerInstance, leaves: list[Any]) -> Tensor | None:
     inner, shape = value.inner, tuple(value.inner.shape[1:])
     size, ndim = inner.shape[0], len(numbers)
     if not numbers or numbers[0] < size or numbers[0] % size or ndim < len(shape):
+        return None
+    if not value.reading.takes(name, ndim, numbers[0], size):
         return None
     own = value.beside(numbers[0], ndim)
     if name != "repeat":

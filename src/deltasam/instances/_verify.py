@@ -2,65 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.instances._errors import InstancesMixedError, MisreadError, UncoveredError
+from deltasam.instances._errors import MisreadError, SuspectedMixError, UncoveredError
 from deltasam.instances._factors import Factor, LowRank, Rows
 from deltasam.instances._gradient import InstanceGradients
-from deltasam.instances._memory import Memory
+from deltasam.instances._places import Places
 from deltasam.instances._step import PassState
+from deltasam.instances._tensors import CallKey, Kind
+
+_SHARED: Kind = "shared"
 
 #: Relative differences that rounding explains; a weight that is missed or misread differs by a good part of itself.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
 
 
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """One group whose gradient at w was found right, and what is needed to look at what that cannot show.
+
+    Attributes:
+        group: The number of the group; -1 if no group has a gradient.
+        members: Its instances.
+        gradients: Its gradient by autograd, one per parameter, with the loss scale.
+        unfelt: Places of calls whose outputs have no gradient (detached ones): it cannot prove their reading.
+        halves: Whether the layers compute in half precision.
+        proves: Whether every gradient could be compared.
+    """
+
+    group: int
+    members: slice
+    gradients: list[Tensor | None]
+    unfelt: tuple[CallKey, ...]
+    halves: bool
+    proves: bool
+
+
 def verify(
-    model: nn.Module,
+    places: Places,
     losses: Tensor,
-    params: Mapping[str, Tensor],
     state: PassState,
+    found: Sequence[Tensor | None],
     gradients: InstanceGradients,
-    memory: Memory,
     scale: Callable[[Tensor], Tensor] | None,
     *,
     last: bool,
-) -> bool:
-    """Whether the engine's gradient of the last group is autograd's; False if there is nothing to compare.
+) -> Checked | None:
+    """Compares the engine's gradient of one group with autograd's; None if no gradient is finite.
+
+    The group is the one with the largest finite gradient: one without says nothing about the engine.
+
+    Args:
+        places: Where the parameters are.
+        losses: With their graph.
+        state: Of the pass.
+        found: The gradients of the outputs of the calls.
+        gradients: What was made of them.
+        scale: Loss scaling.
+        last: There is no other attempt.
 
     Raises:
         MisreadError: An input whose shape allowed two readings was misread; the other one is now in the memory.
-        InstancesMixedError: The loss of the last instance depends on other rows of the batch.
+        SuspectedMixError: The loss of the group depends on other rows of the batch.
         UncoveredError: Anything else.
     """
+    group = _telling_group(gradients.norms())
+    if group is None:
+        return None
     grouping = state.grouping
-    rest = grouping.size - (grouping.groups - 1) * grouping.m
-    total = losses[-rest:].sum()
+    members = slice(group * grouping.m, min((group + 1) * grouping.m, grouping.size))
+    total = losses[members].sum() if group >= 0 else losses.sum()  # the engine sees no gradient: is there any?
     total = total if scale is None else scale(total)
+    params = places.params
     expected = torch.autograd.grad(total, list(params.values()), retain_graph=True, allow_unused=True)
-    if not bool(gradients.norms().sum() > 0):  # no gradient, or not finite: that says nothing about the engine
-        return False
-    wrong = _differences(params, expected, gradients, state)
-    if not wrong:
-        return True
-    mixed = 2 * len(wrong) > len(gradients.factors) and _rows_mix(state, total)
-    if mixed and memory.order == "flat" and "flat" in state.seen.values():
-        memory.order = "tiled"
+    precisions = {call.weight.dtype for call in state.calls}
+    precisions |= {f.d.dtype for fs in gradients.factors.values() for f in fs if isinstance(f, (LowRank, Rows))}
+    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
+    wrong, conclusive = _differences(params, expected, gradients, state, group, tolerance)
+    if wrong:
+        mixed = 2 * len(wrong) > len(gradients.factors) and group >= 0 and _rows_mix(state, total, group)
+        _explain(places, state, wrong, members, mixed=mixed, last=last)
+    unfelt = tuple(call.key for call, g in zip(state.calls, found, strict=True) if g is None and call.key is not None)
+    halves = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in found)
+    proves = conclusive and (group >= 0 or all(g is None for g in expected))
+    return Checked(group, members, list(expected), unfelt, halves, proves)
+
+
+def _telling_group(norms: Tensor) -> int | None:
+    """The group with the largest finite gradient; -1 if all are zero, None if none is finite."""
+    finite = torch.where(torch.isfinite(norms), norms, torch.zeros_like(norms))
+    group = int(finite.argmax())
+    if finite[group] > 0:
+        return group
+    return -1 if bool(torch.isfinite(norms).all()) else None
+
+
+def _explain(
+    places: Places, state: PassState, wrong: list[str], members: slice, *, mixed: bool, last: bool
+) -> NoReturn:
+    """Raises what a wrong gradient means: another reading is to be tried, or the model is not for the engine."""
+    memory, size = places.memory, state.size
+    if mixed and memory.reading.order == "flat" and any(kind == "flat" for kind, _ in state.seen.values()):
+        memory.reading.order = "tiled"
         memory.layouts.clear()
         raise MisreadError("several rows per instance, which are not next to each other")
     if mixed:
-        raise InstancesMixedError(
-            "the loss of one instance depends on the other instances of the batch (in-batch negatives, statistics "
-            "over the batch), so a perturbation per instance is not defined; use SAM or DeltaSAM for such objectives"
-        )
-    others = {key: "shared" for key, kind in state.seen.items() if key[0] in wrong and kind != "shared"}
+        raise SuspectedMixError(size, members)
+    others = {key: _SHARED for key, (kind, _) in state.seen.items() if key[0] in wrong and kind != "shared"}
     if others and not last:
-        memory.kinds.update(others)  # type: ignore[arg-type]
-        memory.layouts.clear()
+        memory.learn(others)
         raise MisreadError(f"{wrong[0]} is called with inputs that are laid out in another way")
-    raise UncoveredError(describe(model, wrong), wrong)
+    if not last and _guess(places, state):
+        raise MisreadError(f"{wrong[0]} meets tensors that are laid out in another way")
+    places.take_back()
+    raise UncoveredError(describe(places.model, wrong), wrong)
+
+
+def _guess(places: Places, state: PassState) -> bool:
+    """Reads the tensor that some operation has taken for the batch as shared, one operation after the other.
+
+    Which one it was the gradient does not say. Tensors of N rows and more dimensions are taken for batches rightly in
+    most cases, so their turn comes last.
+    """
+    places.take_back()
+    left = [
+        key
+        for key, (kind, _) in state.seen.items()
+        if key[0] not in places.params and kind != "shared" and key not in places.guesses
+    ]
+    if not left:
+        return False
+    places.guess(min(left, key=lambda key: (key[2], key[1])))
+    return True
 
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
@@ -76,52 +154,62 @@ def describe(model: nn.Module, wrong: list[str], operation: str = "an operation"
 
 
 def _differences(
-    params: Mapping[str, Tensor], expected: tuple[Tensor | None, ...], gradients: InstanceGradients, state: PassState
-) -> list[str]:
-    precisions = {call.weight.dtype for call in state.calls}
-    precisions |= {f.d.dtype for found in gradients.factors.values() for f in found if isinstance(f, (LowRank, Rows))}
-    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
-    biases = _folded_biases(state, gradients)
+    params: Mapping[str, Tensor],
+    expected: Sequence[Tensor | None],
+    gradients: InstanceGradients,
+    state: PassState,
+    group: int,
+    tolerance: float,
+) -> tuple[list[str], bool]:
+    """The parameters whose gradient is not autograd's, and whether all could be compared."""
+    biases = _folded_biases(state, gradients, group)
     rows = []
     for p, reference in zip(params.values(), expected, strict=True):
-        parts = [last_group(f) for f in gradients.factors.get(id(p), [])] + biases.get(id(p), [])
+        parts = [of_group(f, group) for f in gradients.factors.get(id(p), [])] + biases.get(id(p), [])
         exact = (
             torch.zeros_like(p) if reference is None else reference.to_dense() if reference.is_sparse else reference
         )
         mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
         rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
-    measured = torch.stack(rows)
+    measured = torch.stack([row.to(rows[0].device) for row in rows])
     floor = 1e-2 * measured[:, 1].norm()
     bad = ~(measured[:, 0] <= tolerance * torch.maximum(measured[:, 1], floor))  # not finite counts as well: see below
-    bad &= torch.isfinite(measured).all(1)  # an overflow says nothing about the engine
-    return [name for name, is_bad in zip(params, bad.tolist(), strict=True) if is_bad]
+    finite = torch.isfinite(measured).all(1)  # an overflow says nothing about the engine
+    bad &= finite
+    return [name for name, is_bad in zip(params, bad.tolist(), strict=True) if is_bad], bool(finite.all())
 
 
-def _folded_biases(state: PassState, gradients: InstanceGradients) -> dict[int, list[Tensor]]:
+def _folded_biases(state: PassState, gradients: InstanceGradients, group: int) -> dict[int, list[Tensor]]:
     found: dict[int, list[Tensor]] = {}
     partner = {id(call.weight): call.bias for call in state.calls if call.bias is not None}
     for name, factors in gradients.factors.items():
         for factor in factors:
             if isinstance(factor, LowRank) and factor.bias:
-                found.setdefault(id(partner[name]), []).append(factor.d[-1].sum(0))
+                found.setdefault(id(partner[name]), []).append(factor.d[group].sum(0))
     return found
 
 
-def last_group(factor: Factor) -> Tensor:
-    """The gradient of the last group, written out."""
+def of_group(factor: Factor, group: int) -> Tensor:
+    """The gradient of one group, written out."""
+    one = slice(group, group + 1 or None)
     match factor:
         case LowRank():
-            return LowRank(factor.x[-1:], factor.d[-1:], factor.bias, factor.transposed).dense()[0]
+            return LowRank(factor.x[one], factor.d[one], factor.bias, factor.transposed).dense()[0]
         case Rows():
-            return Rows(factor.ids[-1:], factor.d[-1:], factor.rows).dense()[0]
+            return Rows(factor.ids[one], factor.d[one], factor.rows).dense()[0]
         case _:
-            return factor.dense()[-1]
+            return factor.dense()[group]
 
 
-def _rows_mix(state: PassState, total: Tensor) -> bool:
-    """Whether the last group's loss has a gradient in rows of other groups."""
+def _rows_mix(state: PassState, total: Tensor, group: int) -> bool:
+    """Whether the loss of a group has a gradient in rows of other groups."""
     calls = [call for call in state.calls if call.kind not in ("shared", "hidden")]
     if state.grouping.groups == 1 or not calls:
         return False
     found = torch.autograd.grad(total, [call.edge for call in calls], retain_graph=True, allow_unused=True)
-    return any(g is not None and bool((g[:-1] != 0).any()) for g in found)
+    for call, gradient in zip(calls, found, strict=True):
+        if gradient is not None:
+            rows = gradient if call.arrange is None else call.arrange(gradient)
+            if bool((rows[:group] != 0).any()) or bool((rows[group + 1 :] != 0).any()):
+                return True
+    return False

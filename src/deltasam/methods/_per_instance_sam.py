@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -154,18 +154,24 @@ class PerInstanceSAM(Method):
 
         part.count.forwards += 1
         part.count.backwards += 1
+        return self._covered(part, recording, part.params)
+
+    def _covered(
+        self, part: Passes, recording: Callable[[Mapping[str, Tensor]], Recording], params: Mapping[str, Tensor]
+    ) -> Recording | None:
+        """The recording, without the parameters that are to be skipped; None if the model is for the loop."""
         try:
-            return recording(part.params)
+            return recording(params)
         except UncoveredError as found:
             part.rewind()
-            rest = {name: p for name, p in part.params.items() if name not in found.parameters}
-            if self.uncovered == "skip" and rest:
-                tell_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
-                return recording(rest)
-            if self.engine == "low-rank":
-                raise
-            tell_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
-            return None
+            rest = {name: p for name, p in params.items() if name not in found.parameters}
+            if self.uncovered != "skip" or not rest:
+                if self.engine == "low-rank":
+                    raise
+                tell_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
+                return None
+            tell_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
+        return self._covered(part, recording, rest)  # the next operation may be uncovered, too
 
     def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One group after the other; the objectives of this package let a group be cut out of its batch."""

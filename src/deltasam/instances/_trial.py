@@ -1,0 +1,199 @@
+"""Passes that are made for a comparison only, once per model and kind of input: what the gradient at w cannot show.
+
+At w every reading of the inputs gives the same losses, and what the model detaches has no gradient. So one group is
+also moved for real and its loss compared, and whether instances mix is tried out on the model as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.float32 import full_float32
+from deltasam.instances._verify import Checked
+from deltasam.perturb import global_norm, step_size
+from deltasam.perturb import perturbed as moved
+
+Run = Callable[[], Tensor]
+Change = Callable[[Tensor], Tensor]
+
+MOST_TRIALS = 64  # of one model; where layers are left out at random, there are thousands of kinds of pass
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
+_RISE = 0.1  # of the loss: well above its rounding, and the model is still itself
+_MOVE = 1e-2  # of the weights, at most
+
+
+@contextmanager
+def without_trace(model: nn.Module) -> Iterator[None]:
+    """Whatever a pass does to the buffers, they are what they were afterwards: plain training makes no such pass."""
+    slots = [(m._buffers, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    kept = {id(b): (b, b.detach().clone()) for _, _, b in slots if b is not None}
+    try:
+        yield
+    finally:
+        for own, name, buffer in slots:
+            own[name] = buffer
+        with torch.no_grad():
+            for buffer, value in kept.values():
+                buffer.copy_(value)
+
+
+def reached_from(losses: Tensor) -> set[int]:
+    """The parameters (by ``id``) that the graph of the losses leads to; nothing is computed."""
+    seen: set[Any] = set()
+    reached: set[int] = set()
+    left: list[Any] = [losses.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            reached.add(id(node.variable))
+        left.extend(parent for parent, _ in node.next_functions)
+    return reached
+
+
+def is_followed(
+    model: nn.Module,
+    run: Run,
+    losses: Tensor,
+    norms: Tensor,
+    params: Mapping[str, Tensor],
+    checked: Checked,
+    scale: float,
+    perturb: Callable[[Tensor], AbstractContextManager[None]],
+) -> bool:
+    """Whether the perturbed pass gives the losses of one group that the model has with weights that are really moved.
+
+    In half precision weights cannot be moved exactly; there it is only seen whether the perturbed pass works at all.
+
+    Args:
+        model: The model.
+        run: Makes one pass.
+        losses: At w, (N,).
+        norms: Of the gradients, (G,), with the loss scale.
+        params: The perturbed parameters.
+        checked: The group, and its gradient.
+        scale: The loss scale.
+        perturb: The engine's perturbed pass for the coefficients (G,).
+    """
+    before = losses[checked.members]
+    c = step_size(_radius(before, float(norms[checked.group]) / scale, params), norms)
+    tolerance = max((_TOLERANCE.get(p.dtype, 1.0) for p in params.values()), default=1.0)
+    with full_float32(losses.device), without_trace(model), perturb(c):
+        mine = run().detach()[checked.members]
+    if checked.halves or tolerance == 1.0:
+        return True
+
+    def exact() -> Tensor:
+        weights: list[Any] = list(params.values())
+        away = moved(weights, checked.gradients, c[checked.group], consume=False)
+        with full_float32(losses.device), without_trace(model), away:
+            return run().detach()[checked.members]
+
+    true = exact()
+    rounding = 200 * torch.finfo(true.dtype).eps * (1 + true.norm())
+    allowed = tolerance * (true - before).norm() + rounding
+    off = (mine - true).norm()
+    if not bool(off > allowed):  # not finite says nothing
+        return True
+    return bool((exact() - true).norm() > 0.1 * off)  # draws that cannot be repeated say nothing either
+
+
+def _radius(losses: Tensor, norm: float, params: Mapping[str, Tensor]) -> float:
+    """How far to go: for a visible rise of the loss, but not out of the model."""
+    weights = _MOVE * float(global_norm([p.detach() for p in params.values()]))
+    rise = _RISE * float(losses.abs().sum()) / norm
+    return min((r for r in (weights, rise) if r > 0), default=1e-3)
+
+
+def mixes(model: nn.Module, run: Run, size: int, members: slice) -> bool | None:
+    """Whether the losses of some instances change with the other instances; None if that cannot be tried.
+
+    The others are replaced by one of these in what the model is called with: the first dimension one instance after
+    the other or the batch several times over, or the second. If any of these leaves the losses alone, they depend on
+    no other instance. The draws are the same in every pass.
+
+    Args:
+        model: The model, without proxies.
+        run: Makes one pass.
+        size: N.
+        members: Whose losses.
+    """
+
+    def losses() -> Tensor:
+        with torch.enable_grad(), without_trace(model):
+            return run().detach()[members]
+
+    before = losses()
+    precision = 1e-3 if before.dtype is torch.float64 else 1.0
+    allowed = precision * 1e-3 * before.abs().max()
+    tried = False
+    for change in (_first(size, members, "flat"), _first(size, members, "tiled"), _second(size, members)):
+        with _changed(model, change) as changed:
+            after = losses()
+        if changed:
+            tried = True
+            if bool((after - before).abs().max() <= allowed):
+                return False
+    return True if tried else None
+
+
+@contextmanager
+def _changed(model: nn.Module, change: Change) -> Iterator[list[Tensor]]:
+    """The model sees other tensors than it is called with; yields those that were changed."""
+    changed: list[Tensor] = []
+
+    def instead(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            other = change(value)
+            if other is not value:
+                changed.append(other)
+            return other
+        if isinstance(value, Mapping):
+            return type(value)({name: instead(v) for name, v in value.items()})  # type: ignore[call-arg]
+        return type(value)(map(instead, value)) if type(value) in (tuple, list) else value
+
+    def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tuple(map(instead, args)), {name: instead(value) for name, value in kwargs.items()}
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield changed
+    finally:
+        handle.remove()
+
+
+def _first(size: int, members: slice, order: str) -> Change:
+    """Rows of other instances in the first dimension become those of the first member."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 0 or tensor.shape[0] % size or not tensor.shape[0]:
+            return tensor
+        rows = torch.arange(tensor.shape[0], device=tensor.device)
+        times = tensor.shape[0] // size
+        owner = rows // times if order == "flat" else rows % size
+        step = times if order == "flat" else 1
+        other = (owner < members.start) | (owner >= members.stop)
+        return tensor.index_select(0, torch.where(other, rows + (members.start - owner) * step, rows))
+
+    return change
+
+
+def _second(size: int, members: slice) -> Change:
+    """The same for a batch that has the instances in the second dimension."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.ndim < 2 or tensor.shape[1] != size:
+            return tensor
+        columns = torch.arange(size, device=tensor.device)
+        other = (columns < members.start) | (columns >= members.stop)
+        return tensor.index_select(1, torch.where(other, torch.full_like(columns, members.start), columns))
+
+    return change
