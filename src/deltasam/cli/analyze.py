@@ -5,17 +5,71 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
 from deltasam.cli._runs import bad_input, check_positive, wide_console
 
+if TYPE_CHECKING:
+    from deltasam.experiments import ConfigError
+
+Found = TypeVar("Found")
 _EXAMPLE = "must be a name, or a name with options such as '{name: FiniteDifference, radius: 0.5}'"
+
+
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """The run folders that are named, and those in other folders that are, at any depth.
+
+    What holds no run stays in the list: it is told of when it cannot be measured.
+
+    Raises:
+        InputError: Nothing is named, or something that does not exist.
+    """
+    from deltasam.report import run_folders
+
+    if not folders:
+        raise InputError("name at least one run folder, or a folder with run folders in it")
+    for folder in folders:
+        if not folder.exists():
+            raise InputError(f"{folder}: no run folder, there is nothing of this name")
+    return list(dict.fromkeys(run for folder in folders for run in (run_folders(folder) or [folder])))
+
+
+def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator[tuple[Path, Found]]:
+    """Measures one run after the other. Of several, those that cannot be measured are told of and left out.
+
+    Those are: what is no run, runs that are not finished or have kept no weights, and runs of another method than the
+    measurement is about.
+    """
+    from deltasam.experiments import ConfigError
+
+    refused: list[ConfigError] = []
+    with bad_input():
+        for run in runs:
+            found = _or_refusal(measure, run)
+            if not isinstance(found, ConfigError):
+                yield run, found
+                continue
+            refused.append(found)
+            if len(runs) > 1:
+                print(f"left out: {found}", file=sys.stderr)
+        if len(refused) == len(runs):
+            raise refused[0]
+
+
+def _or_refusal(measure: Callable[[Path], Found], run: Path) -> Found | ConfigError:
+    from deltasam.experiments import ConfigError
+
+    try:
+        return measure(run)
+    except ConfigError as error:
+        return error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +77,7 @@ class _Analysis:
     """What all analyses are told."""
 
     folders: Positional[tuple[Path, ...]]
-    """Run folders; several are compared."""
+    """Run folders, or folders with run folders in them at any depth; several runs are compared."""
 
     rho: float = 0.05
     """Radius of the perturbations."""
@@ -46,25 +100,27 @@ class _Analysis:
     def run(self) -> None:
         """Measures every run and prints one table."""
         from deltasam.cli._progress import quiet
-        from deltasam.experiments import load_run
 
-        if not self.folders:
-            raise InputError("name at least one run folder")
         numbers = ("rho", "rows", "batch_size", "steps", "eta")
         check_positive(**{name: getattr(self, name, None) for name in numbers})
+        runs = runs_in(self.folders)
         quiet()
         lines: list[dict[str, Any]] = []
-        for folder in self.folders:
-            with bad_input():
-                data = None if self.data is None else str(self.data)
-                config, loaded = load_run(folder, split=self.split, rows=self.rows, data=data)
-            try:
-                found = self.measure(loaded.model, loaded.batches(self.batch_size), loaded.objective)
-            except ValueError as error:
-                raise InputError(f"{folder}: {error}") from error
-            name = {"run": config.run_name} if self.json or len(self.folders) > 1 else {}
+        for _, (run_name, found) in each_run(runs, self._measured):
+            name = {"run": run_name} if self.json or len(runs) > 1 else {}
             lines += [{**name, **line} for line in found]
         self._print(lines)
+
+    def _measured(self, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+        """The name of a run, and its rows of the table."""
+        from deltasam.experiments import load_run
+
+        data = None if self.data is None else str(self.data)
+        config, loaded = load_run(folder, split=self.split, rows=self.rows, data=data)
+        try:
+            return config.run_name, self.measure(loaded.model, loaded.batches(self.batch_size), loaded.objective)
+        except ValueError as error:
+            raise InputError(f"{folder}: {error}") from error
 
     def measure(self, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:
         """The rows of the table for one model."""

@@ -81,6 +81,12 @@ class Evaluate:
 
         data = None if self.data is None else str(self.data)
         if self.folder is not None:
+            given = [f"--{name}" for name in ("task", "model", "set") if getattr(self, name)]
+            if given:
+                raise InputError(
+                    f"{self.folder}: {' and '.join(given)} would be ignored, a run folder has its own; leave out the "
+                    "one or the other"
+                )
             return load_run(self.folder, split=self.split, rows=self.rows, data=data)[1]
         if self.task is None or self.model is None:
             raise InputError("name a run folder, or a model by --task and --model")

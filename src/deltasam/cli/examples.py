@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
-from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, check_positive, wide_console
+from deltasam.cli._runs import check_positive, wide_console
+from deltasam.cli.analyze import each_run, runs_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Examples:
     """
 
     folders: Positional[tuple[Path, ...]]
-    """Run folders of delta-SAM."""
+    """Run folders of delta-SAM, or folders with run folders in them; runs of other methods are left out."""
 
     rows: int = 256
     """A fixed random sample of so many rows."""
@@ -38,14 +39,15 @@ class Examples:
         from deltasam.cli._progress import quiet
         from deltasam.experiments.sweeps import record_weights
 
-        if not self.folders:
-            raise InputError("name at least one run folder")
         check_positive(rows=self.rows, batch_size=self.batch_size, most=self.most)
+        runs = runs_in(self.folders)
         quiet()
         console = wide_console()
         data = None if self.data is None else str(self.data.resolve())
-        for folder in self.folders:
-            with bad_input():
-                found = record_weights(folder, rows=self.rows, batch_size=self.batch_size, most=self.most, data=data)
+
+        def measure(folder: Path) -> dict[str, Any]:
+            return record_weights(folder, rows=self.rows, batch_size=self.batch_size, most=self.most, data=data)
+
+        for _, found in each_run(runs, measure):
             for example in found["examples"][: self.most]:
                 console.print(f"{example['weight']:.4g}  {example['text']}", markup=False, highlight=False)

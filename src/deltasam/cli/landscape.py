@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, check_positive, wide_console
+from deltasam.cli._runs import check_positive, wide_console
+from deltasam.cli.analyze import each_run, runs_in
 
 FILE = "landscape.json"
 
@@ -27,7 +29,7 @@ class Landscape:
     """
 
     folders: Positional[tuple[Path, ...]]
-    """Run folders."""
+    """Run folders, or folders with run folders in them, at any depth."""
 
     points: int = 11
     """Distances per direction."""
@@ -60,33 +62,37 @@ class Landscape:
         """Measures every run and says what it found."""
         from deltasam.cli._progress import quiet
 
-        if not self.folders:
-            raise InputError("name at least one run folder")
         check_positive(reach=self.reach, rho=self.rho, rows=self.rows, batch_size=self.batch_size)
         if self.points < 3 or self.plane < 0:
             raise InputError(f"--points {self.points} must be at least 3, --plane {self.plane} at least 0")
+        runs = runs_in(self.folders)
         quiet()
         console = wide_console()
-        for folder in self.folders:
-            found = self.measured(folder)
+        for folder, found in each_run(runs, self.measured):
             told = ", ".join(
                 f"{name}: {min(line['loss']):.4g} to {max(line['loss']):.4g}" for name, line in found["lines"].items()
             )
             console.print(f"{folder.name}: {told}", highlight=False)
 
     def measured(self, folder: Path) -> dict[str, Any]:
-        """The slices of one run, from its folder if they are there."""
+        """The slices of one run, from its folder if they are there and whole."""
+        from deltasam.report import read_landscape
+        from deltasam.storage import told_clearly, write_text
+
         settings = {
             "points": self.points, "reach": self.reach, "rho": self.rho, "plane": self.plane, "rows": self.rows,
             "seed": self.seed, "split": self.split,
         }  # fmt: skip
         path = folder / "analysis" / FILE
-        if path.is_file() and (known := json.loads(path.read_text(encoding="utf-8")))["settings"] == settings:
-            return dict(known)
-        with bad_input():
-            found = {"settings": settings, **self._measure(folder)}
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(found), encoding="utf-8")
+        known = read_landscape(path)
+        if known is not None and known.get("settings") == settings:
+            return known
+        if known is None and path.is_file():
+            print(f"{path}: it is cut short or altered; measured anew", file=sys.stderr)
+        found = {"settings": settings, **self._measure(folder)}
+        with told_clearly(path.parent):
+            path.parent.mkdir(exist_ok=True)
+            write_text(path, json.dumps(found))
         return found
 
     def _measure(self, folder: Path) -> dict[str, Any]:

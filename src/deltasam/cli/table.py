@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +18,20 @@ if TYPE_CHECKING:
     from deltasam.report import Runs
 
 Which = Literal["glue", "sts", "summarization", "adversarial-risk", "hyperparameters", "running-time"]
+
+
+@contextmanager
+def _told_if_not_finite() -> Iterator[None]:
+    """A run whose risk is not finite must not keep the others from being measured."""
+    from deltasam.experiments import ConfigError
+    from deltasam.tasks import DataError
+
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
+    except ValueError as error:
+        print(f"left out: {error}", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,5 +129,5 @@ class TableCommand:
             if (known is None or known["settings"] != wanted) and (run.path / "model").is_dir():
                 if known is None:  # what is cut short or altered
                     (run.path / "analysis" / "adversarial-risk.json").unlink(missing_ok=True)
-                with bad_input():
+                with bad_input(), _told_if_not_finite():
                     record_risk(run.path, **wanted, data=data)

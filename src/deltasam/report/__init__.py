@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from deltasam.report._compare import compare, comparison_notes
 from deltasam.report._formats import from_csv, table_notes, to_csv, to_latex, to_markdown, to_terminal
+from deltasam.report._measured import read_landscape
 from deltasam.report._names import method_name, method_order, paper_model, short_models
 from deltasam.report._other_tables import hyperparameter_table, risk_table, time_table
 from deltasam.report._page import html_report
@@ -53,6 +54,7 @@ __all__ = [
     "paired_test",
     "paper_model",
     "pooled_test",
+    "read_landscape",
     "read_runs",
     "risk_table",
     "run_folders",

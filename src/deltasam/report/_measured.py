@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,14 @@ def landscape_in(found: Any) -> dict[str, Any] | None:
         return None
     sound = all(map(_is_line, lines.values())) and all(map(_is_plane, planes.values()))
     return dict(found) if sound else None
+
+
+def read_landscape(path: Path) -> dict[str, Any] | None:
+    """What a ``landscape.json`` holds, or None where there is none, or where it is cut short or altered."""
+    try:
+        return landscape_in(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return None
 
 
 def weights_in(found: Any) -> dict[str, Any] | None:

@@ -1,0 +1,109 @@
+"""The commands that measure runs: folders of runs, broken files, settings that differ, options that contradict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from deltasam.cli import main
+from deltasam.experiments import RunConfig, run
+from helpers.pretrained import bert_folder
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning"),
+    pytest.mark.usefixtures("libraries_speak_again"),
+]
+FEW = ["--points", "3", "--plane", "0", "--rows", "4"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep's folder: two runs with weights, and what else lies beside them."""
+    place = tmp_path_factory.mktemp("made")
+    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(8))]
+    (place / "rows.csv").write_text("\n".join(rows))
+    files = dict.fromkeys(("train", "validation"), str(place / "rows.csv"))
+    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
+    plain = {"task": task, "model": str(bert_folder(place / "bert")), "batch": {"size": 8}, "schedule": {"steps": 1}}
+    for method in ("erm", "delta-sam"):
+        config = RunConfig.from_plain({**plain, "method": method, "checkpoint_every": "never"})
+        run(config, place / "runs/my" / method)
+    sweep = place / "runs/my"
+    (sweep / "locks").mkdir()
+    (sweep / "sweep.jsonl").touch()
+    shutil.copytree(sweep / "erm", sweep / "without")
+    shutil.rmtree(sweep / "without/model")
+    (sweep / "begun").mkdir()
+    shutil.copy(sweep / "erm/config.yaml", sweep / "begun")
+    return place / "runs"
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(made, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_folders_of_runs_are_measured_and_the_rest_is_left_out(
+    runs: Path, capsys: pytest.CaptureFixture[str], inside: bool
+) -> None:
+    named = sorted((runs / "my").iterdir()) if inside else [runs / "my"]
+    assert main(["analyze", "landscape", *map(str, named), *FEW]) == 0
+    shown = capsys.readouterr()
+    assert [line.partition(":")[0] for line in shown.out.splitlines()] == ["delta-sam", "erm"]
+    assert "without: the run has kept no weights" in shown.err
+    assert "begun: the run is not finished" in shown.err
+    assert ("locks: no run folder" in shown.err) == inside
+    assert main(["analyze", "examples", *map(str, named), "--rows", "4"]) == 0
+    assert "ERM does not weigh instances" in capsys.readouterr().err
+    assert main(["analyze", "sharpness", *map(str, named), "--rows", "4", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_nothing_to_measure_is_an_error(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, told in (("without", "has kept no weights"), ("locks", "no run folder"), ("nowhere", "no run folder")):
+        assert main(["analyze", "landscape", str(runs / "my" / name), *FEW]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{}", '{"settings": {"points": 3', '{"settings": {}, "lines": {"a": {}}}'])
+def test_a_broken_landscape_is_measured_anew(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    kept = runs / "my/erm/analysis/landscape.json"
+    kept.parent.mkdir()
+    kept.write_text(text)
+    assert main(["analyze", "landscape", str(runs / "my/erm"), *FEW]) == 0
+    assert "landscape.json: it is cut short or altered; measured anew" in capsys.readouterr().err
+    assert set(json.loads(kept.read_text())) == {"settings", "lines", "planes"}
+
+
+def test_a_risk_at_another_radius_is_measured_anew(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = runs / "my/erm/analysis/adversarial-risk.json"
+    words = ["table", "adversarial-risk", str(runs / "my/erm"), "--measure"]
+    assert main([*words, "--rows", "4"]) == 0
+    first = json.loads(kept.read_text())
+    assert first["settings"]["rho"] == 0.05
+    written = kept.stat().st_mtime_ns
+    assert main(words) == 0  # there already, on as many rows as most runs have
+    assert kept.stat().st_mtime_ns == written
+    assert main([*words, "--rho", "0.5"]) == 0
+    second = json.loads(kept.read_text())
+    assert second["settings"] == {**first["settings"], "rho": 0.5}
+    assert second["value"] > first["value"]
+    assert "Ours at rho = 0.5." in capsys.readouterr().out
+    kept.write_text("[]")
+    assert main(words) == 0
+    assert json.loads(kept.read_text())["settings"]["rho"] == 0.05
+    assert main(["table", "glue", str(runs), "--rho", "0.5"]) == 2
+    assert "--rho is for adversarial-risk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--task", "--model", "--set"])
+def test_a_run_folder_has_its_own_task(runs: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    value = "task.max_length=8" if option == "--set" else "rte"
+    assert main(["evaluate", str(runs / "my/erm"), option, value]) == 2
+    assert f"{option} would be ignored" in capsys.readouterr().err
