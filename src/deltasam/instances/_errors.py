@@ -27,9 +27,10 @@ class NoRuleError(RuntimeError):
 class MisreadError(ValueError):
     """The pass has to be made again: where the instances are was not as assumed."""
 
-    def __init__(self, message: str, learned_size: int | None = None) -> None:
+    def __init__(self, message: str, learned_size: int | None = None, *, of_the_losses: bool = False) -> None:
         super().__init__(message)
         self.learned_size = learned_size
+        self.of_the_losses = of_the_losses  # there are not as many as instances
 
 
 class SizeUnknownError(ValueError):

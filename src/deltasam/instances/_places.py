@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.distributed import is_sharded_module, require_whole
-from deltasam.instances._errors import InstancesMixedError, SizeUnknownError
+from deltasam.instances._errors import InstancesMixedError, SizeUnknownError, UncoveredError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import memory_of
@@ -38,7 +38,9 @@ class Places:
         self.params = params
         self.memory = memory_of(model)
         self.names = {id(p): name for name, p in params.items()}
-        self.guesses: list[CallKey] = []
+        self.fault: UncoveredError | None = None
+        self._candidates: list[CallKey] = []
+        self._guess: CallKey | None = None
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
         self._often_called: list[nn.Module] = []
         self.is_sharded = False
@@ -52,15 +54,30 @@ class Places:
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
         self._proxies = self.memory.proxies(p for _, _, p in self._slots)
 
-    def guess(self, key: CallKey) -> None:
-        """Reads one place as shared; if that does not help, :meth:`take_back`."""
-        self.guesses.append(key)
-        self.memory.learn({key: "shared"})
+    def suspect(self, candidates: list[CallKey], fault: UncoveredError) -> None:
+        """One of these places may be misread; the fault if none is."""
+        self._candidates, self.fault = candidates, fault
+
+    def guess(self) -> bool:
+        """Reads the next candidate as shared, the one before as it was; False if there is none left."""
+        self.take_back()
+        if not self._candidates:
+            return False
+        self._guess = self._candidates.pop(0)
+        self.memory.learn({self._guess: "shared"})
+        return True
 
     def take_back(self) -> None:
         """The last guess was wrong, if there was any."""
-        if self.guesses and self.memory.reading.kinds.pop(self.guesses[-1], None) is not None:
+        if self._guess is not None:
+            self.memory.reading.kinds.pop(self._guess, None)
             self.memory.layouts.clear()
+            self._guess = None
+
+    @property
+    def guessing(self) -> bool:
+        """Whether a place is read as shared on trial."""
+        return self._guess is not None
 
     @contextmanager
     def taken(

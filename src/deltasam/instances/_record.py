@@ -121,13 +121,11 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
     try:
         return _attempt(places, wish, last=last)
     except MisreadError as changed:
-        return changed.with_traceback(None)  # the frames hold the whole graph
-    except NoRuleError as found:
-        places.take_back()
-        message = describe(places.model, found.parameters, f"an operation ({found.operation})")
-        raise UncoveredError(message, found.parameters) from found
+        suspicion: Exception = changed.with_traceback(None)  # the frames hold the whole graph
+        if not changed.of_the_losses:
+            return changed
     except SuspectedMixError as found:
-        suspicion: Exception = found.with_traceback(None)
+        suspicion = found.with_traceback(None)
     except (InstancesMixedError, UncoveredError, SizeUnknownError):
         raise
     except Exception as error:
@@ -135,7 +133,14 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
             raise
         suspicion = error.with_traceback(None)
         suspicion.__context__ = suspicion.__cause__ = None
-    places.take_back()
+    if places.guessing:
+        if not last and places.guess():
+            return MisreadError(str(why))
+        places.take_back()
+        assert places.fault is not None
+        raise places.fault
+    if isinstance(suspicion, MisreadError):
+        return suspicion
     raise _judged(places, wish, suspicion, why) from suspicion
 
 
@@ -153,6 +158,9 @@ def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError
                 "objectives"
             )
         message = "the low-rank engine could not tell where the instances are"
+    elif isinstance(suspicion, NoRuleError):
+        message = describe(places.model, suspicion.parameters, f"an operation ({suspicion.operation})")
+        return UncoveredError(message, suspicion.parameters)
     else:
         with torch.enable_grad(), without_trace(places.model):
             wish.run()
@@ -181,7 +189,7 @@ def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, S
         if isinstance(losses, PerInstance) or losses.shape[0] != state.size:
             found_size = None if isinstance(losses, PerInstance) else int(losses.shape[0])
             why = f"the model was called with {state.size} instances, the losses are of {tuple(losses.shape)}"
-            raise MisreadError(why, found_size)
+            raise MisreadError(why, found_size, of_the_losses=True)
         state.recording = False  # activation checkpointing calls the layers again
         with no_autocast(losses.device):
             total = losses.sum() if scale is None else scale(losses.sum())

@@ -117,28 +117,26 @@ def _explain(
     if others and not last:
         memory.learn(others)
         raise MisreadError(f"{wrong[0]} is called with inputs that are laid out in another way")
-    if not last and _guess(places, state):
+    fault = UncoveredError(describe(places.model, wrong), wrong)
+    if places.fault is None:
+        places.suspect(_candidates(places, state, wrong), fault)
+    if not last and places.guess():
         raise MisreadError(f"{wrong[0]} meets tensors that are laid out in another way")
     places.take_back()
-    raise UncoveredError(describe(places.model, wrong), wrong)
+    raise places.fault or fault
 
 
-def _guess(places: Places, state: PassState) -> bool:
-    """Reads the tensor that some operation has taken for the batch as shared, one operation after the other.
+def _candidates(places: Places, state: PassState, wrong: list[str]) -> list[CallKey]:
+    """Operations without a rule that have taken a tensor for the batch: one of them may have been shared.
 
     Which one it was the gradient does not say. Tensors of N rows and more dimensions are taken for batches rightly in
-    most cases, so their turn comes last.
+    most cases, so their turn comes last. A parameter that no operation was seen to take is another matter.
     """
-    places.take_back()
-    left = [
-        key
-        for key, (kind, _) in state.seen.items()
-        if key[0] not in places.params and kind != "shared" and key not in places.guesses
-    ]
-    if not left:
-        return False
-    places.guess(min(left, key=lambda key: (key[2], key[1])))
-    return True
+    called = {id(p) for call in state.calls for p in (call.weight, call.bias)}
+    if not any(id(places.params[name]) in called for name in wrong):
+        return []
+    left = [key for key, (kind, _) in state.seen.items() if key[0] not in places.params and kind != "shared"]
+    return sorted(left, key=lambda key: (key[2], key[1]))
 
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
