@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltasam.bench import report, step
+from deltasam.bench import _contestants, report, step
 from deltasam.bench._contestants import Contestant, contestants, of_method
 from deltasam.bench._measure import measure
 from deltasam.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
@@ -145,7 +145,8 @@ def test_the_implementation_of_adamw_is_the_one_that_is_named() -> None:
     assert row(result, "ERM, for-loop AdamW").peak_bytes is None  # memory is measured without an optimizer
 
 
-def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way() -> None:
+def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_contestants, "GRAPHS", ("cuda", "cpu"))  # ordinary steps stand in for replayed ones
     options = {"methods": ("per-instance-sam",), "ways": ("eager", "captured"), "hidden": 16}
     result = measure(StepOptions(**{**vars(SMALL), **options}))
     captured = row(result, "PerInstanceSAM captured")
@@ -154,6 +155,28 @@ def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way() -> None
     assert (captured.forwards, captured.backwards) == (2, 2)
     assert len(captured.rounds) == SMALL.rounds
     assert result.engine == {"low-rank": 4, "materialised": 0}  # one position: rank one
+
+
+def test_on_a_cpu_nothing_is_captured_and_the_reason_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    result = measure(StepOptions(**{**vars(SMALL), "methods": ("sam",), "ways": ("captured",), "hidden": 8}))
+    assert [each.name for each in result.rows] == ["ERM", "SAM"]
+    report.show(result)
+    shown = capsys.readouterr().out
+    assert "SAM captured could not run here: RuntimeError: not captured: there are no CUDA graphs on a CPU" in shown
+
+
+def test_the_title_names_the_sizes_that_were_given(measured: Report) -> None:
+    assert ": mlp, " in measured.title
+    options = StepOptions(**{**vars(SMALL), "methods": ("sam",), "layers": 1, "hidden": 8, "memory": False})
+    assert ": mlp (layers 1, hidden 8), 0.0M parameters" in measure(options).title
+
+
+def test_a_copy_of_the_model_counts_as_the_model() -> None:
+    """SMART's teacher is a copy that the first step makes; docs/howto/regularisers.md says 4/3."""
+    pytest.importorskip("transformers")
+    options = {"model": "bert-tiny", "batch": 2, "length": 4, "methods": ("SMART",), "memory": False, "rounds": 1}
+    smart = row(measure(StepOptions(**{**vars(SMALL), **options})), "SMART")
+    assert (smart.forwards, smart.backwards) == (4, 3)
 
 
 @pytest.mark.slow

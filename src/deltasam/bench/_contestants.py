@@ -33,6 +33,7 @@ VARIANTS: dict[str, Callable[[], Method]] = {
     "PerInstanceSAM-exact": lambda: PerInstanceSAM(factors="exact"),  # the default rounds where TF32 does
     "DeltaSAM-directional": lambda: DeltaSAM(weighting=Directional()),
 }
+GRAPHS = ("cuda",)  # the devices on which steps can be captured
 PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how often it takes its expensive step
 
 
@@ -144,8 +145,11 @@ def of_method(
 
 
 def _captured(bench: Workbench, method: Method, model: Any, objective: Objective, optimizer: Optimizer) -> Work:
-    """The whole step, optimizer included, as a CUDA graph."""
+    """The whole step, optimizer included, as a CUDA graph, and where there are none, an error."""
     from deltasam.capture import Captured
+
+    if bench.device.type not in GRAPHS:
+        raise RuntimeError(f"not captured: there are no CUDA graphs on a {bench.device.type.upper()}")
 
     captured = Captured(method, optimizer=optimizer.over(bench.model, captured=True))
 

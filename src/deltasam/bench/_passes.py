@@ -1,4 +1,4 @@
-"""Counts the passes through a model by hooks, whatever the method claims."""
+"""Counts the passes through a model, and through copies of it, by hooks, whatever the method claims."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 
 @dataclass
@@ -22,6 +23,9 @@ class PassCount:
 def counted_passes(model: nn.Module, size: int) -> Iterator[PassCount]:
     """Counts the forward passes through the model, and the backward passes through its output.
 
+    A copy of the model, such as SMART's teacher, costs as much as the model itself: it counts, too, also if it was
+    made before. So the hook is on all modules, and looks for those that are the model or built like it.
+
     Args:
         model: The model that is called.
         size: Instances in the batch; a pass over n instances counts n / size.
@@ -30,8 +34,15 @@ def counted_passes(model: nn.Module, size: int) -> Iterator[PassCount]:
         The running count.
     """
     count = PassCount()
+    parts, parameters = set(model.modules()), len(list(model.parameters()))
 
-    def after_forward(_: nn.Module, __: Any, output: Any) -> None:
+    def is_copy(module: nn.Module) -> bool:
+        alike = type(module) is type(model) and module not in parts
+        return alike and len(list(module.parameters())) == parameters
+
+    def after_forward(module: nn.Module, _: Any, output: Any) -> None:
+        if module is not model and not is_copy(module):
+            return
         tensor = _first_tensor(output)
         share = tensor.shape[0] / size
         count.forwards += share
@@ -42,7 +53,7 @@ def counted_passes(model: nn.Module, size: int) -> Iterator[PassCount]:
 
             tensor.register_hook(after_backward)  # type: ignore[no-untyped-call]
 
-    handle = model.register_forward_hook(after_forward)
+    handle = register_module_forward_hook(after_forward)
     try:
         yield count
     finally:

@@ -92,4 +92,4 @@ def _colour(row: Row) -> str:
 def _title(report: Report) -> str:
     options = report.options
     shape = "" if options.isolate else f", {options.batch} x {options.length}"
-    return f"{options.model}{shape}, {options.precision}, {report.machine['device']}"
+    return f"{options.shape}{shape}, {options.precision}, {report.machine['device']}"

@@ -81,6 +81,13 @@ class StepOptions:
     json: Path | None = None
     plot: Path | None = None
 
+    @property
+    def shape(self) -> str:
+        """The model as it is built: the name of the shape, with the sizes that were given instead of its own."""
+        sizes = {name: getattr(self, name) for name in ("layers", "hidden", "heads", "vocab")}
+        told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+        return f"{self.model} ({told})" if told else self.model
+
     def __post_init__(self) -> None:
         """Checks the sizes.
 

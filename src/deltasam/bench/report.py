@@ -69,7 +69,7 @@ class Report:
         size = f"{int(machine['parameters']) / 1e6:.1f}M parameters"
         shape = "" if options.isolate else f", {options.batch} x {options.length}, dropout {options.dropout:g}"
         where = f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}"
-        return f"{what}: {options.model}, {size}{shape}, {options.precision}, {where}, {options.clock} clock"
+        return f"{what}: {options.shape}, {size}{shape}, {options.precision}, {where}, {options.clock} clock"
 
 
 def cells(report: Report) -> tuple[list[str], list[list[str]]]:
