@@ -189,3 +189,10 @@ def test_an_option_that_came_later_counts_when_it_is_used() -> None:
 def test_a_seed_that_numpy_does_not_take(seed: int) -> None:
     with pytest.raises(ConfigError, match=rf"seed={seed} must be in 0\.\.4294967295"):
         RunConfig.from_plain({"task": "mrpc", "model": "bert-base-cased", "seed": seed})
+
+
+def test_text_that_yaml_has_made_something_else_of() -> None:
+    task = {"name": "classification", "files": {"train": "t.csv"}, "text": "text", "label": "label"}
+    for option, value in (("classes", [False, True]), ("label", 2024)):
+        with pytest.raises(ConfigError, match=rf"task.{option}=.*valid string; YAML takes no, .* quote them"):
+            RunConfig.from_plain({"task": {**task, option: value}, "model": "bert-base-cased"})

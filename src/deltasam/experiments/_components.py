@@ -82,7 +82,14 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         problems = {problem["type"]: problem["msg"] for problem in reversed(error.errors())}
         said = problems.get("literal_error", error.errors()[0]["msg"]).replace("valid tuple", "valid list")
         or_number = ", or a whole number" if "literal_error" in problems and "int_parsing" in problems else ""
-        raise ConfigError(f"{where}={value!r}: {said}{or_number}") from error
+        quote = "; YAML takes no, yes and 2024 for other things than text: quote them"
+        raise ConfigError(f"{where}={value!r}: {said}{or_number}{quote * _unquoted(value, said)}") from error
+
+
+def _unquoted(value: Any, said: str) -> bool:
+    """Whether it was to be text, and YAML has made something else of it."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return said.endswith("valid string") and any(isinstance(part, (bool, int, float)) for part in parts)
 
 
 def build(kind: Any, given: Plain, where: str) -> Any:

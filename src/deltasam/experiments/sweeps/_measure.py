@@ -106,6 +106,8 @@ def record_weights(
     Raises:
         ConfigError: The folder holds no finished run, or its method has no weights.
     """
+    from torch.utils._pytree import tree_map
+
     from deltasam.experiments._errors import ConfigError
     from deltasam.experiments._load import load_run
 
@@ -115,7 +117,7 @@ def record_weights(
         method = method.replace(probe_every=1)  # of its steps only some weigh
     weights: list[float] = []
     for batch in loaded.batches(batch_size):
-        on_device = {k: v.to(loaded.model.device) if hasattr(v, "to") else v for k, v in batch.items()}
+        on_device = tree_map(lambda leaf: leaf.to(loaded.model.device) if hasattr(leaf, "to") else leaf, batch)
         step = method.backward(loaded.model, on_device, loaded.objective)
         if step.weights is None:
             raise ConfigError(f"{folder}: {type(method).__name__} does not weigh instances; DeltaSAM does")
