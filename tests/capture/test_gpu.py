@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deltasam import fused
 from deltasam.capture import Captured
 from deltasam.capture._graph import RecordedStep
-from deltasam.methods import ASAM, ERM, GSAM, SAM, DeltaSAM, FreeLB, Method, PerInstanceSAM
+from deltasam.methods import ASAM, ERM, GSAM, SAM, TAT, TAVAT, DeltaSAM, FreeLB, Method, PerInstanceSAM
 from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, RDrop
 from deltasam.weighting import Directional, FiniteDifference, RandomWeights
 from helpers.problems import TRANSFORMER
@@ -32,6 +32,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "delta-sam-every-2": lambda: DeltaSAM(weighting=FiniteDifference(radius=2.0), probe_every=2),
     "per-instance": PerInstanceSAM,
     "free-lb": FreeLB,
+    "tat": TAT,
+    "tavat": TAVAT,
 }
 OBJECTIVES: dict[str, Callable[[], Any]] = {
     "plain": Classification,

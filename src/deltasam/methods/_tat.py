@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from deltasam.methods._base import check_number
 from deltasam.methods._embedding_ascent import EmbeddingAscent
 from deltasam.methods._freelb import FreeLB
+from deltasam.methods._in_place_tables import RemembersTables
 from deltasam.objectives import Classification, at_least_float32
 from deltasam.objectives.regularisers import Wrapper
 from deltasam.passes import Passes
@@ -21,7 +22,7 @@ Target = Literal["most", "sampled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TAT(FreeLB):
+class TAT(RemembersTables, FreeLB):
     r"""TAT: :class:`FreeLB` with a targeted ascent, towards a class :math:`c_i` other than :math:`y_i`.
 
     .. math:: \delta_i \leftarrow \Pi\Bigl(\delta_i - \alpha \frac{\nabla_\delta l(f(E_i + \delta_i), c_i)}
@@ -79,8 +80,12 @@ class TAT(FreeLB):
 
     def _finish(self, ascent: EmbeddingAscent) -> None:
         if isinstance(ascent.goal, _Targets) and ascent.goal.mistakes is not None:
-            before, new = self.state.get("confusion"), ascent.goal.mistakes
-            self.state["confusion"] = new if before is None else before.to(new.device) * self.decay + new
+            new = ascent.goal.mistakes
+            table = self._table("confusion", new.device)
+            if table is None:
+                self.state["confusion"] = new
+            else:
+                table.mul_(self.decay).add_(new)
 
 
 class _Targets:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.methods._freelb import FreeLB
+from deltasam.methods._in_place_tables import RemembersTables
 from deltasam.objectives.regularisers import Site, project, row_norm, uphill
 from deltasam.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class TAVAT(FreeLB):
+class TAVAT(RemembersTables, FreeLB):
     r"""TAVAT: besides the perturbation :math:`\delta_i` of an instance, every token has one, :math:`\eta_{ij}`.
 
     :math:`\eta_{ij}^0 = V[x_{ij}]`, from a vocabulary of perturbations that accumulates over training, and
@@ -31,7 +31,7 @@ class TAVAT(FreeLB):
     Choices of ours: the ball holds the sum :math:`\delta_i + \eta_i`, both being shortened alike, as the released code
     does; that code adds :math:`\eta` onto V for every occurrence, so that V grows with the frequency of a token, where
     the paper assigns it, and so do we. The mean makes the result independent of the order of the batch. A layer that
-    does not embed token ids has no vocabulary: there it is :class:`FreeLB`.
+    does not embed token ids has no vocabulary: there it is :class:`FreeLB`. Every embedding table has its own.
 
     Cost: K forwards, K backwards; the vocabulary is as large as the embedding table (in :meth:`state_dict`).
 
@@ -55,7 +55,8 @@ class TAVAT(FreeLB):
 
     def is_plain(self) -> bool:
         """As for FreeLB, unless earlier steps have left perturbations of the words behind."""
-        return super().is_plain() and not (self.adv_steps == 1 and "vocabulary" in self.state)
+        remembers = any(name.startswith("vocabulary") for name in self.state)
+        return super().is_plain() and not (self.adv_steps == 1 and remembers)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
         delta = super()._start(site, micro_batch)
@@ -65,14 +66,13 @@ class TAVAT(FreeLB):
         return [*delta, site.unpadded(table[_tokens(site)].to(site.dtype).view(site.shape))]
 
     def _vocabulary(self, site: Site) -> Tensor:
-        table: Tensor | None = self.state.get("vocabulary")
+        table = self._table(_name(site), site.device)
         if table is None:
             size = self.init_magnitude / site.shape[-1] ** 0.5
-            random = torch.Generator(site.device).manual_seed(Seed(self.seed, 0).value)
+            seed = Seed(self.seed, 0, (site.table,) if site.table else ())
+            random = torch.Generator(site.device).manual_seed(seed.value)
             table = torch.empty(site.vocabulary or 0, site.shape[-1], dtype=site.dtype, device=site.device)
-            self.state["vocabulary"] = table.uniform_(-size, size, generator=random)
-        elif table.device != site.device:  # from a checkpoint
-            self.state["vocabulary"] = table = table.to(site.device)
+            self.state[_name(site)] = table.uniform_(-size, size, generator=random)
         return table
 
     def _move(self, site: Site, parts: Parts, gradients: Parts) -> Parts:
@@ -94,28 +94,27 @@ class TAVAT(FreeLB):
         return [delta * kept, tokens * kept]
 
     def _finish(self, ascent: EmbeddingAscent) -> None:
-        met = [(site, parts[1]) for site, parts in ascent.parts() if len(parts) > 1]
-        if not met:
-            return
-        table: Tensor = self.state["vocabulary"]
-        ids = torch.cat([_tokens(site) for site, _ in met])
-        real = torch.cat([_real(site) for site, _ in met]).to(table.dtype)
-        moved = torch.cat([tokens.flatten(0, 1) for _, tokens in met]).to(table.dtype)
-        count = torch.zeros_like(table[:, 0]).index_add_(0, ids, real)
-        # Every occurrence goes its share of the way from the old value to the mean: no other rows are touched.
-        share = real / count[ids].clamp(min=1)
-        table.index_add_(0, ids, (moved - table[ids]) * share.unsqueeze(-1))
+        met: dict[str, list[tuple[Site, Tensor]]] = {}
+        for site, parts in ascent.parts():
+            if len(parts) > 1:
+                met.setdefault(_name(site), []).append((site, parts[1]))
+        for name, moved in met.items():
+            _renew(self.state[name], moved)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What to put into a checkpoint; the vocabulary as a copy, because it changes in place."""
-        return {
-            key: value.clone() if isinstance(value, Tensor) else value for key, value in super().state_dict().items()
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
-        super().load_state_dict(state)
-        self.state.update({key: value.clone() for key, value in self.state.items() if isinstance(value, Tensor)})
+def _renew(table: Tensor, met: list[tuple[Site, Tensor]]) -> None:
+    """Takes the rows of the tokens that were met to the means over their occurrences, in place."""
+    ids = torch.cat([_tokens(site) for site, _ in met])
+    real = torch.cat([_real(site) for site, _ in met]).to(table.dtype)
+    moved = torch.cat([tokens.flatten(0, 1) for _, tokens in met]).to(table.dtype)
+    count = torch.zeros_like(table[:, 0]).index_add_(0, ids, real)
+    # Every occurrence goes its share of the way from the old value to the mean: no other rows are touched.
+    share = real / count[ids].clamp(min=1)
+    table.index_add_(0, ids, (moved - table[ids]) * share.unsqueeze(-1))
+
+
+def _name(site: Site) -> str:
+    return f"vocabulary.{site.table}" if site.table else "vocabulary"
 
 
 def _has_tokens(site: Site) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ class Site:
         mask: True for real tokens, False for padding, ``(rows, tokens, 1)``; None if nothing is known to be padding.
         ids: What went into the layer, usually token ids ``(rows, tokens)``.
         vocabulary: Number of rows of the embedding table, if it has one.
+        table: The number of that table among those that are perturbed; layers that are tied have one.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Site:
     mask: Tensor | None
     ids: Tensor | None
     vocabulary: int | None
+    table: int = 0
 
     def empty(self) -> Tensor:
         """A tensor for one perturbation of these embeddings, not filled."""
@@ -111,8 +113,8 @@ def perturbed_embeddings(
         for module in found.ancestors:
             hook = state.sees_mask(_mask_position(module))
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        for layer in found.layers:
-            stack.callback(layer.register_forward_hook(state.adds(noise, detach)).remove)
+        for layer, table in zip(found.layers, _tables(found.layers), strict=True):
+            stack.callback(layer.register_forward_hook(state.adds(noise, detach, table)).remove)
         yield state.sites
     if required and not state.sites:
         raise RuntimeError(
@@ -145,7 +147,7 @@ class _State:
 
         return hook
 
-    def adds(self, noise: Noise | None, detach: bool) -> Callable[..., Tensor | None]:
+    def adds(self, noise: Noise | None, detach: bool, table: int) -> Callable[..., Tensor | None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
             if not self._inside:
                 return None
@@ -158,6 +160,7 @@ class _State:
                 mask=self._padding(layer, ids, output),
                 ids=ids,
                 vocabulary=getattr(layer, "num_embeddings", None),
+                table=table,
             )
             self.sites.append(site)
             added = None if noise is None else noise(site)
@@ -181,6 +184,12 @@ class _State:
             return None
         real: Tensor = ids != padding
         return real.unsqueeze(-1)
+
+
+def _tables(layers: Sequence[nn.Module]) -> list[int]:
+    """The number of the table of each layer."""
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(id(getattr(layer, "weight", layer)), len(numbers)) for layer in layers]
 
 
 def _mask_position(module: nn.Module) -> int:
