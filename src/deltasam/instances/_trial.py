@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from deltasam.checks import is_out_of_memory
 from deltasam.float32 import full_float32
 from deltasam.instances._verify import Checked
 from deltasam.perturb import global_norm, step_size
@@ -136,36 +138,44 @@ def mixes(model: nn.Module, run: Run, size: int, members: slice) -> bool | None:
     allowed = precision * 1e-3 * before.abs().max()
     tried = False
     for change in (_first(size, members, "flat"), _first(size, members, "tiled"), _second(size, members)):
-        with _changed(model, change) as changed:
-            after = losses()
-        if changed:
+        after = _losses_with(model, change, losses)
+        if after is not None:
             tried = True
             if bool((after - before).abs().max() <= allowed):
                 return False
     return True if tried else None
 
 
-@contextmanager
-def _changed(model: nn.Module, change: Change) -> Iterator[list[Tensor]]:
-    """The model sees other tensors than it is called with; yields those that were changed."""
-    changed: list[Tensor] = []
+def _losses_with(model: nn.Module, change: Change, losses: Run) -> Tensor | None:
+    """The losses if the model sees other inputs; None if they say nothing, or the model cannot do with them."""
+    try:
+        with _changed(model, change) as calls:
+            found = losses()
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        return None
+    return found if calls and all(calls) else None
 
-    def instead(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            other = change(value)
-            if other is not value:
-                changed.append(other)
-            return other
-        if isinstance(value, Mapping):
-            return type(value)({name: instead(v) for name, v in value.items()})  # type: ignore[call-arg]
-        return type(value)(map(instead, value)) if type(value) in (tuple, list) else value
+
+@contextmanager
+def _changed(model: nn.Module, change: Change) -> Iterator[list[bool]]:
+    """The model sees other tensors than it is called with; yields whether the first tensor of each call is another.
+
+    One whose values are the same says nothing, and what comes later may be a mask that hardly matters.
+    """
+    calls: list[bool] = []
 
     def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return tuple(map(instead, args)), {name: instead(value) for name, value in kwargs.items()}
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        others = {k: change(leaves[k]) for k in tensors}
+        calls.append(bool(tensors) and not torch.equal(others[tensors[0]], leaves[tensors[0]]))
+        return tree_unflatten([others.get(k, leaf) for k, leaf in enumerate(leaves)], spec)
 
     handle = model.register_forward_pre_hook(hook, with_kwargs=True)
     try:
-        yield changed
+        yield calls
     finally:
         handle.remove()
 
