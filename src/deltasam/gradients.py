@@ -78,20 +78,26 @@ def set_aside(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
         p.grad = None
     try:
         yield
+        # All sums that need memory before any assignment: one that fails must not leave half of them behind.
+        sums = {name: added(before[name], p.grad) for name, p in trainable.items() if not _fits(before[name], p.grad)}
     except BaseException:
         for name, p in trainable.items():
             p.grad = before[name]
         raise
     for name, p in trainable.items():
-        earlier = before[name]
-        if earlier is not None and p.grad is not None and not earlier.is_sparse:
-            p.grad = earlier.add_(p.grad)  # .grad keeps its address
-        else:
-            p.grad = added(earlier, p.grad)
+        earlier, new = before[name], p.grad
+        p.grad = sums[name] if name in sums or earlier is None or new is None else earlier.add_(new)
+
+
+def _fits(earlier: Tensor | None, new: Tensor | None) -> bool:
+    """Whether the sum goes where the earlier gradient is: ``.grad`` keeps its address."""
+    return earlier is not None and new is not None and not earlier.is_sparse
 
 
 def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """The sum; None is nothing."""
     if first is None or second is None:
         return second if first is None else first
+    if first.is_sparse and not second.is_sparse:
+        first, second = second, first  # torch adds a sparse tensor to a dense one, not the other way round
     return first + second  # not in place: autograd may hand the same tensor to two parameters
