@@ -195,6 +195,9 @@ def test_risks_of_other_radii_are_not_averaged(tmp_path: Path) -> None:
     assert "1.100" in html_report(runs, [])  # the mean of the two alike
     assert usual_risk(runs.finished) == {"rho": 0.05, "rows": 256, "steps": 1, "split": None}
     assert usual_risk(runs.finished, rho=0.5) == {"rho": 0.5, "rows": 16, "steps": 1, "split": None}
+    (tmp_path / "s2/analysis/adversarial-risk.json").write_text('{"value": 9.0}')  # as older files have it
+    notes = TABLES["adversarial-risk"](runs).notes
+    assert any("1 at a radius that was not recorded" in note for note in notes)
     assert usual_risk([], rows=7) == {"rho": 0.05, "rows": 7, "steps": 1, "split": None}
 
 

@@ -33,11 +33,13 @@ def listed(paths: Sequence[Path]) -> str:
 
 
 def risk_in(found: Any) -> dict[str, Any] | None:
-    """What ``adversarial-risk.json`` holds, if it is a finite number with its settings."""
-    if not isinstance(found, Mapping) or not isinstance(found.get("settings"), Mapping):
+    """What ``adversarial-risk.json`` holds, if it is a finite number; its settings are empty where it has none."""
+    if not isinstance(found, Mapping) or not _is_number(found.get("value")):
         return None
-    sound = _is_number(found.get("value")) and _is_number(found["settings"].get("rho"))
-    return dict(found) if sound else None
+    settings = found.get("settings", {})
+    if not isinstance(settings, Mapping) or not _is_number(settings.get("rho", 0.0)):
+        return None
+    return {**found, "settings": settings}
 
 
 def landscape_in(found: Any) -> dict[str, Any] | None:

@@ -37,8 +37,9 @@ def chosen_risks(cells: Mapping[tuple[str, str, str], Sequence[Run]], rho: float
     """
     runs = [(key[:2], run) for key, found in cells.items() for run in found]
     measured = [(setup, run, risk) for setup, run in runs if (risk := run.risk()) is not None]
-    radius = rho if rho is not None else _most((risk["settings"]["rho"] for *_, risk in measured), _near_the_papers)
-    at_radius = [one for one in measured if one[2]["settings"]["rho"] == radius]
+    radii = [risk["settings"]["rho"] for *_, risk in measured if "rho" in risk["settings"]]
+    radius = rho if rho is not None else _most(radii, _near_the_papers)
+    at_radius = [one for one in measured if one[2]["settings"].get("rho") == radius]
     usual = {
         setup: _most((_settings(risk) for at, _, risk in at_radius if at == setup), _rows)
         for setup in {setup for setup, *_ in at_radius}
@@ -60,7 +61,7 @@ def usual_risk(runs: Iterable[Run], *, rho: float | None = None, rows: int | Non
         rho: The radius; by default the most frequent one, the paper's where none is measured.
         rows: Rows; likewise, 256 where none is measured.
     """
-    known = [_settings(risk) for run in runs if (risk := run.risk()) is not None]
+    known = [_settings(risk) for run in runs if (risk := run.risk()) is not None and "rho" in risk["settings"]]
     at_radius = [one for one in known if rho is None or json.loads(one)["rho"] == rho]
     usual = json.loads(_most(at_radius or known, _rows) or "{}")
     standard = {"rho": PAPERS_RHO, "rows": 256, "steps": 1, "split": None}
@@ -70,7 +71,7 @@ def usual_risk(runs: Iterable[Run], *, rho: float | None = None, rows: int | Non
 
 def _heading(radius: float | None, kept: Mapping[str, float]) -> str:
     if radius is None:
-        return "No run has a measured risk yet."
+        return "Ours at a radius that was not recorded." if kept else "No run has a measured risk yet."
     return f"Ours at rho = {radius:g}." if kept else f"No run has a risk measured at rho = {radius:g}."
 
 
@@ -94,5 +95,7 @@ def _rows(settings: str) -> tuple[float, str]:
 
 
 def _told(settings: Mapping[str, Any]) -> str:
+    if "rho" not in settings:
+        return "at a radius that was not recorded"
     others = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "rho" and value is not None)
     return f"at rho = {settings['rho']:g}" + (f" ({others})" if others else "")

@@ -167,7 +167,7 @@ def _run(place: Path) -> Run:
     config = given["config"]
     metrics = {intern(str(name)): _number(value) for name, value in given["metrics"].items()}
     primary = intern(str(given["primary_metric"]))
-    metrics.setdefault(primary, _number(given["primary_value"]))
+    metrics.setdefault(primary, _number(given.get("primary_value")))
     return Run(
         path=place,
         run_id=str(given["run_id"]),
