@@ -26,7 +26,7 @@ from deltasam.gradients import gradient, scaled, set_aside
 from deltasam.held import held_part
 from deltasam.objectives._checks import part_of_a_step
 from deltasam.perturb import Ascent as Ascent
-from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size
+from deltasam.perturb import Moved, Selection, global_norm, perturbed, require_real, select, step_size
 from deltasam.precision import no_autocast, say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
@@ -138,6 +138,7 @@ class Passes:
         self.count.forwards += 1
         self.count.backwards += 1
         targets = list(self.params.values()) if params is None else list(params)
+        require_real(targets, self.trainable)
         parts = []
         with torch.enable_grad(), self._pass(at_w), gradient(targets, self.trainable, self.ranks.sharded) as total:
             for k in range(len(self.batches)):
@@ -188,6 +189,7 @@ class Passes:
         self, params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
     ) -> Iterator[Moved]:
         """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`."""
+        require_real(params, self.trainable)
         self.ranks.settle()
         with perturbed(params, direction, step, consume=consume) as moved:
             self._moved = moved
@@ -208,8 +210,7 @@ class Passes:
         """
         self.count.forwards += 1
         self.count.backwards += 1
-        parts, last = [], len(self.batches) - 1
-        model = self.inner if self.ranks.apart else self.model
+        parts, last, model = [], len(self.batches) - 1, self.inner if self.ranks.apart else self.model
         with torch.enable_grad(), self._pass(at_w):
             for k in range(last + 1):
                 with self.ranks.quiet(k < last):
@@ -281,8 +282,8 @@ class Passes:
         """The micro-batches one by one, each with all its passes, for methods that perturb instances and not batches.
 
         Args:
-            aside: All passes are extra ones, and a part starts where the first of them over the part before ended,
-                as in one pass over all; else it starts where the random streams are when its turn comes.
+            aside: All passes are extra ones, and each part follows on the one before, as in one pass over all; else a
+                part starts where the random streams are when its turn comes.
         """
         replay = self._from_here(watch=True) if aside and len(self.batches) > 1 else self._replay
         for k, batch in enumerate(self.batches):
@@ -308,10 +309,10 @@ class Passes:
         objective = self.objective
         if alone:
             other = self.subset(index)
-            items = getattr(objective, "items", None)
-            counts = [items(batch) if items else None for batch in (other.batches[0], self.batches[0])]
-            if counts[0] is not None and counts[1] is not None:  # a token mean is over the tokens of the whole batch
-                factor = _ratio(counts[0], counts[1]) * (size / index.shape[0])
+            items = getattr(objective, "items", lambda batch: None)
+            here, whole = items(other.batches[0]), items(self.batches[0])
+            if here is not None and whole is not None:  # a token mean is over the tokens of the whole batch
+                factor = _ratio(here, whole) * (size / index.shape[0])
                 other.objective = lambda model, batch: objective(model, batch) * factor
         else:
             other = copy(self)
@@ -360,11 +361,11 @@ class Passes:
         if len(self.batches) == 1:
             return [1.0]
         getattr(self.objective, "check_parts", lambda batches: None)(self.batches)
-        items = getattr(self.objective, "items", None)
-        counts: list[Any] = [items(batch) if items else None for batch in self.batches]
+        items = getattr(self.objective, "items", lambda batch: None)
+        counts: list[Any] = [items(batch) for batch in self.batches]
         if any(count is None for count in counts):
             counts = self.sizes = [batch_size(batch) for batch in self.batches]
-        # Without any item the shares are zero, as the losses are.
+        # Without any item (0 / 0) they are zero, as the losses are.
         return [share.nan_to_num(0.0) if isinstance(share, Tensor) else share for share in shares(counts)]
 
     def _mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:

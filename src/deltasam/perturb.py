@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -63,6 +64,21 @@ def select(
     return chosen
 
 
+def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
+    """Refuses complex parameters, for which no method defines a perturbation.
+
+    Raises:
+        TypeError: One of the parameters is complex.
+    """
+    for p in params:
+        if p.is_complex():
+            name = next((name for name, other in named.items() if other is p), "?")
+            raise TypeError(
+                f"the parameter {name!r} is complex, and perturbations are for real ones: leave it out with "
+                "params=lambda name, p: not p.is_complex(), or hold it as real numbers (torch.view_as_real)"
+            )
+
+
 def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Parameter], bool]:
     if callable(which):
         return which
@@ -88,12 +104,16 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
     values = [t.coalesce().values() if t.is_sparse else local(t) for t in tensors]
-    dtype = torch.promote_types(values[0].dtype, torch.float32)
-    norms = _norms(values, dtype)
+    norms = _norms(values, _wide_enough(values))
     if any(is_shard(t) for t in tensors):
         return total([(n.square(), t) for n, t in zip(norms, tensors, strict=True)]).sqrt()
     norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     return norm
+
+
+def _wide_enough(tensors: Sequence[Tensor]) -> torch.dtype:
+    """A dtype that holds the values of all tensors, float32 at least: the parts of a model may differ in theirs."""
+    return reduce(torch.promote_types, {t.dtype for t in tensors}, torch.float32)
 
 
 def _norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -126,7 +146,7 @@ def dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tens
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     if not pairs:
         return torch.zeros(())
-    dtype = torch.promote_types(pairs[0][0].dtype, torch.float32)
+    dtype = _wide_enough([a for a, _ in pairs])
     return total([((_dense(local(a)).to(dtype) * _dense(local(b)).to(dtype)).sum(), a) for a, b in pairs])
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from deltasam.perturb import global_norm
+from deltasam.methods import ASAM, ERM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
+from deltasam.perturb import dot, global_norm
+from deltasam.weighting import Directional, OwnGradient
 
 
 def exact(tensors: list[Tensor]) -> Tensor:
@@ -37,3 +41,74 @@ def test_what_is_not_finite_is_not_hidden() -> None:
     assert not torch.isfinite(global_norm(tensors))
     tensors[0][-1] = float("nan")
     assert not torch.isfinite(global_norm(tensors))
+
+
+KINDS = [torch.float32, torch.float64, torch.bfloat16]
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("size", [3, 2**17])
+def test_dtypes_may_differ(first: torch.dtype, second: torch.dtype, size: int) -> None:
+    tensors = [torch.randn(size).to(first), torch.randn(4).to(second)]
+    found = global_norm(tensors)
+    assert found.dtype is torch.promote_types(torch.promote_types(first, second), torch.float32)
+    assert float(found) == pytest.approx(float(exact(tensors)), rel=1e-5)
+    other = [torch.randn(size).to(second), torch.randn(4).to(first)]
+    wanted = sum((a.double() * b.double()).sum() for a, b in zip(tensors, other, strict=True))
+    assert float(dot(tensors, other)) == pytest.approx(float(wanted), rel=1e-5, abs=1e-2)
+    assert dot(tensors, other).dtype is found.dtype
+
+
+class Mixed(nn.Module):
+    def __init__(self, first: torch.dtype, second: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(3, 3).to(first), nn.Linear(3, 1).to(second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x.to(self.a.weight.dtype)).to(self.b.weight.dtype)).squeeze(-1).float()
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "sam": SAM,
+    "delta-sam": DeltaSAM,
+    "directional": lambda: DeltaSAM(weighting=Directional()),
+    "own-gradient": lambda: DeltaSAM(weighting=OwnGradient()),
+    "gsam": GSAM,
+    "look-sam": LookSAM,
+    "asam": ASAM,
+    "fisher-sam": FisherSAM,
+    "esam": lambda: ESAM(beta=1.0),
+}
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("kinds", [KINDS[:2], KINDS[1::-1], KINDS[:0:-1]], ids=str)
+@pytest.mark.filterwarnings("ignore:the weights are torch.bfloat16")
+def test_models_of_several_dtypes(make: Callable[[], Method], kinds: list[torch.dtype]) -> None:
+    step = make().backward(Mixed(*kinds), torch.randn(4, 3), lambda model, x: model(x) ** 2)
+    assert torch.isfinite(step.grad_norm)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.b = nn.Parameter(torch.randn(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ self.w).abs() ** 2 + self.b**2
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+def test_complex_parameters_are_refused_in_one_sentence(make: Callable[[], Method]) -> None:
+    with pytest.raises(TypeError, match=r"'w' is complex.*params="):
+        make().backward(Complex(), torch.randn(4, 3), lambda model, x: model(x))
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(rho=0.0), SAM(params=lambda name, p: not p.is_complex())], ids=str)
+def test_complex_parameters_that_stay_at_w_are_trained(method: Method) -> None:
+    model = Complex()
+    method.backward(model, torch.randn(4, 3), lambda model, x: model(x))
+    assert model.w.grad is not None

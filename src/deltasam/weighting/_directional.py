@@ -13,7 +13,7 @@ from torch.func import functional_call, jvp
 from deltasam.distributed import require_whole
 from deltasam.held import Scene
 from deltasam.passes import Passes
-from deltasam.perturb import global_norm, random_direction, step_size
+from deltasam.perturb import global_norm, random_direction, require_real, step_size
 from deltasam.randomness import Seed
 from deltasam.weighting._base import Weighting
 from deltasam.weighting._forward_mode import twice_differentiable
@@ -52,6 +52,7 @@ class Directional(Weighting):
         radius = rho if self.radius is None else self.radius
         params = list(passes.params.values())
         require_whole("Directional", params)
+        require_real(params, passes.params)
         firsts, seconds = [], []
         for draw in range(self.samples):
             r = random_direction(params, seed.child(draw))

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from deltasam.float32 import full_float32, rounded
 from deltasam.passes import Passes
-from deltasam.perturb import global_norm, random_direction, step_size
+from deltasam.perturb import global_norm, random_direction, require_real, step_size
 from deltasam.precision import no_autocast
 from deltasam.randomness import Seed
 from deltasam.weighting._base import Weighting
@@ -64,6 +64,7 @@ class FiniteDifference(Weighting):
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Losses on both sides of w, ``samples`` times."""
         params = list(passes.params.values())
+        require_real(params, passes.params)
         _warn_if_rounded_away(params[0].dtype)
         radius = rho if self.radius is None else self.radius
         sides: list[tuple[Tensor, Tensor]] = []

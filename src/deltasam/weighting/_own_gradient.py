@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deltasam.instances import ascend
 from deltasam.passes import Passes
+from deltasam.perturb import require_real
 from deltasam.randomness import Seed
 from deltasam.weighting._base import Weighting
 from deltasam.weighting._finite_difference import exact
@@ -54,6 +55,7 @@ class OwnGradient(Weighting):
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Losses on both sides of w along each instance's own gradient; the losses at w come with the gradient."""
         radius = rho if self.radius is None else self.radius
+        require_real(passes.params.values(), passes.params)
         weights = []
         with exact(passes, self.precision == "float32"):
             for part in passes.parts(aside=True):
