@@ -101,7 +101,7 @@ class PassState:
             if len(self._memory.layouts) > MOST_LAYOUTS:
                 self._memory.layouts.clear()
             layout = self._memory.layouts[known] = find_layout(tensor, features, self.size, self.reading, name)
-        if layout.key is not None:
+        if self.recording and layout.key is not None:
             self.reading.note(layout.key, layout.kind)
         return layout
 
