@@ -27,7 +27,7 @@ from deltasam.held import held_part
 from deltasam.objectives._checks import part_of_a_step
 from deltasam.perturb import Ascent as Ascent
 from deltasam.perturb import Moved, Selection, global_norm, perturbed, require_real, select, step_size
-from deltasam.precision import no_autocast, say_if_rounded_away
+from deltasam.precision import length_to_check, no_autocast, say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
@@ -81,8 +81,7 @@ class Passes:
         self.count = Count()
         self.branches = Branches(self.device)
         self.sizes: list[int | None] = [None] * len(self.batches)
-        self.sharpness = sharpness
-        self._scale = scale
+        self.sharpness, self._scale = sharpness, scale
         self._moved: Moved | None = None
         self._is_part = len(self.batches) > 1  # of a step: what is passed over at a time
         self._shares = self._micro_batch_shares()
@@ -180,8 +179,9 @@ class Passes:
         if norm is None:
             norm = global_norm([d for d in direction if d is not None]).to(self.device)
         step = step_size(rho, norm)
+        length = length_to_check(moving, direction, step)
         with self.move(moving, direction, step, consume=consume) as moved:
-            say_if_rounded_away(moved, rho)
+            say_if_rounded_away(moved, length)
             yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0)
 
     @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from deltasam import precision
-from deltasam.methods import SAM
+from deltasam.methods import ASAM, SAM, FisherSAM, Method
 
 
 def model() -> nn.Module:
@@ -51,3 +51,39 @@ def test_nothing_is_said_of_float32_weights_under_autocast() -> None:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
         SAM().backward(model(), torch.randn(4, 64), objective)
+
+
+def said_by(method: Method, low: nn.Module, x: torch.Tensor) -> list[str]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        method.backward(low, x, objective)
+    return [str(one.message) for one in said if "lost in rounding" in str(one.message)]
+
+
+def test_a_skipped_step_is_not_measured_and_the_next_one_is() -> None:
+    low, x = nn.Linear(64, 1).to(torch.bfloat16), torch.randn(4, 64, dtype=torch.bfloat16)
+    nn.init.zeros_(low.bias)
+    assert said_by(SAM(rho=0.01), low, 0 * x) == []
+    (said,) = said_by(SAM(rho=0.01), low, x)
+    assert "norm 0.01" in said
+    assert said_by(SAM(rho=0.01), low, x) == []
+
+
+@pytest.mark.parametrize("method", [ASAM(rho=0.5), FisherSAM(rho=0.05, keep=0.02)], ids=lambda m: type(m).__name__)
+def test_the_length_of_the_move_is_what_it_is_compared_with(method: Method) -> None:
+    """Neither of these goes as far as its rho says."""
+    low, x = model().to(torch.bfloat16), torch.randn(4, 64, dtype=torch.bfloat16)
+    (said,) = said_by(method, low, x)
+    length, arrived = re.search(r"norm ([\d.e-]+) (\d+)% arrived", said).groups()
+    exact = model().double()
+    exact.load_state_dict({name: value.double() for name, value in low.state_dict().items()})
+    seen = []
+
+    def look(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        seen.append([p.detach().clone() for p in model.parameters()])
+        return model(x).squeeze(-1).square()
+
+    method.replace().backward(exact, x.double(), look)
+    moved = torch.cat([(a - b).flatten() for a, b in zip(*seen, strict=True)]).norm()
+    assert float(length) == pytest.approx(float(moved), rel=0.03)
+    assert 20 < float(arrived) <= 130

@@ -207,3 +207,19 @@ def test_errors_say_the_way_out() -> None:
         smart.prepare(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="no state"):
         SMART(Classification(), mu=0.0).load_state_dict({"updates": 3})
+
+
+def test_what_was_loaded_is_not_changed_by_training() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
+    batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
+    first, second = (SMART(Classification(), total_steps=10, embeddings="0") for _ in range(2))
+    ERM().backward(model, batch, first)
+    saved = first.state_dict()
+    before = {name: value.clone() for name, value in saved["teacher"].items()}
+    second.load_state_dict(saved)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1)
+    ERM().backward(model, batch, second)
+    assert all(torch.equal(saved["teacher"][name], value) for name, value in before.items())
+    assert not torch.equal(second.state_dict()["teacher"]["2.weight"], before["2.weight"])

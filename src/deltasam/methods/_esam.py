@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
@@ -23,6 +24,8 @@ class ESAM(Method):
 
     Cost: 3 forwards (one without a graph, one over the kept instances only), 2 backwards (the first with respect to a
     part of the parameters, the second over the kept instances). With gamma = 1 there is nothing to select: 2 and 2.
+    Nor is there if the perturbation was skipped: all instances are trained on (on the CPU; elsewhere, where looking
+    would mean waiting for the device, the share gamma of them is).
     Extra memory: one copy of the parameters that take part. The kept instances draw dropout masks of their own, since
     they form a batch of another shape.
 
@@ -72,10 +75,14 @@ class ESAM(Method):
                 perturbed = passes.accumulate()
             else:
                 perturbed = passes.losses()
-                kept = math.ceil(self.gamma * losses.shape[0])
-                index = torch.topk(perturbed - losses, kept).indices.sort().values
-                passes.subset(index).accumulate()
+                trained = passes if _is_known(ascent.skipped) else passes.subset(self._kept(perturbed - losses))
+                trained.accumulate()
         return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+
+    def _kept(self, rises: Tensor) -> Tensor:
+        """Which instances are trained on: those whose losses rise most."""
+        kept = math.ceil(self.gamma * rises.shape[0])
+        return torch.topk(rises, kept).indices.sort().values
 
     def _draw(self, tensors: int) -> list[bool]:
         """Which tensors take part in this step; at least one does."""
@@ -85,3 +92,8 @@ class ESAM(Method):
         if not any(chosen):
             chosen[int(draws.argmin())] = True
         return chosen
+
+
+def _is_known(flag: Tensor) -> bool:
+    """Whether the flag is set, where looking is free; elsewhere it would mean waiting for the device."""
+    return flag.device.type == "cpu" and bool(flag)

@@ -65,7 +65,8 @@ class Teacher:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave, also before the model is known."""
         self.updates = int(state.get("updates", 0))
-        self._average = {name: _wide(value) for name, value in state.get("teacher", {}).items()}
+        # A copy: the average moves in place, and what was loaded is the user's.
+        self._average = {name: _wide(value).clone() for name, value in state.get("teacher", {}).items()}
         self._model = None  # made anew at the next step
 
     def _show(self) -> None:
