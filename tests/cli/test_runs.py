@@ -105,7 +105,9 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert here("analyze", "alignment", run, "--draws", 0) == 2
     assert "--draws 0" in capsys.readouterr().err
     assert torch.backends.mkldnn.enabled == kernels  # bfloat16 on a CPU that has none makes torch switch it off
-    assert here("analyze", "sharpness", tmp_path) == 2
+    assert here("analyze", "sharpness", tmp_path, "--rows", 8) == 0  # the runs in it
+    (tmp_path / "empty").mkdir()
+    assert here("analyze", "sharpness", tmp_path / "empty") == 2
     assert "no run folder" in capsys.readouterr().err
     shutil.rmtree(run / "model")
     for command in (("evaluate",), ("analyze", "sharpness"), ("analyze", "examples"), ("analyze", "landscape")):
