@@ -112,3 +112,12 @@ def test_complex_parameters_that_stay_at_w_are_trained(method: Method) -> None:
     model = Complex()
     method.backward(model, torch.randn(4, 3), lambda model, x: model(x))
     assert model.w.grad is not None
+
+
+def test_what_look_sam_remembers_follows_a_model_whose_dtype_was_changed() -> None:
+    model, method = nn.Linear(3, 1), LookSAM(k=3)
+    for dtype in (torch.float64, torch.float32):
+        model = model.to(dtype)
+        model.zero_grad()
+        method.backward(model, torch.randn(4, 3, dtype=dtype), lambda model, x: model(x).squeeze(-1) ** 2)
+        assert all(p.grad.dtype is dtype for p in model.parameters())

@@ -99,7 +99,8 @@ class LookSAM(Method):
             with torch.no_grad():
                 g = {name: p.grad for name, p in trained.items() if p.grad is not None}
                 kept: dict[str, Tensor] = self.state["gv"]
-                gv = {name: value.to(trained[name].device) for name, value in kept.items() if name in trained}
+                like = {name: (p.device, p.dtype) for name, p in trained.items()}
+                gv = {name: value.to(*like[name]) for name, value in kept.items() if name in like}
                 factor = self.alpha * global_norm(list(g.values())) / global_norm(list(gv.values()))
                 good = torch.isfinite(factor) & self.state["gv_usable"].to(factor.device)
                 factor = torch.where(good, factor, torch.zeros_like(factor))
