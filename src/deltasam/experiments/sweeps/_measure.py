@@ -78,12 +78,12 @@ def is_measured(folder: Path, **options: Any) -> bool:
 
 
 def measured(folder: Path, name: str) -> dict[str, Any] | None:
-    """What is in ``analysis/<name>`` of a run folder, or None."""
+    """What is in ``analysis/<name>`` of a run folder; None if it is not there, or was cut short or altered."""
     try:
-        found: dict[str, Any] = json.loads((folder / "analysis" / name).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        found = json.loads((folder / "analysis" / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return found
+    return found if isinstance(found, dict) and "settings" in found else None
 
 
 def record_weights(
@@ -106,8 +106,7 @@ def record_weights(
     Raises:
         ConfigError: The folder holds no finished run, or its method has no weights.
     """
-    from torch.utils._pytree import tree_map
-
+    from deltasam.batches import tree_map
     from deltasam.experiments._errors import ConfigError
     from deltasam.experiments._load import load_run
 
