@@ -212,18 +212,19 @@ def second_encoder_section(results: Path) -> str:
 
 
 def means(cells: Cells) -> str:
-    """Mean with interval and number of seeds, task by method."""
+    """Mean with interval, task by method, and the number of seeds where it is not that of most."""
+    most = max(len(runs) for methods in cells.values() for runs in methods.values())
+
+    def cell(runs: Sequence[Run]) -> str:
+        if not runs:
+            return "-"
+        return with_interval(map(primary, runs), 1) + ("" if len(runs) == most else f" (n = {len(runs)})")
+
     rows = [
-        [
-            method_name(method),
-            *(
-                f"{with_interval(map(primary, at[method]), 1)} (n = {len(at[method])})" if method in at else "-"
-                for at in cells.values()
-            ),
-        ]
-        for method in methods_of(cells)
+        [method_name(method), *(cell(at.get(method, [])) for at in cells.values())] for method in methods_of(cells)
     ]
-    return str(table(["method", *(TASKS[task] for task in cells)], rows))
+    seeds = f"{most} seeds" + (", but where a cell says n." if "(n = " in str(rows) else ".")
+    return f"{table(['method', *(TASKS[task] for task in cells)], rows)}\n\n{seeds}"
 
 
 def differences(cells: Cells, where: str = "") -> list[str]:

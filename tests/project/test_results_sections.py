@@ -124,7 +124,8 @@ def test_glue_reports_the_settings_chosen_on_training_data(tmp_path: Path) -> No
     write_run(tmp_path / "adversarial-risk", "rte", seed=8, metrics={"accuracy": 0.6}, risk=1.0, epochs=6)
     glue = script("glue")
     text = glue["glue_section"](tmp_path)
-    assert cells(text, "ERM")[0][1].endswith("(n = 7)")
+    assert cells(text, "ERM")[0][1].endswith("]"), "of most seeds"
+    assert "\n\n7 seeds, but where a cell says n.\n" in text
     found = cells(text, "SAM")
     assert found[0][1].startswith("65.5 [64.")
     assert found[0][1].endswith("(n = 6)")
