@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deltasam.branches import is_recorded
 from deltasam.checks import check_losses
 from deltasam.instances._errors import UncoveredError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import tell_once
 from deltasam.instances._places import Places
 from deltasam.instances._record import perturbed, record
+from deltasam.instances._trial import without_trace
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
+from deltasam.randomness import RandomState, accelerators
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,19 +63,14 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
     """
     alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
 
-    def run() -> Tensor:
-        with part.extra():
-            losses = part.evaluate()
-        check_losses(losses, graph=True)
-        return losses
-
     first = None
     terms: list[tuple[InstanceGradients, Tensor]] = []
     products: dict[tuple[int, int], Tensor] = {}
     for k in range(steps):
         part.count.forwards += 1
         part.count.backwards += 1
-        found = record(part.inner, run, part.params, group=group, terms=terms)
+        with part.extra(), _repeated(part) as run:
+            found = record(part.inner, run, part.params, group=group, terms=terms)
         first = first or found
         terms.append((found.gradients, step_size(alpha, found.norms)))
         for j, (gradients, _) in enumerate(terms):
@@ -81,6 +80,26 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
         terms = [(gradients, c * shrink) for gradients, c in terms]
     assert first is not None
     return Ascent(first.places, first.losses, first.norms, terms)
+
+
+@contextmanager
+def _repeated(part: Passes) -> Iterator[Callable[[], Tensor]]:
+    """A pass that can be made again and again with the same draws and buffers, and counts as a single extra one.
+
+    A step that is recorded makes it once, and cannot go back.
+    """
+    once = is_recorded(part.device)
+    start = None if once else RandomState.now(accelerators(part.params.values()))
+
+    def run() -> Tensor:
+        if start is not None:
+            start.restore()
+        with nullcontext() if once else without_trace(part.inner):
+            losses = part.evaluate()
+        check_losses(losses, graph=True)
+        return losses
+
+    yield run
 
 
 def adversarial(

@@ -37,6 +37,14 @@ class SizeUnknownError(ValueError):
     """How many instances there are cannot be seen: whoever calls the engine has to say."""
 
 
+class ModelError(Exception):
+    """Carries an error of the model or the objective, which came up without any proxies, past the engine's doubts."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class SuspectedMixError(ValueError):
     """The engine sees a loss depend on rows of other instances; or it has misread which rows those are."""
 

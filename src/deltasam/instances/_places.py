@@ -112,7 +112,7 @@ class Places:
                 start(size)
             else:
                 handle = self.model.register_forward_pre_hook(guess, with_kwargs=True)
-            with _eager():
+            with eager():
                 yield lambda: _started(states)
         finally:
             if handle is not None:
@@ -162,6 +162,6 @@ def refuse_batch_statistics(model: nn.Module) -> None:
             )
 
 
-def _eager() -> AbstractContextManager[Any]:
-    """Compiled code has the operations baked in; while the proxies are in place it runs as written."""
+def eager() -> AbstractContextManager[Any]:
+    """Compiled code has the operations baked in; with proxies, and in comparison with them, it runs as written."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -14,6 +14,7 @@ from deltasam.checks import is_out_of_memory, uses_a_graph_twice
 from deltasam.instances._errors import (
     InstancesMixedError,
     MisreadError,
+    ModelError,
     NoRuleError,
     SizeUnknownError,
     SuspectedMixError,
@@ -24,7 +25,7 @@ from deltasam.instances._memory import Signature
 from deltasam.instances._places import Places
 from deltasam.instances._step import PassState
 from deltasam.instances._tensors import Kind, PerInstance
-from deltasam.instances._trial import MOST_TRIALS, is_followed, mixes, reached_from, without_trace
+from deltasam.instances._trial import MOST_TRIALS, is_followed, mixes, plainly, reached_from
 from deltasam.instances._verify import Checked, describe, verify
 from deltasam.precision import no_autocast
 
@@ -103,6 +104,7 @@ def record(
 
 
 _ATTEMPTS = 5
+_COMMON = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,9 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
         suspicion = found.with_traceback(None)
     except (InstancesMixedError, UncoveredError, SizeUnknownError):
         raise
-    except Exception as error:
+    except ModelError as found:
+        raise found.error from found.error.__cause__
+    except _COMMON as error:  # an exception of the user's own kind is not the engine's fault
         if isinstance(error, RuntimeError) and (is_out_of_memory(error) or uses_a_graph_twice(error)):
             raise
         suspicion = error.with_traceback(None)
@@ -141,7 +145,8 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
         raise places.fault
     if isinstance(suspicion, MisreadError):
         return suspicion
-    raise _judged(places, wish, suspicion, why) from suspicion
+    verdict = _judged(places, wish, suspicion, why)
+    raise verdict from (suspicion if isinstance(verdict, UncoveredError) else None)
 
 
 def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError | None) -> Exception:
@@ -151,7 +156,8 @@ def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError
     fails with all kinds of errors. It is for the loop.
     """
     if isinstance(suspicion, SuspectedMixError):
-        if mixes(places.model, wish.run, suspicion.size, suspicion.members) is not False:
+        # A pass of one process alone would wait for shards of the others.
+        if places.is_sharded or mixes(places.model, wish.run, suspicion.size, suspicion.members) is not False:
             return InstancesMixedError(
                 "the loss of one instance depends on the other instances of the batch (in-batch negatives, statistics "
                 "over the batch), so a perturbation per instance is not defined; use SAM or DeltaSAM for such "
@@ -161,9 +167,13 @@ def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError
     elif isinstance(suspicion, NoRuleError):
         message = describe(places.model, suspicion.parameters, f"an operation ({suspicion.operation})")
         return UncoveredError(message, suspicion.parameters)
+    elif places.is_sharded:
+        return suspicion
     else:
-        with torch.enable_grad(), without_trace(places.model):
-            wish.run()
+        try:
+            plainly(places.model, wish.run)
+        except ModelError as own:
+            return own.error
         first = str(suspicion).splitlines()[0] if str(suspicion) else ""
         message = f"the low-rank engine fails on this model ({type(suspicion).__name__}: {first})"
     return UncoveredError(message if why is None else f"{why}; {message}", list(places.params))
@@ -173,9 +183,9 @@ def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
     """One recording; what was not compared with autograd before is compared now."""
     recording, signature, checked = _pass_at_w(places, wish, last=last)
     if checked is not None:
-        _look_for_silent_ones(places, wish, checked)
-        if checked.proves:
+        if _goes_the_same_way(places, wish, checked) and checked.proves:
             _try_out(recording, places, wish, checked, last=last)
+        if checked.proves:
             places.memory.verified.add(signature)
     return recording
 
@@ -217,22 +227,26 @@ def _signature(places: Places, state: PassState, *, perturbed: bool) -> Signatur
     return tuple(places.params), frozenset(state.seen.items()), m, perturbed
 
 
-def _look_for_silent_ones(places: Places, wish: _Wish, checked: Checked) -> None:
+def _goes_the_same_way(places: Places, wish: _Wish, checked: Checked) -> bool:
     """A parameter without a gradient must have none in the model as it is either.
 
     A function with a backward of its own (``torch.autograd.Function``) takes a proxy for a constant, unseen by anyone.
 
+    Returns:
+        False for a model that uses other parameters in every pass, so that passes cannot be compared.
+
     Raises:
         UncoveredError: A parameter has one.
     """
-    silent = {name: p for (name, p), g in zip(places.params.items(), checked.gradients, strict=True) if g is None}
-    if not silent or places.is_sharded:
-        return
-    with torch.enable_grad(), without_trace(places.model):
-        reached = reached_from(wish.run())
-    heard = [name for name, p in silent.items() if id(p) in reached]
-    if heard:
+    felt = {name: g is not None for name, g in zip(places.params, checked.gradients, strict=True)}
+    if all(felt.values()) or places.is_sharded:
+        return True
+    reached = reached_from(plainly(places.model, wish.run))
+    heard = [name for name, p in places.params.items() if id(p) in reached and not felt[name]]
+    alike = all(id(p) in reached for name, p in places.params.items() if felt[name])
+    if heard and alike:
         raise UncoveredError(describe(places.model, heard, "a function with a backward of its own"), heard)
+    return alike
 
 
 def _try_out(recording: Recording, places: Places, wish: _Wish, checked: Checked, *, last: bool) -> None:

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from deltasam.checks import is_out_of_memory
 from deltasam.float32 import full_float32
+from deltasam.instances._errors import ModelError
+from deltasam.instances._places import eager
 from deltasam.instances._verify import Checked
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
@@ -32,17 +34,31 @@ _MOVE = 1e-2  # of the weights, at most
 
 @contextmanager
 def without_trace(model: nn.Module) -> Iterator[None]:
-    """Whatever a pass does to the buffers, they are what they were afterwards: plain training makes no such pass."""
+    """For a pass that plain training does not make: afterwards the buffers are what they were; nothing is compiled."""
     slots = [(m._buffers, name, b) for m in model.modules() for name, b in m._buffers.items()]
     kept = {id(b): (b, b.detach().clone()) for _, _, b in slots if b is not None}
     try:
-        yield
+        with eager():
+            yield
     finally:
         for own, name, buffer in slots:
             own[name] = buffer
         with torch.no_grad():
             for buffer, value in kept.values():
                 buffer.copy_(value)
+
+
+def plainly(model: nn.Module, run: Run) -> Tensor:
+    """The losses, with their graph, of a pass without proxies.
+
+    Raises:
+        ModelError: The pass failed, which is not for the engine to judge.
+    """
+    try:
+        with torch.enable_grad(), without_trace(model):
+            return run()
+    except Exception as error:
+        raise ModelError(error) from error
 
 
 def reached_from(losses: Tensor) -> set[int]:
@@ -88,18 +104,18 @@ def is_followed(
     before = losses[checked.members]
     c = step_size(_radius(before, float(norms[checked.group]) / scale, params), norms)
     tolerance = max((_TOLERANCE.get(p.dtype, 1.0) for p in params.values()), default=1.0)
-    with full_float32(losses.device), without_trace(model), perturb(c):
-        mine = run().detach()[checked.members]
-    if checked.halves or tolerance == 1.0:
-        return True
 
     def exact() -> Tensor:
         weights: list[Any] = list(params.values())
-        away = moved(weights, checked.gradients, c[checked.group], consume=False)
-        with full_float32(losses.device), without_trace(model), away:
-            return run().detach()[checked.members]
+        with full_float32(losses.device), moved(weights, checked.gradients, c[checked.group], consume=False):
+            return plainly(model, run).detach()[checked.members]
 
-    true = exact()
+    comparable = not checked.halves and tolerance < 1
+    true = exact() if comparable else before
+    with full_float32(losses.device), without_trace(model), perturb(c):
+        mine = run().detach()[checked.members]
+    if not comparable:
+        return True
     rounding = 200 * torch.finfo(true.dtype).eps * (1 + true.norm())
     allowed = tolerance * (true - before).norm() + rounding
     off = (mine - true).norm()
@@ -133,7 +149,7 @@ def mixes(model: nn.Module, run: Run, size: int, members: slice) -> bool | None:
         with torch.enable_grad(), without_trace(model):
             return run().detach()[members]
 
-    before = losses()
+    before = plainly(model, run).detach()[members]
     precision = 1e-3 if before.dtype is torch.float64 else 1.0
     allowed = precision * 1e-3 * before.abs().max()
     tried = False

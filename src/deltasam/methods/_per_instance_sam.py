@@ -160,10 +160,12 @@ class PerInstanceSAM(Method):
         self, part: Passes, recording: Callable[[Mapping[str, Tensor]], Recording], params: Mapping[str, Tensor]
     ) -> Recording | None:
         """The recording, without the parameters that are to be skipped; None if the model is for the loop."""
+        sizes = list(part.sizes)
         try:
             return recording(params)
         except UncoveredError as found:
             part.rewind()
+            part.sizes = sizes  # what came out of a misread pass
             rest = {name: p for name, p in params.items() if name not in found.parameters}
             if self.uncovered != "skip" or not rest:
                 if self.engine == "low-rank":
