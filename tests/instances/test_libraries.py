@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deltasam.instances import instance_gradient_norms
 from deltasam.methods import PerInstanceSAM
 from deltasam.objectives import CausalLM, Classification
 from helpers.instance_reference import relative
@@ -105,3 +106,26 @@ def test_windows_of_images() -> None:
     for n in (3, 4, 16, 5, 2):
         batch = {"pixel_values": torch.randn(n, 1, 8, 8).double(), "labels": torch.randint(3, (n,))}
         assert_as_the_loop(model, batch, Classification())
+
+
+def test_the_table_of_windows_alone() -> None:
+    """A batch of 16 windows per place after one of 4: as many rows as the table that all windows share."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.SwinConfig(image_size=8, patch_size=2, num_channels=1, embed_dim=8, depths=[1],
+                                     num_heads=[2], window_size=2, num_labels=3, drop_path_rate=0.0)  # fmt: skip
+    model = transformers.SwinForImageClassification(config).double().eval()
+    for n in (4, 16):
+        batch = {"pixel_values": torch.randn(n, 1, 8, 8).double(), "labels": torch.randint(3, (n,))}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mine, exact = (
+                instance_gradient_norms(model, batch, Classification(), params=is_table, engine=engine)
+                for engine in ("auto", "loop")
+            )
+        assert relative(mine, exact) < 1e-9
+
+
+def is_table(name: str, p: Tensor) -> bool:
+    return "relative_position_bias_table" in name

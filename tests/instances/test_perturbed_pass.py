@@ -149,3 +149,42 @@ def test_draws_that_cannot_be_repeated_are_not_taken_for_a_fault() -> None:
         return to_one(model, x + 0.1 * torch.randn(x.shape, generator=own, dtype=x.dtype))
 
     PerInstanceSAM(rho=0.1, engine="low-rank").backward(model, x, objective)
+
+
+def test_adapters_beside_weights_in_half_precision_are_not_doubted() -> None:
+    """The base model rounds by more than the losses differ by: that is no fault of the engine."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.ModuleList([nn.Linear(32, 32) for _ in range(6)]).bfloat16().requires_grad_(False)
+            self.down = nn.ModuleList([nn.Linear(32, 2, bias=False) for _ in range(6)])
+            self.up = nn.ModuleList([nn.Linear(2, 32, bias=False) for _ in range(6)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for base, down, up in zip(self.base, self.down, self.up, strict=True):
+                x = (base(x) + up(down(x.float())).bfloat16()).tanh()
+            return x.float()
+
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, x = Adapted(), torch.randn(4, 32).bfloat16()
+        PerInstanceSAM(engine="low-rank").backward(model, x, lambda model, x: model(x).square().sum(1))
+
+
+def test_masks_that_depend_on_the_layout_are_not_doubted() -> None:
+    """Another mask where the engine is at work (as kernels that go by memory might draw): passes do not compare."""
+
+    class Fickle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = nn.Linear(3, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            own = type(self.layer.weight) is nn.Parameter
+            mask = torch.rand(h.shape, generator=torch.Generator().manual_seed(int(own)), dtype=h.dtype) > 0.5
+            return self.out(torch.tanh(h) * mask)
+
+    torch.manual_seed(0)
+    PerInstanceSAM(engine="low-rank").backward(Fickle().double(), torch.randn(4, 3).double(), to_one)
