@@ -107,7 +107,9 @@ def test_complex_parameters_are_refused_in_one_sentence(make: Callable[[], Metho
         make().backward(Complex(), torch.randn(4, 3), lambda model, x: model(x))
 
 
-@pytest.mark.parametrize("method", [ERM(), SAM(rho=0.0), SAM(params=lambda name, p: not p.is_complex())], ids=str)
+@pytest.mark.parametrize(
+    "method", [ERM(), SAM(rho=0.0), SAM(params=lambda name, p: not p.is_complex())], ids=["erm", "rho=0", "real"]
+)
 def test_complex_parameters_that_stay_at_w_are_trained(method: Method) -> None:
     model = Complex()
     method.backward(model, torch.randn(4, 3), lambda model, x: model(x))

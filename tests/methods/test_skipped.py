@@ -26,7 +26,7 @@ def objective(model: nn.Module, x: Tensor) -> Tensor:
 METHODS = [SAM, ASAM, GSAM, DeltaSAM, FisherSAM, ESAM, lambda **o: ESAM(gamma=0.3, **o)]
 
 
-@pytest.mark.parametrize("make", METHODS)
+@pytest.mark.parametrize("make", METHODS, ids=["sam", "asam", "gsam", "delta-sam", "fisher-sam", "esam", "esam-0.3"])
 def test_the_plain_gradient(make: type[Method]) -> None:
     model, x = Unused().double(), torch.randn(8, 3, dtype=torch.float64)
     plain = torch.autograd.grad(objective(model, x).mean(), model.used.weight)[0]
