@@ -33,19 +33,39 @@ _MOVE = 1e-2  # of the weights, at most
 
 
 @contextmanager
-def without_trace(model: nn.Module) -> Iterator[None]:
-    """For a pass that plain training does not make: afterwards the buffers are what they were; nothing is compiled."""
+def lent_buffers(model: nn.Module) -> Iterator[None]:
+    """The model has copies of its buffers for the while, so that the next pass starts with the same values."""
     slots = [(m._buffers, name, b) for m in model.modules() for name, b in m._buffers.items()]
-    kept = {id(b): (b, b.detach().clone()) for _, _, b in slots if b is not None}
+    copies = {id(b): None if b is None else b.detach().clone() for _, _, b in slots}  # shared buffers stay shared
     try:
-        with eager():
-            yield
+        for own, name, buffer in slots:
+            own[name] = copies[id(buffer)]
+        yield
     finally:
         for own, name, buffer in slots:
             own[name] = buffer
+
+
+@contextmanager
+def without_trace(model: nn.Module) -> Iterator[None]:
+    """For a pass that plain training does not make: afterwards the buffers are what they were; nothing is compiled.
+
+    A pass that starts with rewinding the step takes the model's own buffers, whatever was lent to it.
+    """
+    kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
+    try:
+        with lent_buffers(model), eager():
+            yield
+    finally:
         with torch.no_grad():
-            for buffer, value in kept.values():
-                buffer.copy_(value)
+            for buffer, version, value in kept:
+                if _version(buffer) != version:
+                    buffer.copy_(value)
+
+
+def _version(buffer: Tensor) -> int:
+    """Changes with every write; a graph that has saved the buffer allows none, so none is made without need."""
+    return 0 if buffer.is_inference() else buffer._version
 
 
 def plainly(model: nn.Module, run: Run) -> Tensor:
