@@ -11,9 +11,9 @@ and in a second batched pass plain autograd yields exactly :math:`\frac1N \sum_i
 
 How it works, file by file: ``_tensors`` lets proxies stand in for the parameters during a pass, ``_rules`` says what
 happens when an operation meets one, ``_layout`` finds the instances in an input, ``_step`` remembers the calls,
-``_gradient`` turns them into ``_factors``, ``_perturbation`` applies them, ``_verify`` compares with
-autograd once per model, ``_places`` puts the proxies in and takes them out, ``_record`` ties the pass together,
-``_ascent`` makes adversaries of it, ``_functions`` offers it all for one batch.
+``_gradient`` turns them into ``_factors``, ``_perturbation`` applies them, ``_verify`` compares with autograd once per
+model, ``_trial`` makes the passes that only a comparison needs, ``_places`` puts the proxies in and takes them out,
+``_record`` ties the pass together, ``_ascent`` makes adversaries of it, ``_functions`` offers it all for one batch.
 
 The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022);
 per-example low-rank weights are also used by FLoRA, per-example random ones by Flipout. New here is the forward pass

@@ -73,8 +73,9 @@ def record(
     r"""Per-instance gradients of the losses that ``run()`` returns, from one batched forward and one backward.
 
     The backward goes to the outputs of the layers only; no weight gradient is computed. The first time a model is seen
-    (and whenever the shapes of its inputs leave open where the instances are) the gradient of the last group is
-    compared with autograd's, so that a weight used in a way the engine cannot see is noticed, not skipped.
+    (and whenever the shapes of its inputs leave open where the instances are) the gradient of one group is compared
+    with autograd's, and its loss at perturbed weights with that of weights that are moved, so that a weight used in a
+    way the engine cannot see is noticed, not skipped. That takes a backward and two forwards more.
 
     Memory: the inputs and output gradients of every layer.
 
@@ -89,7 +90,8 @@ def record(
 
     Raises:
         InstancesMixedError: The loss of one instance depends on the others.
-        UncoveredError: A parameter is used in a way that no rule covers.
+        UncoveredError: A parameter is used in a way that no rule covers, or the engine fails where the model alone
+            does not.
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
     places = Places(model, {name: p for name, p in chosen.items() if p.numel()})  # of nothing there is no gradient
