@@ -11,6 +11,7 @@ import transformers as hf
 
 from deltasam.integrations import MethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, Method
+from deltasam.objectives import Classification
 from deltasam.weighting import FiniteDifference
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
 
@@ -42,6 +43,7 @@ def test_probes_run_in_the_precision_they_ask_for(precision: Any, tmp_path: Path
         model=model,
         args=arguments(tmp_path, bf16=True, max_steps=1),
         method=DeltaSAM(rho=0.05, weighting=FiniteDifference(precision=precision)),
+        objective=Classification(),  # an inferred one is compared with the model's loss first
         train_dataset=classification_data(),
     )
     trainer.train()
