@@ -22,6 +22,8 @@ def objective(model: nn.Module, x: Tensor) -> Tensor:
 @pytest.fixture
 def mesh() -> Iterator[Any]:
     """This process alone, as a group."""
+    if not hasattr(torch.cpu.current_stream(), "record_event"):
+        pytest.skip("this version of torch cannot shard a model on a CPU")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield dist.device_mesh.init_device_mesh("cpu", (1,))

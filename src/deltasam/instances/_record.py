@@ -73,9 +73,9 @@ def record(
     r"""Per-instance gradients of the losses that ``run()`` returns, from one batched forward and one backward.
 
     The backward goes to the outputs of the layers only; no weight gradient is computed. The first time a model is seen
-    (and whenever the shapes of its inputs leave open where the instances are) the gradient of one group is compared
-    with autograd's, and its loss at perturbed weights with that of weights that are moved, so that a weight used in a
-    way the engine cannot see is noticed, not skipped. That takes a backward and two forwards more.
+    (and whenever the shapes of its inputs leave open where the instances are) the gradients of two groups are compared
+    with autograd's, and the loss of one at perturbed weights with that of weights that are moved, so that a weight used
+    in a way the engine cannot see is noticed, not skipped. That takes two backwards and two forwards more.
 
     Memory: the inputs and output gradients of every layer.
 

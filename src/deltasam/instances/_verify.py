@@ -1,9 +1,9 @@
-"""Compares the engine's gradient of one group with autograd's, once per model and kind of input."""
+"""Compares the engine's gradients of two groups with autograd's, once per model and kind of input."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -53,9 +53,10 @@ def verify(
     *,
     last: bool,
 ) -> Checked | None:
-    """Compares the engine's gradient of one group with autograd's; None if no gradient is finite.
+    """Compares the engine's gradients of two groups with autograd's; None if no gradient is finite.
 
-    The group is the one with the largest finite gradient: one without says nothing about the engine.
+    The groups are those with the largest finite gradients: one without says nothing about the engine. Two, because a
+    table of positions that is taken for the batch is read right for an instance that uses no other position.
 
     Args:
         places: Where the parameters are.
@@ -71,9 +72,29 @@ def verify(
         SuspectedMixError: The loss of the group depends on other rows of the batch.
         UncoveredError: Anything else.
     """
-    group = _telling_group(gradients.norms())
-    if group is None:
+    first, *others = _telling_groups(gradients.norms())
+    if first is None:
         return None
+    checked = _compared(places, losses, state, found, gradients, scale, first, last=last)
+    for group in others:
+        assert group is not None
+        second = _compared(places, losses, state, found, gradients, scale, group, last=last)
+        checked = replace(checked, proves=checked.proves and second.proves)
+    return checked
+
+
+def _compared(
+    places: Places,
+    losses: Tensor,
+    state: PassState,
+    found: Sequence[Tensor | None],
+    gradients: InstanceGradients,
+    scale: Callable[[Tensor], Tensor] | None,
+    group: int,
+    *,
+    last: bool,
+) -> Checked:
+    """One group; see :func:`verify`."""
     grouping = state.grouping
     members = slice(group * grouping.m, min((group + 1) * grouping.m, grouping.size))
     total = losses[members].sum() if group >= 0 else losses.sum()  # the engine sees no gradient: is there any?
@@ -96,13 +117,12 @@ def verify(
     return Checked(group, members, list(expected), unfelt, halves, proves)
 
 
-def _telling_group(norms: Tensor) -> int | None:
-    """The group with the largest finite gradient; -1 if all are zero, None if none is finite."""
+def _telling_groups(norms: Tensor) -> list[int | None]:
+    """The two groups with the largest finite gradients; -1 if all are zero, None if none is finite."""
     finite = torch.where(torch.isfinite(norms), norms, torch.zeros_like(norms))
-    group = int(finite.argmax())
-    if finite[group] > 0:
-        return group
-    return -1 if bool(torch.isfinite(norms).all()) else None
+    values, groups = torch.topk(finite, min(2, finite.numel()))
+    telling: list[int | None] = [int(g) for v, g in zip(values.tolist(), groups.tolist(), strict=True) if v > 0]
+    return telling or [-1 if bool(torch.isfinite(norms).all()) else None]
 
 
 def _explain(
