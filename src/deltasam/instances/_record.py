@@ -75,7 +75,7 @@ def record(
     The backward goes to the outputs of the layers only; no weight gradient is computed. The first time a model is seen
     (and whenever the shapes of its inputs leave open where the instances are) the gradients of two groups are compared
     with autograd's, and the loss of one at perturbed weights with that of weights that are moved, so that a weight
-    that is used in a way the engine cannot see is noticed, not skipped. That takes two backwards and two forwards more.
+    that is used in a way the engine cannot see is noticed, not skipped. Two backwards and two forwards more.
 
     Memory: the inputs and output gradients of every layer.
 
