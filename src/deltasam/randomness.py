@@ -159,7 +159,7 @@ class RandomState:
                 torch.get_device_module(device).manual_seed(seed)
 
 
-class _Buffers:
+class Buffers:
     """The values of a model's buffers at the start of a step (BatchNorm's statistics, spectral norm's vectors).
 
     Buffers that are None count too: a pass may fill them.
@@ -182,7 +182,7 @@ class _Buffers:
         copies = {id(b): None if b is None else b.detach().clone() for b in buffers}  # shared buffers stay shared
         return [copies[id(buffer)] for buffer in buffers]
 
-    def following(self) -> _Buffers:
+    def following(self) -> Buffers:
         """Buffers that start with the values of now."""
         other = copy(self)
         other._start = self._copies(self._held())
@@ -232,13 +232,13 @@ class Replay:
         watch: bool = False,
     ) -> None:
         self._watch = watch
-        self._end: tuple[RandomState, _Buffers] | None = None
+        self._end: tuple[RandomState, Buffers] | None = None
         self._devices = tuple(devices)
         self._randomness = randomness
         self._start = None if _recording else RandomState.now(self._devices)
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
-        self._buffers = _Buffers(model)
+        self._buffers = Buffers(model)
         self._extras = 0
 
     def rewind(self) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from deltasam.cli import main
+from deltasam.cli.landscape import Landscape
 from deltasam.experiments import RunConfig, run
 from deltasam.report import html_report, read_runs
 from helpers.pretrained import bert_folder
@@ -55,3 +59,19 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["analyze", "landscape", str(tmp_path)]) == 2
     assert "no run folder" in capsys.readouterr().err
     assert main(["analyze", "landscape", str(tmp_path), "--points", "2"]) == 2
+
+
+def test_no_direction_per_instance_where_instances_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Together:
+        separable = False
+
+        def __call__(self, model: Any, batch: Any) -> Any:
+            return (model(batch) - model(batch).mean()).squeeze(-1) ** 2
+
+    batch = torch.randn(4, 3)
+    loaded = SimpleNamespace(model=torch.nn.Linear(3, 1), batches=lambda size: [batch], objective=Together())
+    monkeypatch.setattr("deltasam.experiments.load_run", lambda *_, **__: (None, loaded))
+    found = Landscape(folders=(tmp_path,), points=3, plane=0)._measure(tmp_path)
+    assert list(found["lines"]) == ["a random direction", "SAM's direction"]

@@ -109,11 +109,10 @@ class Landscape:
         lines = {
             "a random direction": {"x": wide, "loss": line_slice(model, batches, objective, one, wide)},
             "SAM's direction": {"x": near, "loss": line_slice(model, batches, objective, sam, near)},
-            "each instance's direction": {
-                "x": ahead,
-                "loss": instance_slice(model, batches, objective, ahead, progress=False),
-            },
         }
+        if objective.separable:  # else no instance has a direction of its own, as in contrastive training
+            own = instance_slice(model, batches, objective, ahead, progress=False)
+            lines["each instance's direction"] = {"x": ahead, "loss": own}
         planes = {}
         if self.plane:
             side = _between(-self.reach, self.reach, self.plane)

@@ -17,11 +17,10 @@ from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import tell_once
 from deltasam.instances._places import Places
 from deltasam.instances._record import perturbed, record
-from deltasam.instances._trial import lent_buffers
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
-from deltasam.randomness import RandomState, accelerators
+from deltasam.randomness import Buffers, RandomState, accelerators
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +93,7 @@ def _repeated(part: Passes) -> Iterator[Callable[[], Tensor]]:
     def run() -> Tensor:
         if start is not None:
             start.restore()
-        with nullcontext() if once else lent_buffers(part.inner):
+        with nullcontext() if once else Buffers(part.inner).rewound():
             losses = part.evaluate()
         check_losses(losses, graph=True)
         return losses

@@ -21,6 +21,7 @@ from deltasam.instances._places import eager
 from deltasam.instances._verify import Checked
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
+from deltasam.randomness import Buffers
 
 Run = Callable[[], Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -33,20 +34,6 @@ _MOVE = 1e-2  # of the weights, at most
 
 
 @contextmanager
-def lent_buffers(model: nn.Module) -> Iterator[None]:
-    """The model has copies of its buffers for the while, so that the next pass starts with the same values."""
-    slots = [(m._buffers, name, b) for m in model.modules() for name, b in m._buffers.items()]
-    copies = {id(b): None if b is None else b.detach().clone() for _, _, b in slots}  # shared buffers stay shared
-    try:
-        for own, name, buffer in slots:
-            own[name] = copies[id(buffer)]
-        yield
-    finally:
-        for own, name, buffer in slots:
-            own[name] = buffer
-
-
-@contextmanager
 def without_trace(model: nn.Module) -> Iterator[None]:
     """For a pass that plain training does not make: afterwards the buffers are what they were; nothing is compiled.
 
@@ -54,7 +41,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
     """
     kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
     try:
-        with lent_buffers(model), eager():
+        with Buffers(model).rewound(), eager():
             yield
     finally:
         with torch.no_grad():

@@ -72,15 +72,11 @@ def verify(
         SuspectedMixError: The loss of the group depends on other rows of the batch.
         UncoveredError: Anything else.
     """
-    first, *others = _telling_groups(gradients.norms())
-    if first is None:
-        return None
-    checked = _compared(places, losses, state, found, gradients, scale, first, last=last)
-    for group in others:
-        assert group is not None
-        second = _compared(places, losses, state, found, gradients, scale, group, last=last)
-        checked = replace(checked, proves=checked.proves and second.proves)
-    return checked
+    checks = [
+        _compared(places, losses, state, found, gradients, scale, group, last=last)
+        for group in _telling_groups(gradients.norms())
+    ]
+    return replace(checks[0], proves=all(each.proves for each in checks)) if checks else None
 
 
 def _compared(
@@ -117,12 +113,12 @@ def _compared(
     return Checked(group, members, list(expected), unfelt, halves, proves)
 
 
-def _telling_groups(norms: Tensor) -> list[int | None]:
-    """The two groups with the largest finite gradients; -1 if all are zero, None if none is finite."""
+def _telling_groups(norms: Tensor) -> list[int]:
+    """The two groups with the largest finite gradients; -1 if all are zero, nothing if none is finite."""
     finite = torch.where(torch.isfinite(norms), norms, torch.zeros_like(norms))
     values, groups = torch.topk(finite, min(2, finite.numel()))
-    telling: list[int | None] = [int(g) for v, g in zip(values.tolist(), groups.tolist(), strict=True) if v > 0]
-    return telling or [-1 if bool(torch.isfinite(norms).all()) else None]
+    telling = [group for value, group in zip(values.tolist(), groups.tolist(), strict=True) if value > 0]
+    return telling or ([-1] if bool(torch.isfinite(norms).all()) else [])
 
 
 def _explain(
