@@ -21,6 +21,10 @@ class Failing:
             raise CommandError("no run in 'runs/x'; make one with `deltasam train`")
         if self.how == "interrupt":
             raise KeyboardInterrupt
+        if self.how == "forbidden":
+            raise PermissionError(13, "Permission denied", "runs/x")
+        if self.how == "full":
+            raise OSError(28, "No space left on device")
         raise RuntimeError("a bug")
 
 
@@ -38,6 +42,18 @@ def test_a_mistake_of_the_user_is_one_line(capsys: pytest.CaptureFixture[str]) -
 def test_an_interruption_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fail", "--how", "interrupt"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("forbidden", "runs/x: Permission denied; mind its permissions, or choose another place"),
+        ("full", "No space left on device; free some space, or choose another place"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(how: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fail", "--how", how]) == 1
+    assert capsys.readouterr().err == f"deltasam fail: {told}\n"
 
 
 def test_a_bug_keeps_its_traceback() -> None:

@@ -107,3 +107,17 @@ def test_a_run_folder_has_its_own_task(runs: Path, capsys: pytest.CaptureFixture
     value = "task.max_length=8" if option == "--set" else "rte"
     assert main(["evaluate", str(runs / "my/erm"), option, value]) == 2
     assert f"{option} would be ignored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["report"], ["table", "glue", "--format", "csv"]])
+def test_a_page_or_table_that_cannot_be_written_is_told_in_one_line(
+    runs: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    (runs / "file").touch()
+    for place in (runs, runs / "file/page"):
+        assert main([*command, str(runs), "--output", str(place)]) == 1
+        told = capsys.readouterr().err
+        assert told.startswith(f"deltasam {' '.join(command[:1])}")
+        assert str(runs) in told
+        assert told.endswith("choose another place\n")
+        assert told.count("\n") == 1

@@ -48,6 +48,24 @@ def test_every_command_has_help(name: str) -> None:
     result = run(*name.split(), "--help")
     assert result.returncode == 0, result.stderr
     assert f"usage: deltasam {name}" in result.stdout
+    described = COMMANDS[name].load().__doc__
+    if "Examples:" in described:  # which tyro takes for a section of the docstring, and leaves out
+        first = described.partition("Examples:")[2].strip().splitlines()[0].strip()
+        assert first in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate --task mirror --set task.pooling=cls --model x --set task.max_length=8",
+        "analyze weights runs/a --weightings OwnGradient --weightings Directional",
+    ],
+)
+def test_values_that_only_the_last_of_which_would_count_are_refused(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert "stands there twice" in capsys.readouterr().err
 
 
 def test_a_group_alone_lists_its_commands() -> None:

@@ -28,7 +28,7 @@ def sweep(**changes: Any) -> Sweep:
 
 def result(planned: Planned, value: float, **changes: Any) -> Result:
     values = {f.name: "" for f in dataclasses.fields(Result)}
-    values |= {"primary_value": value, "higher_is_better": True, "seed": planned.config.seed}
+    values |= {"primary_value": value, "higher_is_better": True, "seed": planned.config.seed, "metrics": {}}
     return Result(**{**values, **changes})
 
 
@@ -142,6 +142,16 @@ def test_mistakes_in_the_runs_are_named(changes: dict[str, Any], message: str) -
 def test_a_point_that_diverged_is_not_chosen(rhos: list[float]) -> None:
     it = sweep(tune={"seeds": [1]}, grid={"delta-sam": {"method.rho": rhos}})
     pairs = [(one, result(one, float("nan") if one.config.method.rho == 0.01 else 0.5)) for one in tuning_runs(it)]
+    assert list(select(pairs).values()) == [(("method.rho", 0.05),)]
+
+
+def test_the_majority_class_of_weights_that_are_not_finite_is_no_score() -> None:
+    it = sweep(tune={"seeds": [1]}, grid={"delta-sam": {"method.rho": [0.01, 0.05]}})
+    found = {0.01: (0.7, {"loss": float("nan")}), 0.05: (0.6, {"loss": 0.5})}  # tables leave out the first, too
+    pairs = []
+    for one in tuning_runs(it):
+        value, metrics = found[one.config.method.rho]
+        pairs.append((one, result(one, value, metrics=metrics)))
     assert list(select(pairs).values()) == [(("method.rho", 0.05),)]
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deltasam.cli import main
-from deltasam.experiments import ConfigError
+from deltasam.experiments import ConfigError, DivergedError
 from deltasam.experiments.sweeps import read_search, run_search
 from helpers.pretrained import bert_folder
 
@@ -76,3 +76,34 @@ def test_choices_may_be_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = write(tmp_path, space={"method.params": ["all", "norms"]}, trials=1)
     assert main(["search", str(file), "--output", str(tmp_path / "out")]) == 0
     assert "method.params=" in capsys.readouterr().out
+
+
+def test_trials_that_diverge_are_told_of_and_the_search_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    bert_folder(tmp_path / "bert")
+    common = yaml.safe_load(write(tmp_path).read_text())["common"]
+    common |= {"schedule": {"steps": 2, "warmup": 0}, "optimizer": {"max_grad_norm": 0}}
+    file = write(tmp_path, common=common, space={"optimizer.lr": [1e30]}, trials=2)
+    out = tmp_path / "out"
+    assert main(["search", str(file), "--output", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("diverged  optimizer.lr=1e+30") == 2
+    assert "failed" not in shown.err
+    study = run_search(read_search(file), out)  # they count among the trials
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "PRUNED"]
+
+
+def test_a_run_that_ends_because_it_diverges_does_not_end_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+
+    def diverges(*_: Any, **__: Any) -> Any:
+        raise DivergedError("the gradient was not finite in 25 updates in a row")
+
+    monkeypatch.setattr("deltasam.experiments.sweeps._search.run", diverges)
+    bert_folder(tmp_path / "bert")
+    study = run_search(read_search(write(tmp_path)), tmp_path / "out")
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "PRUNED"]

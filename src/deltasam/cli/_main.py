@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import inspect
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from deltasam.cli._commands import COMMANDS
-from deltasam.cli._errors import CommandError
+from deltasam.cli._errors import CommandError, InputError
 
 USAGE_ERROR = 2  # what tyro and argparse exit with
+_WAYS_OUT = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or "),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "mind its permissions, or "),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +105,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     try:
         kind = COMMANDS[name].load()
         words = getattr(kind, "arranged", list)(arguments)
-        command = tyro.cli(kind, args=words, prog=f"deltasam {name}", config=options)
+        _check_once(kind, words)
+        # The whole docstring: of its own accord tyro leaves out the examples.
+        command = tyro.cli(kind, args=words, prog=f"deltasam {name}", description=inspect.getdoc(kind), config=options)
         return int(command.run() or 0)
     except CommandError as error:
         print(f"deltasam {name}: {error}", file=sys.stderr)
@@ -105,6 +115,21 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except PluginError as error:  # any command that looks up a name may be the first to import them
         print(f"deltasam {name}: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or error.errno is None:  # None: a library's own words, or a bug
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        way_out = f"{_WAYS_OUT.get(error.errno, '')}choose another place"
+        print(f"deltasam {name}: {where}{error.strerror}; {way_out}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"deltasam {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _check_once(kind: Any, words: Sequence[str]) -> None:
+    """Of an option with several values that stands there twice only the last one would count, without a word."""
+    for field in fields(kind):
+        flag = f"--{field.name.replace('_', '-')}"
+        if str(field.type).startswith("tuple[") and words.count(flag) > 1:
+            raise InputError(f"{flag} stands there twice; name all its values after one, as in {flag} A B")

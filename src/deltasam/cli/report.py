@@ -45,4 +45,5 @@ class ReportCommand:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
         self.output.write_text(page, encoding="utf-8", errors="replace")
-        print(f"{len(runs.finished)} runs, {len(page) / 1e6:.1f} MB: {self.output}")
+        count = len(runs.finished)
+        print(f"{count} run{'s' * (count > 1)}, {len(page) / 1e6:.1f} MB: {self.output}")

@@ -47,7 +47,8 @@ class SearchCommand:
                 (name, f"{value:g}" if isinstance(value, float) else value) for name, value in trial.params.items()
             )
             settings = " ".join(f"{name}={value}" for name, value in shown)
-            console.print(f"trial {trial.number}: {trial.value:.4f}  {settings}", highlight=False)
+            value = "diverged" if trial.value is None else f"{trial.value:.4f}"
+            console.print(f"trial {trial.number}: {value}  {settings}", highlight=False)
 
         with bad_input():
             search = read_search(self.file)

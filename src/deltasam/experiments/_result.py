@@ -74,6 +74,14 @@ class Result:
     config: dict[str, Any] = field(repr=False)
     environment: dict[str, str] = field(repr=False)
 
+    @property
+    def score(self) -> float:
+        """What settings are chosen by: the primary metric, or nan if any metric is not finite.
+
+        A model whose weights are not finite predicts one class, which may well be the most frequent one.
+        """
+        return self.primary_value if all(map(math.isfinite, self.metrics.values())) else math.nan
+
     def to_json(self) -> str:
         """The content of ``result.json``."""
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from deltasam.experiments._components import build, options
 from deltasam.experiments._config import RunConfig, read_yaml
-from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._errors import ConfigError, DivergedError
 from deltasam.experiments._resolve import merge, resolve
 from deltasam.experiments._run import run
 from deltasam.experiments.sweeps._plan import with_setting
@@ -82,6 +83,8 @@ def run_search(
 ) -> Any:
     """Runs the trials that are missing, and gives the study. Stopped and started again it goes on.
 
+    A trial that diverges has no value: Optuna counts it as pruned, worse than all others.
+
     Args:
         search: The search.
         folder: Where the run folders are made, and the file of the study.
@@ -121,9 +124,15 @@ def run_search(
     def value(trial: Any) -> float:
         point = {name: _suggest(trial, name, choices) for name, choices in search.space.items()}
         configs = [search.config(point, seed) for seed in search.seeds]
-        return fmean(run(config, folder / config.run_name).primary_value for config in configs)
+        try:
+            mean = fmean(run(config, folder / config.run_name).score for config in configs)
+        except DivergedError as error:
+            raise optuna.TrialPruned(str(error)) from error
+        if not math.isfinite(mean):
+            raise optuna.TrialPruned("a metric is not finite")
+        return mean
 
-    done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+    done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
     study.optimize(value, n_trials=max(0, search.trials - done), callbacks=[watch] if watch is not None else None)
     return study
 
