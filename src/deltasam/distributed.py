@@ -62,6 +62,7 @@ class Ranks:
             self._wrapper, self.inner = wrapped, wrapped.module
             self._groups, self.size = [wrapped.process_group], wrapped.process_group.size()
             return
+        _refuse_inside(model)
         self._shards = sharded_modules(model)
         self.settle()
         parts: list[Any] = [p for p in model.parameters() if is_shard(p)]
@@ -147,8 +148,11 @@ class Ranks:
 
     @torch.no_grad()
     def share_gradients(self, params: Sequence[nn.Parameter]) -> None:
-        """What the wrapper's backward would have done to ``.grad``, unless the user holds it back (``no_sync``)."""
-        if self._wrapper is None or not self._wrapper.require_backward_grad_sync:
+        """What the wrapper's backward would have done to ``.grad``, unless the user holds it back (``no_sync``).
+
+        What all processes are to work on together cannot be held back.
+        """
+        if self._wrapper is None or not (self.apart or self._wrapper.require_backward_grad_sync):
             return
         for p, mean in zip(params, self.mean_gradients([p.grad for p in params], params), strict=True):
             if p.grad is not None and mean is not None and not p.grad.is_sparse:
@@ -255,6 +259,23 @@ def refuse_foreign(model: nn.Module) -> None:
         raise ValueError(
             "the model is wrapped in FullyShardedDataParallel, which flattens the parameters: use "
             "torch.distributed.fsdp.fully_shard instead (fsdp_version: 2 in accelerate)"
+        )
+
+
+def _refuse_inside(model: nn.Module) -> None:
+    """One sentence for a part of a replica while DDP is in its forward: nothing would average its gradients.
+
+    Lightning calls ``training_step`` in there, and has its ``manual_backward`` prepare DDP for the backward.
+    """
+    around: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if around is None or around.process_group.size() == 1:
+        return
+    replicated = {id(p) for p in around.module.parameters()}
+    if any(id(p) in replicated for p in model.parameters()):
+        raise ValueError(
+            f"model ({type(model).__name__}) is a part of a model in DistributedDataParallel, inside of its forward: "
+            "the gradients would stay in each process. Pass the wrapped model; in a LightningModule with manual "
+            "optimization that is self.trainer.strategy.model, which calls the module's forward()"
         )
 
 

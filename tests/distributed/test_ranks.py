@@ -43,7 +43,7 @@ def ranks(request: pytest.FixtureRequest, found: Found) -> list[dict[str, dict[s
     return found[request.param]
 
 
-@pytest.mark.parametrize("case", ["replicas", "accumulation", "shards", "gathered", "blocks"])
+@pytest.mark.parametrize("case", ["replicas", "accumulation", "held_back", "closures", "shards", "gathered", "blocks"])
 def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
     wrong = {name: error for rank in ranks for name, error in rank[case].items() if not error < TOLERANCE}
     assert not wrong
@@ -94,3 +94,8 @@ def test_refusals(ranks: list[dict[str, Any]]) -> None:
     assert "tensor parallelism" in said["tensor-parallel"]
     assert "fully_shard" in said["fsdp1"]
     assert "DeepSpeed" in said["deepspeed"]
+
+
+def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert "self.trainer.strategy.model" in rank["inside"]["part"]

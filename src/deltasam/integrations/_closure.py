@@ -83,7 +83,7 @@ class ClosurePasses(Passes):
             for p in self.trainable.values():
                 p.grad = None
             loss = self._run(at_w)
-            return loss, [p.grad for p in targets]
+            return loss, [_own(p.grad) for p in targets]
         finally:
             for name, p in self.trainable.items():
                 p.grad = before[name]
@@ -124,6 +124,11 @@ class ClosurePasses(Passes):
                 "shape (N,), and say MethodOptimizer(..., closure='losses')"
             )
         return loss.detach().reshape(1)
+
+
+def _own(grad: Tensor | None) -> Tensor | None:
+    """The gradient; a copy of a view, which may be one into DDP's buckets: the next backward writes into them."""
+    return grad if grad is None or not grad._is_view() else grad.clone()
 
 
 def needs_losses(method: Method) -> ValueError:

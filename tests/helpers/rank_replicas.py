@@ -1,0 +1,99 @@
+"""Cases of ``rank_cases.py``: gradients that DDP holds back, buckets that it writes into again, its own forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from deltasam import ERM, GSAM, SAM, LookSAM, PerInstanceSAM
+from deltasam.integrations import MethodOptimizer
+from helpers.problems import relative_error
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def batches(world: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    return torch.randn(3 * world, 4, generator=random).double(), torch.randint(3, (3 * world,), generator=random)
+
+
+def objective(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
+    return {name: (p.grad if gradients else p).detach().clone() for name, p in model.named_parameters()}
+
+
+def held_back(rank: int, world: int) -> dict[str, float]:
+    """Relative errors of ``sharpness="global"`` on two micro-batches, the first of which DDP is told not to share."""
+    found = {}
+    whole = batches(world)
+    mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
+    for make in (SAM, GSAM, LookSAM, PerInstanceSAM):
+        alone, method = network(), make()
+        for _ in range(2):
+            method.backward(alone, whole, objective, scale=0.5)
+        inner, method = network(), make(sharpness="global")
+        model = DistributedDataParallel(inner)
+        with model.no_sync():
+            method.backward(model, mine, objective, scale=0.5)
+        method.backward(model, mine, objective, scale=0.5)
+        found[make.__name__] = relative_error(values(inner, gradients=True), values(alone, gradients=True))
+    return found
+
+
+def closures(rank: int, world: int) -> dict[str, float]:
+    """Relative errors of the weights after steps with a closure, the gradients being views into DDP's buckets."""
+    found = {}
+    whole = batches(world)
+    mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
+    for method in (ERM(), SAM(), GSAM(), LookSAM(k=2)):
+        ends = []
+        for batch in (whole, mine):
+            inner = network()
+            model = inner if batch is whole else DistributedDataParallel(inner, gradient_as_bucket_view=True)
+            optimizer = MethodOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1), method, model)
+
+            def closure(model: nn.Module = model, batch: Any = batch, optimizer: Any = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss = objective(model, batch).mean()
+                loss.backward()
+                return loss
+
+            for _ in range(3):
+                optimizer.step(closure)
+            ends.append(values(inner, gradients=False))
+            method.load_state_dict({})
+        found[type(method).__name__] = relative_error(ends[1], ends[0])
+    return found
+
+
+class Framework(nn.Module):
+    """Trains inside of its own forward, as Lightning's modules do under DDP with manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.said = ""
+
+    def forward(self, batch: Any) -> Tensor:
+        try:
+            SAM().backward(self.network, batch, objective)
+        except ValueError as error:
+            self.said = str(error)
+        SAM().backward(network(), batch, objective)  # another model, none of DDP's
+        return self.network(batch[0])
+
+
+def inside(rank: int, world: int) -> dict[str, str]:
+    """The sentence for a part of a model in the middle of DDP's forward."""
+    framework = Framework()
+    DistributedDataParallel(framework)(batches(world))
+    return {"part": framework.said}
