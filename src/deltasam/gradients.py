@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Scaler(Protocol):
@@ -36,6 +37,7 @@ class Gradient:
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss."""
         grads = torch.autograd.grad(loss, self._targets, allow_unused=True)
+        _refuse_hidden(loss, [p for p, grad in zip(self._targets, grads, strict=True) if grad is None])
         self._total = [added(a, b) for a, b in zip(self._total, grads, strict=True)]
 
     def sum(self) -> list[Tensor | None]:
@@ -50,6 +52,56 @@ class ShardedGradient(Gradient):
         """Adds the gradient of one more loss, the mean of those of all processes."""
         loss.backward()  # type: ignore[no-untyped-call]
         self._total = [p.grad for p in self._targets]
+
+
+_looked_for: Any = WeakIdKeyDictionary()  # parameters without a gradient: one look at the graph is enough for each
+
+
+def _refuse_hidden(loss: Tensor, without: list[nn.Parameter]) -> None:
+    if any(p not in _looked_for for p in without):
+        refuse_reentrant(loss)
+        _looked_for.update(dict.fromkeys(without, True))
+
+
+def refuse_reentrant(loss: Tensor) -> None:
+    """Raises a RuntimeError where the graph of a loss ends at parts of the model that hide their parameters."""
+    if any(node.name() == "CheckpointFunctionBackward" for node in graph_of(loss)):
+        raise RuntimeError(
+            "parameters inside of activation checkpointing with use_reentrant=True have no gradient that could be "
+            "followed: set use_reentrant=False (of Hugging Face models "
+            "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False}))"
+        )
+
+
+def graph_of(loss: Tensor) -> set[Any]:
+    """All nodes of the graph of a loss; nothing is computed."""
+    seen: set[Any] = set()
+    left: list[Any] = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left.extend(parent for parent, _ in node.next_functions)
+    return seen
+
+
+@contextmanager
+def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """For what is no time to step: the weights are moved, or the gradient is not the final one.
+
+    Raises:
+        RuntimeError: A hook has changed a parameter, as optimizers do that step in backward to save memory.
+    """
+    hooked = {name: (p, p._version) for name, p in trainable.items() if p._post_accumulate_grad_hooks}
+    yield
+    for name, (p, version) in hooked.items():
+        if p._version != version:
+            raise RuntimeError(
+                f"an optimizer steps in a hook of {name!r} while backward runs, where this method has moved the "
+                "weights or not yet finished the gradient: the step would be lost. Remove the hook "
+                "(register_post_accumulate_grad_hook), and step after method.backward(); ERM and PerInstanceSAM's "
+                "low-rank engine, which move no weights, allow such hooks"
+            )
 
 
 @contextmanager

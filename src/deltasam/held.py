@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from deltasam.objectives._checkpointing import computed_again
 from deltasam.perturb import Moved
 
 
@@ -66,5 +67,10 @@ def held_part(objective: Any, model: nn.Module, batch: Any, moved: Moved | None)
         return part
     names = {id(p): name for name, p in model.named_parameters()}
     back = {f"model.{names[id(p)]}": _at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
-    at_w: Tensor | None = functional_call(Scene(model, lambda: held(model, batch)), back, (), tie_weights=True)
-    return at_w
+
+    def at_w(compute: Callable[[], Tensor | None]) -> Tensor | None:
+        found: Tensor | None = functional_call(Scene(model, compute), back, (), tie_weights=True)
+        return found
+
+    with computed_again(at_w):
+        return at_w(lambda: held(model, batch))

@@ -22,7 +22,7 @@ from deltasam.branches import Branches
 from deltasam.checks import check_losses
 from deltasam.distributed import Ranks, Sharpness, require_whole
 from deltasam.gradients import Scaler as Scaler
-from deltasam.gradients import gradient, scaled, set_aside
+from deltasam.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.held import held_part
 from deltasam.objectives._checks import part_of_a_step
 from deltasam.perturb import Ascent as Ascent
@@ -191,7 +191,7 @@ class Passes:
         """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`."""
         require_real(params, self.trainable)
         self.ranks.settle()
-        with perturbed(params, direction, step, consume=consume) as moved:
+        with perturbed(params, direction, step, consume=consume) as moved, without_steps(self.trainable):
             self._moved = moved
             try:
                 yield moved
@@ -251,7 +251,7 @@ class Passes:
         Of replicas each works on its own gradient, and the results are averaged at the end, in one go; with
         ``sharpness="global"`` all work on the mean.
         """
-        with set_aside(self.trainable):
+        with set_aside(self.trainable), without_steps(self.trainable):
             self.ranks.apart = self.ranks.replicated
             try:
                 yield self.trainable

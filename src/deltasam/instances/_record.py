@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from deltasam.branches import is_recorded
 from deltasam.checks import is_out_of_memory, uses_a_graph_twice
+from deltasam.gradients import refuse_reentrant
 from deltasam.instances._errors import (
     InstancesMixedError,
     MisreadError,
@@ -243,7 +244,9 @@ def _goes_the_same_way(places: Places, wish: _Wish, checked: Checked) -> bool:
     felt = {name: g is not None for name, g in zip(places.params, checked.gradients, strict=True)}
     if all(felt.values()) or places.is_sharded:
         return True
-    reached = reached_from(plainly(places.model, wish.run))
+    losses = plainly(places.model, wish.run)
+    refuse_reentrant(losses)
+    reached = reached_from(losses)
     heard = [name for name, p in places.params.items() if id(p) in reached and not felt[name]]
     alike = all(id(p) in reached for name, p in places.params.items() if felt[name])
     if heard and alike:

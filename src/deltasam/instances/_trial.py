@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from deltasam.checks import is_out_of_memory
 from deltasam.float32 import full_float32
+from deltasam.gradients import graph_of
 from deltasam.instances._errors import ModelError
 from deltasam.instances._places import eager
 from deltasam.instances._verify import Checked
@@ -69,19 +70,8 @@ def plainly(model: nn.Module, run: Run) -> Tensor:
 
 
 def reached_from(losses: Tensor) -> set[int]:
-    """The parameters (by ``id``) that the graph of the losses leads to; nothing is computed."""
-    seen: set[Any] = set()
-    reached: set[int] = set()
-    left: list[Any] = [losses.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            reached.add(id(node.variable))
-        left.extend(parent for parent, _ in node.next_functions)
-    return reached
+    """The parameters (by ``id``) that the graph of the losses leads to."""
+    return {id(node.variable) for node in graph_of(losses) if hasattr(node, "variable")}
 
 
 def is_followed(

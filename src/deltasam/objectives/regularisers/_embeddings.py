@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.objectives._checkpointing import computed_again
 from deltasam.objectives.regularisers._find import Embeddings, Side, find_embeddings
 
 
@@ -92,7 +93,8 @@ def perturbed_embeddings(
         The sites visited so far; it grows with every call of the layer.
 
     Raises:
-        RuntimeError: The embedding layer was not called inside the context (for example with ``inputs_embeds``).
+        RuntimeError: The embedding layer was not called inside the context (for example with ``inputs_embeds``); or,
+            in backward, it is in a part of the model under activation checkpointing.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(10, 4, padding_idx=0), nn.Flatten(), nn.Linear(8, 2))
@@ -115,6 +117,8 @@ def perturbed_embeddings(
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for layer, table in zip(found.layers, _tables(found.layers), strict=True):
             stack.callback(layer.register_forward_hook(state.adds(noise, detach, table)).remove)
+        if noise is not None:
+            stack.enter_context(computed_again(_refusing(found.layers)))
         yield state.sites
     if required and not state.sites:
         raise RuntimeError(
@@ -184,6 +188,26 @@ class _State:
             return None
         real: Tensor = ids != padding
         return real.unsqueeze(-1)
+
+
+def _refusing(layers: Sequence[nn.Module]) -> Callable[[Callable[[], Any]], Any]:
+    """Computes a part of the model again, unless the layers are in it: their noise is gone by then."""
+
+    def hook(module: nn.Module, args: Any) -> None:
+        raise RuntimeError(
+            f"the embedding layer ({type(module).__name__}) is inside of activation checkpointing, which computes it "
+            "again in backward, without what was added to it: leave it outside of the part that is checkpointed"
+        )
+
+    def by(compute: Callable[[], Any]) -> Any:
+        handles = [layer.register_forward_pre_hook(hook) for layer in layers]
+        try:
+            return compute()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    return by
 
 
 def _tables(layers: Sequence[nn.Module]) -> list[int]:
