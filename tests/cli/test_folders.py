@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from deltasam.cli import main
 from deltasam.experiments import RunConfig, run
@@ -121,3 +124,16 @@ def test_a_page_or_table_that_cannot_be_written_is_told_in_one_line(
         assert str(runs) in told
         assert told.endswith("choose another place\n")
         assert told.count("\n") == 1
+
+
+def test_a_run_that_diverged_does_not_keep_the_others_from_being_measured(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = runs / "my/erm/model/model.safetensors"
+    save_file({name: torch.full_like(value, math.nan) for name, value in load_file(path).items()}, path)
+    assert main(["analyze", "landscape", str(runs / "my"), *FEW]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("delta-sam:")
+    assert "erm: the gradient of the mean loss has norm nan" in shown.err
+    assert main(["analyze", "landscape", str(runs / "my/erm"), *FEW]) == 2
+    assert "erm: the gradient of the mean loss has norm nan" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +31,10 @@ def test_table_of_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
     assert main(["quickstart", *options]) == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")} == before
+    shutil.rmtree(tmp_path / "runs/SAM/model")
+    capsys.readouterr()
+    assert main(["quickstart", *options]) == 2
+    assert "SAM: the run has kept no weights" in capsys.readouterr().err
 
 
 @pytest.mark.slow

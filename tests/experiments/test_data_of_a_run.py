@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deltasam.experiments import ConfigError, RunConfig, load_run, run
+from deltasam.tasks import DataError
 from helpers.pretrained import bert_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
@@ -61,3 +64,24 @@ def test_a_run_does_not_go_on_with_other_rows(one: RunConfig, tmp_path: Path) ->
         run(one, tmp_path / "run")
     write(tmp_path / "validation.csv")
     assert run(one, tmp_path / "run").steps == 4
+
+
+def test_a_run_finds_its_own_files_from_any_folder(
+    one: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: f"{name}.csv" for name in ("train", "validation")}
+    here = dataclasses.replace(one, task=dataclasses.replace(one.task, files=files))
+    monkeypatch.chdir(tmp_path)
+    run(here, tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(elsewhere / "validation.csv", seed=1)  # of the same name, and not the run's
+    monkeypatch.chdir(elsewhere)
+    config, loaded = load_run(tmp_path / "run")
+    assert config == here
+    assert loaded.rows[0]["text"] == "a dog ran 0"
+    shutil.move(tmp_path / "train.csv", elsewhere)  # moved with the user
+    assert len(load_run(tmp_path / "run", split="train")[1].rows) == 12
+    (elsewhere / "train.csv").unlink()
+    with pytest.raises(DataError, match=rf"train.csv: there is no such file in {elsewhere}"):
+        load_run(tmp_path / "run")

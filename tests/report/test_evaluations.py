@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from deltasam.experiments import ConfigError, Result
 from deltasam.experiments._config import _NOT_IDENTITY
+from deltasam.experiments._result import SCHEMA
 from deltasam.methods.catalogue import METHODS
 from deltasam.report import (
     TABLES,
@@ -24,7 +26,8 @@ from deltasam.report import (
     usual_risk,
 )
 from deltasam.report._evaluation import STANDARD
-from deltasam.report._runs import _LATER, _NOT_VARIANT
+from deltasam.report._runs import _LATER, _NOT_VARIANT, _SCHEMA
+from deltasam.report._words import summary_sentences
 from deltasam.tasks import find_task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -216,3 +219,33 @@ def test_broken_measurements_are_not_measured_and_told_of(tmp_path: Path, text: 
     page = html_report(runs, [table])
     for name in ("adversarial-risk", "landscape", "instance-weights"):
         assert f"{name}.json is cut short or altered" in page
+
+
+def test_a_result_of_a_newer_version_is_neither_misread_nor_to_be_removed(tmp_path: Path) -> None:
+    assert _SCHEMA == SCHEMA
+    write(tmp_path / "old", 0.8)
+    newer = write(tmp_path / "new", 0.9, schema=SCHEMA + 1)
+    runs = read_runs(tmp_path)
+    assert [run.path.name for run in runs.finished] == ["old"]
+    assert "newer version" in runs.unreadable[newer]
+    with pytest.raises(ConfigError, match=r"written by a newer version of deltasam .*update") as told:
+        Result.read(newer / "result.json")
+    assert "remove" not in str(told.value)
+
+
+def test_what_is_not_in_points_is_compared_by_itself(tmp_path: Path) -> None:
+    for seed in range(5):
+        for method, accuracy, error in (("ERM", 0.80, 2.5), ("SAM", 0.81, 2.4)):
+            own = {"seed": seed, "method": method}
+            write(tmp_path / f"mrpc-{method}-{seed}", accuracy + seed / 1000, **own)
+            less = {"primary_metric": "mse", "higher_is_better": False, "metrics": {"loss": 1.0}, "task": "regression"}
+            folder = tmp_path / f"own-{method}-{seed}"
+            write(folder, error + seed / 1000, **own)
+            found = json.loads((folder / "result.json").read_text())
+            found["config"]["task"] |= {"name": "regression", "dataset": "own"}
+            less["metrics"] = {"mse": error + seed / 1000}
+            (folder / "result.json").write_text(json.dumps({**found, **less}))
+    told = [one for one in summary_sentences(read_runs(tmp_path), by_cell(read_runs(tmp_path).finished)) if "−" in one]
+    assert len(told) == 2
+    assert "SAM − ERM: +1.00 points, by mean better in 1 of 1 setups" in told[0]
+    assert "SAM − ERM: -0.1 of mse (less is better), by mean better in 1 of 1 setups" in told[1]

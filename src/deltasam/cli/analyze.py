@@ -44,8 +44,8 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator[tuple[Path, Found]]:
     """Measures one run after the other. Of several, those that cannot be measured are told of and left out.
 
-    Those are: what is no run, runs that are not finished or have kept no weights, and runs of another method than the
-    measurement is about.
+    Those are: what is no run, runs that are not finished or have kept no weights, runs of another method than the
+    measurement is about, and runs whose weights it means nothing for.
     """
     from deltasam.experiments import ConfigError
 
@@ -65,11 +65,16 @@ def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator
 
 def _or_refusal(measure: Callable[[Path], Found], run: Path) -> Found | ConfigError:
     from deltasam.experiments import ConfigError
+    from deltasam.tasks import DataError
 
     try:
         return measure(run)
     except ConfigError as error:
         return error
+    except DataError:
+        raise
+    except ValueError as error:
+        return ConfigError(f"{run}: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +122,7 @@ class _Analysis:
 
         data = None if self.data is None else str(self.data)
         config, loaded = load_run(folder, split=self.split, rows=self.rows, data=data)
-        try:
-            return config.run_name, self.measure(loaded.model, loaded.batches(self.batch_size), loaded.objective)
-        except ValueError as error:
-            raise InputError(f"{folder}: {error}") from error
+        return config.run_name, self.measure(loaded.model, loaded.batches(self.batch_size), loaded.objective)
 
     def measure(self, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:
         """The rows of the table for one model."""

@@ -52,7 +52,7 @@ class Quickstart:
                 folders.append(self.output / type(config.method).__name__)
                 with bar(f"{type(config.method).__name__:<14}") as watch:
                     results.append(run(config, folders[-1], watch=watch))
-        measured = [self._measure(folder) for folder in folders]
+            measured = [self._measure(folder) for folder in folders]
         console.print()
         console.print(results_table(results, measured))
         self._next(console, folders)

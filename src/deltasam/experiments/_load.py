@@ -12,6 +12,7 @@ import torch
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._folder import RunFolder
+from deltasam.experiments._rows import from_anywhere
 from deltasam.objectives import Objective
 from deltasam.tasks import Data, DataSource, Task, load_tokenizer
 
@@ -107,4 +108,4 @@ def load_run(
         )
     if data is not None:
         config = dataclasses.replace(config, data=data)
-    return config, load(config, path=str(place.model), split=split, rows=rows)
+    return config, load(from_anywhere(config, folder), path=str(place.model), split=split, rows=rows)

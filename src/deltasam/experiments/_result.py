@@ -95,11 +95,18 @@ class Result:
         """
         try:
             found = dict(json.loads(path.read_text(encoding="utf-8")))
+            if int(found.get("schema", SCHEMA)) > SCHEMA:
+                raise ConfigError(
+                    f"{path}: written by a newer version of deltasam (schema {found['schema']}, this one knows "
+                    f"{SCHEMA}); update the package, or choose another folder by --output"
+                )
             needed = (f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING)
             missing = next((name for name in needed if name not in found), None)
             if missing is not None:
                 raise ValueError(f"it has no {missing}")
             return cls(**found)
+        except ConfigError:
+            raise
         except (OSError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{path}: not a result of this version ({error}); remove it, and the run is made again"

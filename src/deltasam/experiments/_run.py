@@ -223,7 +223,7 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
     config, task, total = prepared.config, prepared.config.task, prepared.total
     facts = environment()
     write(place.path / "environment.json", json.dumps(facts, indent=2))
-    keep(prepared.data, place.path)
+    keep(config, prepared.data, place.path)
     if tensorboard:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(place.path / "tensorboard")
     clock, stopper = Clock(), Stopper()

@@ -53,10 +53,13 @@ def _pairs(scores: Scores, first: str, second: str) -> dict[str, tuple[list[floa
     return pairs
 
 
-def comparison_notes(scores: Scores, *, of_one_run: bool = False) -> list[str]:
+def comparison_notes(scores: Scores, *, of_one_run: bool = False, less_of: str = "") -> list[str]:
     """Every method against ERM, and delta-SAM against SAM: difference of the means, Holm-adjusted p, wins.
 
-    ``of_one_run``: see :func:`compare`.
+    Args:
+        scores: The values of every run, in points, of which more is better.
+        of_one_run: See :func:`compare`.
+        less_of: A metric of which less is better: ``scores`` are then its values times -1.
     """
     methods = sorted({method for _, method in scores}, key=method_order)
     wanted = [(m, "ERM") for m in methods if m != "ERM"] + [
@@ -70,8 +73,12 @@ def comparison_notes(scores: Scores, *, of_one_run: bool = False) -> list[str]:
     over = "columns" if of_one_run else "setups"
     adjusted = holm([comparison.p for _, _, (comparison, _) in found])
     return [
-        f"{method_name(first)} − {method_name(second)}: {test.difference:+.2f} points, by mean better in {wins} "
+        f"{method_name(first)} − {method_name(second)}: {_difference(test, less_of)}, by mean better in {wins} "
         f"{over}; paired permutation test{'' if test.exact else ' (drawn)'} p = {test.p:.3g}, Holm {p:.3g} "
         f"({test.pairs} pairs; smallest possible p {test.smallest_p:.3g})."
         for (first, second, (test, wins)), p in zip(found, adjusted, strict=True)
     ]
+
+
+def _difference(test: Comparison, less_of: str) -> str:
+    return f"{-test.difference:+.3g} of {less_of} (less is better)" if less_of else f"{test.difference:+.2f} points"

@@ -18,6 +18,7 @@ _NOT_RUNS = {"model", "checkpoints", "logs", "locks", "failures", "tensorboard",
 # What does not make two runs different but for their seed: what a run's id leaves out (`RunConfig.run_id`, which is
 # not imported, for its torch; a test compares them), and options that came after runs were first numbered, at these.
 _NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
+_SCHEMA = 1  # the newest that is known; likewise that of `experiments.Result`
 _LATER = {"PerInstanceSAM": {"factors": ("auto", "exact")}}
 
 
@@ -164,6 +165,8 @@ def _folders(folder: Path) -> Iterator[tuple[str, set[str]]]:
 
 def _run(place: Path) -> Run:
     given = json.loads((place / "result.json").read_bytes())
+    if given.get("schema", _SCHEMA) > _SCHEMA:
+        raise ValueError(f"written by a newer version of deltasam, schema {given['schema']}; update the package")
     config = given["config"]
     metrics = {intern(str(name)): _number(value) for name, value in given["metrics"].items()}
     primary = intern(str(given["primary_metric"]))

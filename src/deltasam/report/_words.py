@@ -21,7 +21,7 @@ def summary_sentences(runs: Runs, cells: dict[Key, list[Run]]) -> list[str]:
     first += f"({', '.join(map(method_name, methods))}) on {_count(len(tasks), 'task')} "
     sentences = [f"{first}with {_count(len(models), 'model')}."]
     sentences += [leader for setup in sorted({key[:2] for key in cells}) if (leader := _leader(cells, *setup))]
-    sentences += comparison_notes(_scores(select(runs.finished, strict=False).cells))
+    sentences += _comparisons(select(runs.finished, strict=False).cells)
     sentences += _costs(cells)
     return [*sentences, *runs.problems()]
 
@@ -44,13 +44,20 @@ def _leader(cells: dict[Key, list[Run]], task: str, model: str) -> str:
     return f"On {task} with {model}, {_and(best)} {verb} the best mean {one.primary}, {top:.4g} ({over})."
 
 
-def _scores(cells: dict[Key, list[Run]]) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+def _comparisons(cells: dict[Key, list[Run]]) -> list[str]:
+    """Pooled over all that is in points; an error of prediction is in the unit of its task, and stands by itself."""
+    less = {key: runs[0].primary for key, runs in cells.items() if not runs[0].higher_is_better}
+    told = comparison_notes(_scores({key: runs for key, runs in cells.items() if key not in less}, 100))
+    for task, metric in sorted({(key[0], metric) for key, metric in less.items()}):
+        of_task = {key: runs for key, runs in cells.items() if key in less and key[0] == task}
+        told += comparison_notes(_scores(of_task, -1), less_of=metric)
+    return told
+
+
+def _scores(cells: dict[Key, list[Run]], scale: float) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
     scores: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for (task, model, method), runs in cells.items():
-        sign = 1 if runs[0].higher_is_better else -1
-        scores.setdefault((model, method), {})[task] = {
-            run.seed: sign * 100 * run.metrics[run.primary] for run in runs
-        }
+        scores.setdefault((model, method), {})[task] = {run.seed: scale * run.metrics[run.primary] for run in runs}
     return scores
 
 

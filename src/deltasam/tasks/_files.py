@@ -35,7 +35,8 @@ def read_rows(path: Path) -> list[Row]:
         [{'text': 'fine', 'label': '1'}]
     """
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"{path}: there is no such file{where}")
     ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
     if ending is None:
         raise DataError(f"{path}: cannot tell the kind of this file, it should end in one of {', '.join(ENDINGS)}")
