@@ -20,7 +20,7 @@ from helpers.problems import TRANSFORMER
 
 pytestmark = pytest.mark.gpu
 
-METHODS: dict[str, Callable[[], Method]] = {
+METHODS: dict[str, Callable[..., Method]] = {
     "erm": ERM,
     "sam": SAM,
     "asam": ASAM,
@@ -294,7 +294,8 @@ def test_a_model_that_waits_for_the_host_says_where_and_runs_ordinarily(method: 
 def test_no_step_waits_for_the_device(method: str) -> None:
     """On a model that does not wait itself (Hugging Face's look at the attention mask on the host)."""
     model, (ids, labels), objective = TRANSFORMER.make(torch.float32)
-    model, batch, taken = model.cuda(), (ids.cuda(), labels.cuda()), METHODS[method]()
+    where = {"embeddings": "embeddings"} if method in ("tat", "tavat") else {}
+    model, batch, taken = model.cuda(), (ids.cuda(), labels.cuda()), METHODS[method](**where)
     taken.backward(model, batch, objective)
     torch.cuda.synchronize()
     try:
