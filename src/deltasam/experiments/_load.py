@@ -12,6 +12,7 @@ import torch
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._folder import RunFolder
+from deltasam.experiments._lengths import check_lengths
 from deltasam.experiments._rows import from_anywhere
 from deltasam.objectives import Objective
 from deltasam.tasks import Data, DataSource, Task, load_tokenizer
@@ -58,6 +59,7 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
 
     Raises:
         DataError: Something is missing or wrong.
+        ConfigError: The texts are longer than the model can read.
     """
     from transformers import set_seed
 
@@ -69,7 +71,9 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
     tokenizer = load_tokenizer(where)
     set_seed(config.seed)
     model = task.model(where, data).eval().to("cuda" if torch.cuda.is_available() else "cpu")
-    return Loaded(task, model, tokenizer, data.splits[task.eval_split], data.origins[task.eval_split])
+    rows_of_split = data.splits[task.eval_split]
+    check_lengths(task, model, tokenizer, {task.eval_split: rows_of_split})
+    return Loaded(task, model, tokenizer, rows_of_split, data.origins[task.eval_split])
 
 
 def _load_data(config: RunConfig, task: Task) -> Data:

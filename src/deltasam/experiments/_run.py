@@ -18,6 +18,7 @@ from deltasam.experiments._config import RunConfig
 from deltasam.experiments._environment import device_name, environment, peak_memory
 from deltasam.experiments._errors import ConfigError, RunStoppedError
 from deltasam.experiments._folder import RunFolder, notes_of, write
+from deltasam.experiments._lengths import check_lengths
 from deltasam.experiments._lock import held
 from deltasam.experiments._parts import named_plain, to_method
 from deltasam.experiments._result import Result, rank
@@ -230,6 +231,7 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
     guard = Guard(lambda: place.last_checkpoint(total))
     model = prepared.model()
     _check_params(config.method, model)
+    check_lengths(task, model, prepared.tokenizer, prepared.data.splits)
     trainer = RunTrainer(
         model=model,
         args=arguments(config, total, place.checkpoints, tensorboard=tensorboard),
