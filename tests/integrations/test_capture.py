@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 from deltasam.capture import _captured
 from deltasam.integrations import MethodTrainer
@@ -57,6 +58,39 @@ def test_the_steps_of_a_run_share_one_graph(
     report = trainer.captured.report
     assert (report.ordinary, report.recorded) == (1, 1)
     assert report.replayed == 6 * accumulation - 1
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
+def test_a_callback_changes_the_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    recorded = []
+
+    class Played:
+        """A graph played by hand, with the radius it was recorded with."""
+
+        placed: tuple[str, ...] = ()
+
+        def __init__(self, run: Any, *_: Any) -> None:
+            recorded.append(trainer.method.rho)
+            self.run = run
+
+        def replay(self, inputs: Any, steps: int) -> Any:
+            return self.run(inputs)
+
+    class WarmUp(hf.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.method = trainer.method.replace(rho=0.05 if same or state.global_step >= 3 else 0.0)
+
+    monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
+    monkeypatch.setattr(_captured, "Pool", SimpleNamespace)
+    monkeypatch.setattr(_captured, "RecordedStep", Played)
+    args, data = arguments(tmp_path), classification_data()
+    trainer = MethodTrainer(
+        model=fresh(), args=args, method=SAM(), capture=True, train_dataset=data, callbacks=[WarmUp()]
+    )
+    trainer.train()
+    assert trainer.forwards == (12 if same else 3 + 2 * 3)
+    assert trainer.method.steps == 6
+    assert recorded == ([0.05] if same else [0.0, 0.05])
 
 
 def test_the_factor_of_a_recorded_step_is_a_number_or_a_tensor() -> None:

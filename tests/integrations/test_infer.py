@@ -82,6 +82,16 @@ def test_labels_of_another_name(tmp_path: Path) -> None:
     assert trainer.objective == Classification(labels="truth")
 
 
+def test_a_model_whose_forward_hands_everything_on(tmp_path: Path) -> None:
+    class Mine(hf.BertForSequenceClassification):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    trainer = MethodTrainer(model=Mine(encoder_config("bert")), args=arguments(tmp_path), method=ERM())
+    assert trainer.label_names == []
+    assert trainer.objective == Classification()
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

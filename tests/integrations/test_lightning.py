@@ -90,6 +90,17 @@ def test_the_example_resumes_with_the_methods_state(tmp_path: Path) -> None:
     assert second.method.steps == 12
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["module", "network"])
+def test_accumulation_by_lightning_is_refused(whole: bool, tmp_path: Path) -> None:
+    class Inner(Automatic):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
+            return MethodOptimizer(adam, self.method, self if whole else self.network)
+
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches=2\) .*manual optimization.*scale=1 / 2"):
+        fit(Inner(SAM()), tmp_path, accumulate_grad_batches=2)
+
+
 def test_the_closure_adapter_works_in_automatic_optimization(tmp_path: Path) -> None:
     assert_same_bits(fit(Automatic(SAM(rho=0.0)), tmp_path), fit(Automatic(None), tmp_path))
     by_closure = fit(Automatic(SAM(rho=0.1)), tmp_path)

@@ -84,6 +84,36 @@ def test_another_method_continues_without_the_state(tmp_path: Path, caplog: pyte
     assert "holds the state of SAM; LookSAM starts without state" in caplog.text
 
 
+def test_another_method_that_has_trained_before_continues_without_its_state(tmp_path: Path) -> None:
+    trainer_for(tmp_path / "sam", SAM()).train()
+    other = trainer_for(tmp_path / "look", LookSAM())
+    other.train()
+    other.train(resume_from_checkpoint=str(tmp_path / "sam" / "checkpoint-4"))
+    assert other.method.steps == 5
+    assert other.forwards == 5 + 1  # one of the five steps perturbs
+
+
+def test_a_training_that_starts_over_with_smaller_batches_counts_anew(tmp_path: Path) -> None:
+    class Hungry(Classification):
+        """Runs out of memory in the third step of large batches."""
+
+        def __call__(self, model: Any, batch: Any) -> torch.Tensor:
+            if len(batch["labels"]) > 2 and trainer.state.global_step == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().__call__(model, batch)
+
+    trainer = trainer_for(tmp_path, LookSAM(k=3), Hungry(), auto_find_batch_size=True)
+    output = trainer.train()
+    assert trainer.method.steps == 9
+    assert output.metrics["train_forwards"] == 9 + 3
+
+
+def test_the_arguments_in_a_checkpoint_are_the_users(tmp_path: Path) -> None:
+    trainer_for(tmp_path, SAM()).train()
+    saved = torch.load(tmp_path / "checkpoint-4" / "training_args.bin", weights_only=False)
+    assert saved.logging_nan_inf_filter is True
+
+
 def test_the_checkpoint_holds_no_pickled_method(tmp_path: Path) -> None:
     trainer_for(tmp_path, LookSAM()).train()
     folder = tmp_path / "checkpoint-4"

@@ -346,6 +346,9 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         MethodTrainer(model=fresh(), args=args, method=SAM)
     with pytest.raises(ValueError, match=r"compute_loss_func .* pass objective="):
         MethodTrainer(model=fresh(), args=args, method=SAM(), compute_loss_func=lambda *a, **k: None)
+    in_place = (fresh(), args, None, None, None, None, None, lambda *a, **k: None)  # as Trainer orders them
+    with pytest.raises(ValueError, match=r"compute_loss_func .* pass objective="):
+        MethodTrainer(*in_place, method=SAM())
     with pytest.raises(ValueError, match="optim='lomo' updates the weights inside the backward pass"):
         MethodTrainer(model=fresh(), args=arguments(tmp_path, optim="lomo"), method=SAM())
     optimizer = torch.optim.SGD(fresh().parameters())
@@ -360,3 +363,9 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     twice = MethodOptimizer(torch.optim.SGD(model.parameters()), SAM(), model)
     with pytest.raises(ValueError, match=r"MethodOptimizer takes the gradients itself.*pass the optimizer inside it"):
         MethodTrainer(model=model, args=args, method=SAM(), optimizers=(twice, None))
+
+
+def test_a_step_without_any_target_weighs_nothing(tmp_path: Path) -> None:
+    trainer = MethodTrainer(model=fresh("t5"), args=arguments(tmp_path), method=ERM())
+    batch = {"labels": torch.full((2, 3), -100)}
+    assert float(trainer._share(batch, trainer._count(batch))) == 0.0

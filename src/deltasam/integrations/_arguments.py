@@ -55,9 +55,15 @@ def refuse_unsupported(trainer: Any) -> None:
     """One clear error for each setting of a Trainer under which a method would silently do something else.
 
     Raises:
-        ValueError: For DeepSpeed, ``nn.DataParallel``, and optimizers that step inside ``backward`` or call it.
+        ValueError: For a loss function of the batch, DeepSpeed, ``nn.DataParallel``, and optimizers that step inside
+            ``backward`` or call it.
     """
     name = type(trainer).__name__
+    if trainer.compute_loss_func is not None:
+        raise ValueError(
+            "compute_loss_func returns one loss for the batch, a method needs one per instance: pass objective=..., a "
+            "callable objective(model, batch) -> losses of shape (N,), instead"
+        )
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise ValueError(f"{name} does not work with DeepSpeed, whose engine owns the backward pass: use DDP or FSDP")
     if trainer.args.n_gpu > 1:

@@ -25,7 +25,8 @@ def infer_objective(
     Args:
         model: A Hugging Face model, also inside PEFT.
         label_smoothing: ``TrainingArguments.label_smoothing_factor``.
-        label_names: What the labels of a batch are called; exactly one name.
+        label_names: What the labels of a batch are called: one name, or none, which is "labels" (Trainer finds none in
+            a ``forward`` that takes anything).
 
     Returns:
         The objective whose mean is the loss that the model computes itself, or ``Trainer``'s with label smoothing.
@@ -43,9 +44,9 @@ def infer_objective(
     head = _head(inner)
     if head is None:
         raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {_WAY_OUT}")
-    if len(label_names) != 1:
+    if len(label_names) > 1:
         raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {_WAY_OUT}")
-    labels = label_names[0]
+    labels = label_names[0] if label_names else "labels"
     if head == "seq2seq":
         return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
     if head == "causal":

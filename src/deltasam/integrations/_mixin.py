@@ -72,7 +72,6 @@ class MethodMixin(_Base):
     """
 
     method: Method
-    objective: ObjectiveLike
 
     def __init__(
         self,
@@ -84,11 +83,6 @@ class MethodMixin(_Base):
         **kwargs: Any,
     ) -> None:
         check_method(method)
-        if kwargs.get("compute_loss_func") is not None:
-            raise ValueError(
-                "compute_loss_func returns one loss for the batch, a method needs one per instance: pass "
-                "objective=..., a callable objective(model, batch) -> losses of shape (N,), instead"
-            )
         check_out_of_memory(on_out_of_memory, capture=capture)
         refuse_overrides(type(self), MethodMixin, has_objective=objective is not None)
         self._unchecked = False  # whether the objective was inferred, and not compared with the model's loss yet
@@ -96,15 +90,28 @@ class MethodMixin(_Base):
         refuse_unsupported(self)
         self.method = method
         self.captured = Captured(method) if capture else None
-        self.objective = self._default_objective() if objective is None else objective
-        check_step(self.model, self.objective)
+        self._objective = self._default_objective() if objective is None else objective
+        self._score: Any = None
+        check_step(self.model, self._objective)
         self.splitting = Splitting(method) if on_out_of_memory == "split" else None
         if self.splitting is not None:
-            self.splitting.check(self.objective)
+            self.splitting.check(self._objective)
         self.forwards = self.backwards = 0
         self._metrics = StepMetrics()
         self._losses = ShownLosses()
         self._operations: dict[Any, Any] = {}
+
+    @property
+    def objective(self) -> Any:
+        """What is minimized; inside ``hyperparameter_search`` the score of a trial, which Trainer calls the same."""
+        return self._objective if self.hp_search_backend is None else self._score
+
+    @objective.setter
+    def objective(self, value: Any) -> None:
+        if self.hp_search_backend is None or callable(value):
+            self._objective = value
+        else:
+            self._score = value
 
     # -- what a subclass may change ------------------------------------------------------------------------------
 
@@ -137,16 +144,17 @@ class MethodMixin(_Base):
         if self._unchecked:
             self._unchecked = False
             with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
-                check_inferred(self.accelerator.unwrap_model(model), batch, self.objective)
+                check_inferred(self.accelerator.unwrap_model(model), batch, self._objective)
         scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
             if self.captured is not None:
-                step = self.captured.backward(model, batch, self.objective, scale=scale.fixed(self.args.device))
+                self.captured = self._up_to_date(self.captured)
+                step = self.captured.backward(model, batch, self._objective, scale=scale.fixed(self.args.device))
             elif self.splitting is not None:
                 self.splitting.method = self.method  # a callback may have changed it
-                step = self.splitting.backward(model, batch, self.objective, scale=scale)
+                step = self.splitting.backward(model, batch, self._objective, scale=scale)
             else:
-                step = self.method.backward(model, batch, self.objective, scale=scale)
+                step = self.method.backward(model, batch, self._objective, scale=scale)
         self.forwards += step.forwards
         self.backwards += step.backwards
         self._metrics.add(step)
@@ -154,6 +162,11 @@ class MethodMixin(_Base):
         if every is not None and self.state.global_step % every == 0 and step.losses.device.type != "cpu":
             torch.get_device_module(step.losses.device).empty_cache()
         return scale.share_of(self._losses.shown(step.loss)).to(self.args.device)
+
+    def _up_to_date(self, captured: Captured) -> Captured:
+        """Recorded steps of the method that there is now: hyperparameters and state are part of a recording."""
+        before, now = captured.method, self.method
+        return captured if before == now and before.state is now.state else Captured(now)
 
     def floating_point_ops(self, inputs: Any) -> Any:
         """As the Trainer's, which goes through all parameters in every step; here once for inputs of one shape."""
@@ -179,7 +192,7 @@ class MethodMixin(_Base):
 
     def _count(self, batch: Any) -> Any:
         """What the objective's mean divides by: its items (tokens), or the instances; None if that cannot be told."""
-        items = getattr(self.objective, "items", None)
+        items = getattr(self._objective, "items", None)
         found = None if items is None else items(batch)
         return batch_size(batch) if found is None else found
 
@@ -191,7 +204,8 @@ class MethodMixin(_Base):
             return 1.0 / steps
         if isinstance(count, Tensor):
             wide = torch.float32 if count.device.type == "mps" else torch.float64
-            return count.to(wide) / torch.as_tensor(total).to(count.device)
+            # Without any item (0 / 0) it is zero, as the losses are.
+            return (count.to(wide) / torch.as_tensor(total).to(count.device)).nan_to_num(0.0)
         return count / total
 
     # -- logs and checkpoints ------------------------------------------------------------------------------------
@@ -212,18 +226,25 @@ class MethodMixin(_Base):
         Raises:
             LostError: A worker of the data loader, or another process of the training, has died.
         """
-        if resume_from_checkpoint in (None, False):
-            self._load_states({"method": {}, "objective": {}, "forwards": 0, "backwards": 0})
         self._operations.clear()
         with lost_told(self._how_to_go_on), self._losses.instead_of_the_filter(self.args):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        # Here and not in train(): with auto_find_batch_size a training starts over when memory runs out.
+        self._load_states({"method": {}, "objective": {}, "forwards": 0, "backwards": 0})
+        return super()._inner_training_loop(*args, **kwargs)
+
     def _how_to_go_on(self) -> str:
         return f"train(resume_from_checkpoint=True) goes on from the last checkpoint in {self.args.output_dir}"
 
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        with self._losses.as_given(self.args):  # they are saved with the model
+            super()._save(*args, **kwargs)
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        objective = getattr(self.objective, "state_dict", dict)
+        objective = getattr(self._objective, "state_dict", dict)
         state = {
             "type": type(self.method).__name__,
             "processes": self.args.world_size,
@@ -253,9 +274,11 @@ class MethodMixin(_Base):
 
     def _load_states(self, state: dict[str, Any]) -> None:
         self.method.load_state_dict(state["method"])
-        if hasattr(self.objective, "load_state_dict"):
-            self.objective.load_state_dict(state["objective"])
+        if hasattr(self._objective, "load_state_dict"):
+            self._objective.load_state_dict(state["objective"])
         self.forwards, self.backwards = state["forwards"], state["backwards"]
+        if self.captured is not None:  # what was recorded with the state that was
+            self.captured = Captured(self.method)
         if self.splitting is not None:
             self.splitting.largest = state.get("largest_part")  # not there in older checkpoints
         self._losses.last = state.get("last_finite")  # neither

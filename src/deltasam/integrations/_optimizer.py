@@ -102,7 +102,8 @@ class MethodOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: There is no closure.
-            ValueError: The method needs the batch, or losses of the instances where the closure gives one loss.
+            ValueError: The method needs the batch, or losses of the instances where the closure gives one loss; or
+                Lightning accumulates.
             RuntimeError: The closure steps an optimizer.
         """
         if closure is None:
@@ -110,6 +111,7 @@ class MethodOptimizer(torch.optim.Optimizer):
             raise TypeError(f"step() needs a closure (in the Trainer use MethodTrainer); the lines to write:\n{lines}")
         if self._stepping:
             raise _steps_inside()
+        _refuse_accumulation((self.model, *getattr(closure, "args", ())))
         if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
             raise ValueError(
                 f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch)"
@@ -194,6 +196,22 @@ class MethodOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"MethodOptimizer({self.method!r}, closure={self.closure!r}, {self.optimizer!r})"
+
+
+def _refuse_accumulation(modules: tuple[Any, ...]) -> None:
+    """Raises a ValueError where Lightning has added up gradients before the step, which starts from zero.
+
+    Args:
+        modules: Where a LightningModule may be: the model, and what Lightning hands to its closures.
+    """
+    trainers = [getattr(module, "_trainer", None) for module in modules]
+    batches = max([getattr(trainer, "accumulate_grad_batches", 1) for trainer in trainers], default=1)
+    if batches > 1:
+        raise ValueError(
+            f"Trainer(accumulate_grad_batches={batches}) adds up gradients before step(closure), which starts from "
+            "zero, so that they would be lost: use manual optimization, method.backward(model, batch, objective, "
+            f"scale=1 / {batches}) on every batch and optimizer.step() on every {batches}th"
+        )
 
 
 def _steps_inside() -> RuntimeError:

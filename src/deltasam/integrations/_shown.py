@@ -41,6 +41,16 @@ class ShownLosses:
         finally:
             self._filtered, args.logging_nan_inf_filter = False, wanted
 
+    @contextmanager
+    def as_given(self, args: Any) -> Iterator[None]:
+        """The arguments as the user gave them, for the while that they are saved."""
+        now = args.logging_nan_inf_filter
+        args.logging_nan_inf_filter = now or self._filtered
+        try:
+            yield
+        finally:
+            args.logging_nan_inf_filter = now
+
     def shown(self, loss: Tensor) -> Tensor:
         """The loss, or the last finite one; 0 before there was any, as the Trainer's filter has it."""
         if not self._filtered:
