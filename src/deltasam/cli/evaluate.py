@@ -23,6 +23,8 @@ class Evaluate:
     Examples:
       deltasam evaluate runs/mrpc-... --split test
       deltasam evaluate --task mirror --model bert-base-uncased --set task.pooling=cls
+      deltasam evaluate --task classification --model runs/own-.../model --split test
+        --set task.files.train=a.csv task.files.test=c.csv task.text=review task.label=stars
     """
 
     folder: Positional[Path | None] = None
