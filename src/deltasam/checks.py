@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,6 +15,27 @@ def shown(value: object) -> str:
     """A value in the words of an error: on one line, and short."""
     words = " ".join(repr(value).split())
     return words if len(words) <= 80 else f"{words[:77]}..."
+
+
+def check_number(
+    name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False, whole: bool = False
+) -> None:
+    """Raises a ValueError that names the hyperparameter, its value and the allowed range.
+
+    Args:
+        name: The hyperparameter.
+        value: What it was set to.
+        low: The least value.
+        high: The greatest value.
+        open_low: Whether ``low`` itself is not allowed.
+        whole: Whether it counts something.
+    """
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not low <= value <= high or (open_low and value == low):
+        bounds = f"{'(' if open_low or math.isinf(low) else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        kind = "whole number" if whole else "number"
+        foreign = " of Python's own type: take its .item()" if hasattr(value, "item") else ""
+        raise ValueError(f"{name}={shown(value)} must be a {kind} in {bounds}{foreign}")
 
 
 def check_step(model: Any, objective: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
+from deltasam import MicroBatches, instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from helpers.architectures import BY_NAME, make
 from helpers.instance_reference import loop, relative
 from helpers.problems import TRANSFORMER_NO_DROPOUT
@@ -87,6 +89,38 @@ def test_selected_and_frozen_parameters() -> None:
     assert relative(found, exact.perturbed) < 1e-9
 
 
-def test_bad_steps() -> None:
-    with pytest.raises(ValueError, match="steps=0"):
-        instance_adversarial_losses(nn.Linear(2, 1), torch.ones(2, 2), lambda m, x: m(x).squeeze(-1), steps=0)
+BAD = {
+    "steps=0": {"steps": 0},
+    "steps=1.5": {"steps": 1.5},
+    "rho=-0.1": {"rho": -0.1},
+    "rho=nan": {"rho": float("nan")},
+    "stride=-1": {"stride": -1},
+    "group=0": {"group": 0},
+    "engine='lop' must be": {"engine": "lop"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_options(message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        instance_adversarial_losses(*small(), **BAD[message])
+
+
+def test_bad_options_of_the_other_two() -> None:
+    with pytest.raises(ValueError, match="engine='lop' must be"):
+        instance_gradient_norms(*small(), engine="lop")
+    with pytest.raises(ValueError, match="group=0"), perturbed_instances(*small(), group=0):
+        pass
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
+        instance_gradient_norms(*small()[1:2], *small()[1:])
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_several_batches_are_for_several_calls(engine: str) -> None:
+    model, x, objective = small()
+    with pytest.raises(ValueError, match=r"MicroBatches.*one call for each"):
+        instance_gradient_norms(model, MicroBatches([x, x]), objective, engine=engine)
+
+
+def small() -> tuple[nn.Module, Tensor, Any]:
+    return nn.Linear(2, 1), torch.ones(2, 2), lambda model, x: model(x).squeeze(-1)

@@ -149,7 +149,13 @@ def test_bad_batches(objective, batch, message):
 
 
 def test_bad_arguments():
-    for options in ({"temperature": 0.0}, {"temperature": -1.0}, {"pooling": "max"}, {"adversary": "first"}):
+    for options in (
+        {"temperature": 0.0},
+        {"temperature": -1.0},
+        {"temperature": float("inf")},
+        {"pooling": "max"},
+        {"adversary": "first"},
+    ):
         ((name, value),) = options.items()
         with pytest.raises(ValueError, match=f"{name} is {value!r}"):
             Contrastive(**options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import ERM, SMART, VAT, Classification, Objective, Regression
+from deltasam import ERM, R3F, SAM, SMART, VAT, Classification, Objective, Regression
 from helpers.heads import head, no_dropout, texts
 
 
@@ -195,6 +195,16 @@ def test_errors_say_the_way_out() -> None:
         SMART(Classification())
     with pytest.raises(ValueError, match="epsilon"):
         SMART(Classification(), mu=0.0, epsilon=-1.0)
+    for steps in (0.5, -1, True, "2"):
+        with pytest.raises(ValueError, match=rf"SMART\(steps={steps!r}\).*whole number"):
+            SMART(Classification(), mu=0.0, steps=steps)
+    for total in (0, 2.5):
+        with pytest.raises(ValueError, match=rf"SMART\(total_steps={total!r}\).*whole number"):
+            SMART(Classification(), total_steps=total)
+    with pytest.raises(ValueError, match=r"VAT\(steps=1.5\).*whole number"):
+        VAT(Classification(), steps=1.5)
+    with pytest.raises(ValueError, match=r"R3F\(lam='1'\)"):
+        R3F(Classification(), lam="1")
     with pytest.raises(ValueError, match="norm"):
         SMART(Classification(), mu=0.0, norm="l1")
     with pytest.raises(RuntimeError, match="prepare"):
@@ -223,3 +233,45 @@ def test_what_was_loaded_is_not_changed_by_training() -> None:
     ERM().backward(model, batch, second)
     assert all(torch.equal(saved["teacher"][name], value) for name, value in before.items())
     assert not torch.equal(second.state_dict()["teacher"]["2.weight"], before["2.weight"])
+
+
+def unfrozen_later(*, reload: bool) -> tuple[nn.Module, SMART, list[torch.Tensor]]:
+    """A model whose embeddings are trained from the third of four steps on; their values at each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)).double()
+    batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
+    smart, values = SMART(Classification(), total_steps=100, embeddings="0", beta=0.5), []
+    for step in range(4):
+        model[0].requires_grad_(step >= 2)
+        if step == 3 and reload:
+            saved = smart.state_dict()
+            smart = SMART(Classification(), total_steps=100, embeddings="0", beta=0.5)
+            smart.load_state_dict(saved)
+        values.append(model[0].weight.detach().clone())
+        SAM(rho=0.1).backward(model, batch, smart)
+        with torch.no_grad():
+            for p in (p for p in model.parameters() if p.requires_grad):
+                p.add_(torch.randn_like(p))
+    return model, smart, values
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_parameters_that_are_unfrozen_later_get_an_average_of_their_own(reload: bool) -> None:
+    model, smart, values = unfrozen_later(reload=reload)
+    assert torch.equal(values[1], values[2])
+    teacher = smart.teacher.model_like(model)
+    assert torch.allclose(teacher[0].weight, 0.5 * (values[2] + values[3]))
+    assert teacher[0].weight is not model[0].weight
+    model[0].requires_grad_(False)  # and keep it when they are frozen again
+    smart.prepare(model)
+    assert torch.allclose(teacher[0].weight, 0.25 * (values[2] + values[3]) + 0.5 * model[0].weight)
+    assert smart.teacher.model_like(model) is teacher
+
+
+def test_a_checkpoint_from_before_parameters_were_unfrozen() -> None:
+    model, smart, _ = unfrozen_later(reload=False)
+    saved = smart.state_dict()
+    del saved["teacher"]["0.weight"]
+    smart.load_state_dict(saved)
+    smart.prepare(model)
+    assert torch.equal(smart.teacher.model_like(model)[0].weight, model[0].weight)

@@ -49,7 +49,12 @@ def test_micro_batches_do_not_change_the_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"radius": 0.0}, "radius=0.0"), ({"precision": "bf16"}, "precision='bf16'")]
+    ("options", "message"),
+    [
+        ({"radius": 0.0}, "radius=0.0"),
+        ({"radius": float("inf")}, "radius=inf"),
+        ({"precision": "bf16"}, "precision='bf16'"),
+    ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

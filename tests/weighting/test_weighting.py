@@ -14,7 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction
 from deltasam.randomness import Seed
-from deltasam.weighting import Directional, FiniteDifference, LossWeights, RandomWeights, Uniform, Weighting
+from deltasam.weighting import (
+    Directional,
+    FiniteDifference,
+    LossWeights,
+    OwnGradient,
+    RandomWeights,
+    Uniform,
+    Weighting,
+)
 from deltasam.weighting._base import usable
 from deltasam.weighting._directional import derivatives_along
 from deltasam.weighting._finite_difference import difference_weights
@@ -153,10 +161,21 @@ def test_uniform_and_random() -> None:
 
 
 @pytest.mark.parametrize("cls", [FiniteDifference, Directional])
-@pytest.mark.parametrize(("option", "value"), [("samples", 0), ("samples", 1.5), ("radius", 0.0), ("radius", -1.0)])
-def test_bad_options(cls: type[Weighting], option: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{option}={value}"):
-        cls(**{option: value})
+@pytest.mark.parametrize(
+    ("option", "values"), [("samples", [0, 1.5, True]), ("radius", [0.0, -1.0, float("inf"), float("nan")])]
+)
+def test_bad_options(cls: type[Weighting], option: str, values: list[float]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"{option}={value}"):
+            cls(**{option: value})
+
+
+def test_a_radius_in_words_and_a_weighting_that_is_none() -> None:
+    for cls in (FiniteDifference, Directional, OwnGradient):
+        with pytest.raises(ValueError, match=r"radius='0.1'"):
+            cls(radius="0.1")
+    with pytest.raises(TypeError, match=r"of='uniform' must be a Weighting"):
+        RandomWeights(of="uniform")
 
 
 floats = st.floats(-1e6, 1e6, width=32)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from deltasam.batches import MicroBatches
+from deltasam.checks import check_number, check_step
 from deltasam.instances._ascent import adversarial, adversarial_by_loop, ascend
 from deltasam.instances._errors import UncoveredError
 from deltasam.instances._memory import tell_once
@@ -38,7 +40,8 @@ def instance_gradient_norms(
         >>> instance_gradient_norms(model, x, lambda model, x: model(x).squeeze(-1)).tolist()
         [5.0, 1.0]
     """
-    part = Passes(model, batch, objective, params=params)
+    _check_engine(engine)
+    part = _one_batch(model, batch, objective, params)
     if engine != "loop":
         try:
             return ascend(part, 0.0).norms
@@ -81,9 +84,9 @@ def instance_adversarial_losses(
         >>> instance_adversarial_losses(model, x, lambda model, x: model(x).squeeze(-1), rho=0.1).tolist()
         [0.5, 0.10000000149011612]
     """
-    if steps < 1:
-        raise ValueError(f"steps={steps!r} must be a positive whole number")
-    part = Passes(model, batch, objective, params=params)
+    _check_engine(engine)
+    _check_ascent(rho, steps, stride, group)
+    part = _one_batch(model, batch, objective, params)
     return adversarial(part, rho, steps=steps, stride=stride, group=group, engine=engine)[2]
 
 
@@ -116,6 +119,27 @@ def perturbed_instances(
         >>> bool((after > before).all())
         True
     """
-    found = ascend(Passes(model, batch, objective, params=params), rho, steps=steps, group=group)
+    _check_ascent(rho, steps, None, group)
+    found = ascend(_one_batch(model, batch, objective, params), rho, steps=steps, group=group)
     with found.perturbed():
         yield found.norms
+
+
+def _one_batch(model: nn.Module, batch: Any, objective: ObjectiveLike, params: Selection) -> Passes:
+    check_step(model, objective)
+    if isinstance(batch, MicroBatches):
+        raise ValueError(f"batch is MicroBatches of {len(batch)}: make one call for each of them")
+    return Passes(model, batch, objective, params=params)
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine={engine!r} must be one of {list(get_args(Engine))}")
+
+
+def _check_ascent(rho: float, steps: int, stride: float | None, group: int) -> None:
+    check_number("rho", rho, 0)
+    check_number("steps", steps, 1, whole=True)
+    check_number("group", group, 1, whole=True)
+    if stride is not None:
+        check_number("stride", stride, 0)

@@ -89,7 +89,7 @@ class PassState:
         # By parameter, and whether there is a graph: what was made without one has no way back to the parameter.
         self._values: dict[tuple[int, bool], Tensor] = {}
         self._expanded: dict[tuple[int, bool], Tensor] = {}
-        self._last: tuple[Tensor, tuple[Kind, bool], Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, tuple[Kind, bool, int], Tensor, Tensor] | None = None
         self.size = grouping.size
 
     def layout(self, tensor: Tensor, parameter: Proxy, features: int) -> Layout:
@@ -115,7 +115,7 @@ class PassState:
 
     def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Inputs as ``(G, S, in)``, cast once under autocast; the same for query and key. Second, what to record."""
-        last, how = self._last, (layout.kind, torch.is_grad_enabled())
+        last, how = self._last, (layout.kind, torch.is_grad_enabled(), x._version)  # it may be changed in place
         if last is None or last[0] is not x or last[1] != how:
             source = x.inner if type(x) is PerInstance else x
             kind = source.device.type

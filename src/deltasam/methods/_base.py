@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from deltasam.checks import check_number as check_number
 from deltasam.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.distributed import Sharpness
 from deltasam.methods._frozen import tell_the_way_out
@@ -275,24 +275,3 @@ def finish(
         grad_norm=None if ascent is None else ascent.norm,
         skipped=None if ascent is None else ascent.skipped,
     )
-
-
-def check_number(
-    name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False, whole: bool = False
-) -> None:
-    """Raises a ValueError that names the hyperparameter, its value and the allowed range.
-
-    Args:
-        name: The hyperparameter.
-        value: What it was set to.
-        low: The least value.
-        high: The greatest value.
-        open_low: Whether ``low`` itself is not allowed.
-        whole: Whether it counts something.
-    """
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not low <= value <= high or (open_low and value == low):
-        bounds = f"{'(' if open_low or math.isinf(low) else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-        kind = "whole number" if whole else "number"
-        foreign = " of Python's own type: take its .item()" if hasattr(value, "item") else ""
-        raise ValueError(f"{name}={shown(value)} must be a {kind} in {bounds}{foreign}")

@@ -68,8 +68,8 @@ class Contrastive(Objective):
     predict: Predict | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}, but must be greater than 0 (Mirror-BERT: 0.04)")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}, but must be a number above 0 (Mirror-BERT: 0.04)")
         if self.pooling not in get_args(Pooling):
             raise ValueError(f"pooling is {self.pooling!r}, but must be one of {list(get_args(Pooling))}")
         if self.adversary not in get_args(Adversary):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deltasam.checks import check_number
 from deltasam.passes import Passes
 from deltasam.randomness import Seed
 
@@ -32,6 +33,12 @@ class Weighting(ABC):
             eta: Floor of the denominator in Eq. 5.
             seed: Seed of the random direction, a new one every step.
         """
+
+
+def check_radius(radius: float | None) -> None:
+    """Raises a ValueError for a radius of probes that is neither a positive number nor None, which stands for rho."""
+    if radius is not None:
+        check_number("radius", radius, 0, open_low=True)
 
 
 def usable(weights: Tensor, mean: Tensor | None = None) -> Tensor:

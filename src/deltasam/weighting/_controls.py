@@ -53,6 +53,11 @@ class RandomWeights(Weighting):
 
     of: Weighting = field(default_factory=FiniteDifference)
 
+    def __post_init__(self) -> None:
+        """Checks the weighting."""
+        if not isinstance(self.of, Weighting):
+            raise TypeError(f"of={self.of!r} must be a Weighting such as FiniteDifference()")
+
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Probes as the other weighting does."""
         inner = self.of.probe(passes, rho=rho, eta=eta, seed=seed)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
+from deltasam.checks import check_number
 from deltasam.distributed import require_whole
 from deltasam.held import Scene
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, require_real, step_size
 from deltasam.randomness import Seed
-from deltasam.weighting._base import Weighting
+from deltasam.weighting._base import Weighting, check_radius
 from deltasam.weighting._forward_mode import twice_differentiable
 
 
@@ -42,10 +43,8 @@ class Directional(Weighting):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        if not isinstance(self.samples, int) or self.samples < 1:
-            raise ValueError(f"samples={self.samples!r} must be a positive whole number")
-        if self.radius is not None and not self.radius > 0:
-            raise ValueError(f"radius={self.radius!r} must be positive, or None for rho")
+        check_number("samples", self.samples, 1, whole=True)
+        check_radius(self.radius)
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Derivatives along ``samples`` directions; the losses at w are not needed."""

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from deltasam.checks import check_number
 from deltasam.float32 import full_float32, rounded
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, require_real, step_size
 from deltasam.precision import no_autocast
 from deltasam.randomness import Seed
-from deltasam.weighting._base import Weighting
+from deltasam.weighting._base import Weighting, check_radius
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +55,8 @@ class FiniteDifference(Weighting):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        if not isinstance(self.samples, int) or self.samples < 1:
-            raise ValueError(f"samples={self.samples!r} must be a positive whole number")
-        if self.radius is not None and not self.radius > 0:
-            raise ValueError(f"radius={self.radius!r} must be positive, or None for rho")
+        check_number("samples", self.samples, 1, whole=True)
+        check_radius(self.radius)
         if self.precision not in ("float32", "ambient"):
             raise ValueError(f"precision={self.precision!r} must be 'float32' or 'ambient'")
 

@@ -13,7 +13,7 @@ from deltasam.instances import ascend
 from deltasam.passes import Passes
 from deltasam.perturb import require_real
 from deltasam.randomness import Seed
-from deltasam.weighting._base import Weighting
+from deltasam.weighting._base import Weighting, check_radius
 from deltasam.weighting._finite_difference import exact
 
 
@@ -47,8 +47,7 @@ class OwnGradient(Weighting):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        if self.radius is not None and not self.radius > 0:
-            raise ValueError(f"radius={self.radius!r} must be positive, or None for rho")
+        check_radius(self.radius)
         if self.precision not in ("float32", "ambient"):
             raise ValueError(f"precision={self.precision!r} must be 'float32' or 'ambient'")
 

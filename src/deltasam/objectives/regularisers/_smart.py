@@ -89,13 +89,16 @@ class SMART(EmbeddingConsistency):
     def __post_init__(self) -> None:
         """Checks the arguments."""
         super().__post_init__()
-        for name in ("lam", "mu", "epsilon", "sigma", "eta", "steps"):
+        for name in ("lam", "mu", "epsilon", "sigma", "eta"):
             check_positive("SMART", name, getattr(self, name))
+        check_positive("SMART", "steps", self.steps, whole=True)
         check_choice("SMART", "norm", self.norm, Norm)
         for name in ("beta", "late_beta", "early"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"SMART({name}={getattr(self, name)!r}): must be a number from 0 to 1")
-        if self.mu > 0 and self.total_steps is None:
+        if self.total_steps is not None:
+            check_positive("SMART", "total_steps", self.total_steps, zero=False, whole=True)
+        elif self.mu > 0:
             raise ValueError(
                 "SMART(total_steps=None): the teacher's momentum changes after a tenth of the run, so say how many "
                 "updates it has: SMART(total_steps=...), or leave the proximal term out: SMART(mu=0)"

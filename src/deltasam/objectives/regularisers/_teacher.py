@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Teacher:
-    """The moving average of a model's trainable parameters, usable as a model; frozen parameters are shared.
+    """The moving average of a model's trainable parameters, usable as a model; parameters always frozen are shared.
 
     It is a model of its own and not the student with other weights put in, so that nothing done to the student between
     two passes (hooks, perturbed weights) reaches it. The average is kept in float32 at least: a thousandth of a step
@@ -27,19 +28,28 @@ class Teacher:
     def move(self, student: nn.Module, beta: float) -> None:
         """``teacher = beta * teacher + (1 - beta) * student``; at first a copy of the student, or what was loaded."""
         inner = _inside(student)
-        if self._model is None:
-            self._model, own = _copied(inner)
-            if self._average:
-                _check_names(self._average, own)
-                self._average = {name: value.to(own[name].device) for name, value in self._average.items()}
-            else:
-                self._average = {name: _wide(p.data) for name, p in own.items()}
-                return
         theirs = dict(inner.named_parameters())
+        is_first = not self._average
+        if self._model is None or any(p.requires_grad and name not in self._average for name, p in theirs.items()):
+            self._make(inner)
+        if is_first:
+            return
         mine = list(self._average.values())
         torch._foreach_lerp_(mine, [theirs[name].data.to(m.dtype) for name, m in self._average.items()], 1.0 - beta)
         self.updates += 1
         self._show()
+
+    def _make(self, student: nn.Module) -> None:
+        """The model, anew where parameters were unfrozen: those start at the student's values."""
+        self._model, own = _copied(student, self._average)
+        for name, p in own.items():
+            known = self._average.get(name)
+            if known is None:
+                self._average[name] = _wide(p.data)
+                continue
+            self._average[name] = known = known.to(p.device)
+            if known.dtype == p.dtype:
+                p.data = known  # one memory for both
 
     def model_like(self, student: nn.Module) -> nn.Module:
         """The teacher, in the student's mode (train or eval), to be called under ``no_grad``.
@@ -95,19 +105,21 @@ def _inside(model: nn.Module) -> nn.Module:
             return found
 
 
-def _copied(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the model, and those of its parameters that are its own."""
-    shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
-    frozen = {name for name, p in model.named_parameters() if id(p) in shared}
+def _copied(model: nn.Module, averaged: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A copy of the model, and those of its parameters that are its own: the trainable and the averaged ones.
+
+    Raises:
+        ValueError: The averages are of another model.
+    """
+    parameters = dict(model.named_parameters())
+    unknown = sorted(set(averaged) - set(parameters))
+    if unknown:
+        raise ValueError(f"the saved teacher is of another model: this one has no {unknown[0]!r}")
+    frozen = {name for name, p in parameters.items() if not p.requires_grad and name not in averaged}
+    shared: dict[int, Any] = {id(parameters[name]): parameters[name] for name in frozen}
     teacher = copy.deepcopy(model, shared)
     own = {name: p for name, p in teacher.named_parameters() if name not in frozen}
     for p in own.values():
         p.requires_grad_(False)
         p.grad = None
     return teacher, own
-
-
-def _check_names(saved: dict[str, Tensor], own: dict[str, nn.Parameter]) -> None:
-    different = sorted(set(saved) ^ set(own))
-    if different:
-        raise ValueError(f"the saved teacher is of another model: only one of the two has {different[0]!r}")

@@ -63,7 +63,7 @@ class VAT(EmbeddingConsistency):
         check_positive("VAT", "alpha", self.alpha)
         check_positive("VAT", "epsilon", self.epsilon)
         check_positive("VAT", "xi", self.xi, zero=False)
-        check_positive("VAT", "steps", self.steps, zero=False)
+        check_positive("VAT", "steps", self.steps, zero=False, whole=True)
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """The clean and the virtually adversarial outputs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, get_args
 
 import torch
@@ -140,7 +141,17 @@ def check_choice(owner: str, name: str, value: Any, choices: Any) -> None:
         raise ValueError(f"{owner}({name}={value!r}): must be one of {list(get_args(choices))}")
 
 
-def check_positive(owner: str, name: str, value: float, *, zero: bool = True) -> None:
-    """Raises a ValueError that names the argument and its value, if that is negative, not finite, or a bad zero."""
-    if not (value >= 0 if zero else value > 0) or value == float("inf"):
-        raise ValueError(f"{owner}({name}={value!r}): must be a number {'at least' if zero else 'greater than'} 0")
+def check_positive(owner: str, name: str, value: Any, *, zero: bool = True, whole: bool = False) -> None:
+    """Raises a ValueError that names the argument and its value, if that is negative, not finite, or a bad zero.
+
+    Args:
+        owner: Whose argument it is.
+        name: The argument.
+        value: Its value.
+        zero: Whether zero is allowed.
+        whole: Whether it counts something.
+    """
+    number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not number or not (value >= 0 if zero else value > 0) or value == float("inf"):
+        kind = "whole number" if whole else "number"
+        raise ValueError(f"{owner}({name}={value!r}): must be a {kind} {'at least' if zero else 'greater than'} 0")
