@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ SWEEPS = {
     "glue": ("GLUE", "glue"),
     "glue-weightings-0.01": ("GLUE, delta-SAM's other weights", "glue-weightings"),
     "glue-weightings-0.02": ("GLUE, delta-SAM's other weights", "glue-weightings"),
+    "radius-cola": ("CoLA, smaller radii", "radius-cola"),
     "minilm": ("GLUE, a second encoder", "minilm"),
     "glue-larger-nli": ("GLUE, larger tasks", "glue-larger"),
     "glue-larger-qqp": ("GLUE, larger tasks", "glue-larger"),
@@ -75,19 +76,32 @@ def missing_runs(sweep: Mapping[str, Any], *folders: Path) -> Missing:
     runs = [(run, common["config"](run)) for run in every if not tuned(run)]
     found: Missing = {}
     for task in sweep["tasks"]:
-        name = task["name"] if isinstance(task, dict) else task
-        for label, own in sweep["methods"].items():
-            free = sweep.get("grid", {}).get(label, {})
+        task = task if isinstance(task, dict) else {"name": task}
+        name = task["name"]
+        rows = task.get("train_rows")
+        here = [(r, config) for r, config in runs if r.task == name and config["task"]["train_rows"] == rows]
+        for label, own, free in points(sweep):
             given = without({"method": own} if isinstance(own, str) else own, free)
             seeds = {
                 run.seed
-                for run, config in runs
-                if run.task == name and fits(config, given, sweep.get("common", {}))
+                for run, config in here
+                if fits(config, given, sweep.get("common", {}))
                 if not free or run.settings == chosen.get((name, run.method))
             } & set(sweep["seeds"])
             if len(seeds) < len(sweep["seeds"]):
                 found.setdefault(name, {})[label] = (len(seeds), len(sweep["seeds"]))
     return found
+
+
+def points(sweep: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Label, sections and grid of every method; where nothing is chosen, every radius of its grid by itself."""
+    for label, own in sweep["methods"].items():
+        free = sweep.get("grid", {}).get(label, {})
+        radii = [] if "tune" in sweep else free.get("method.rho", [])
+        for rho in radii:
+            yield f"{label} at {rho:g}", {**own, "method": {**own["method"], "rho": rho}}, {}
+        if not radii:
+            yield label, own, free
 
 
 def without(own: Mapping[str, Any], grid: Mapping[str, Any]) -> Mapping[str, Any]:

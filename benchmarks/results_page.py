@@ -40,6 +40,7 @@ def page(results: Path = RESULTS) -> str:
         (part("labels")["labels_section"](results), text["LABELS_READING"]),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),
+        (part("radius")["radius_section"](results), text["RADIUS_READING"]),
         (glue["second_encoder_section"](results), text["SECOND_ENCODER_READING"]),
         (glue["larger_section"](results), text["LARGER_READING"]),
         (part("pooled")["pooled_section"](results), text["POOLED_READING"]),
@@ -57,7 +58,11 @@ def page(results: Path = RESULTS) -> str:
 
 def plots(results: Path = RESULTS) -> dict[str, str]:
     """All plots of the page, by the names of their files."""
-    return {"weights.svg": part("weights")["plot"](results), **part("glue")["plots"](results)}
+    return {
+        "weights.svg": part("weights")["plot"](results),
+        **part("glue")["plots"](results),
+        **part("radius")["plots"](results),
+    }
 
 
 def missing(results: Path, by_hand: str) -> str:

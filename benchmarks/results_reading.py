@@ -120,6 +120,8 @@ between (1.4 [0.4, 2.6] above SAM); weights along the own gradient, the theory's
 perturbation is the worst of the sharpness-aware on CoLA; it took 0.005, the smallest radius it was offered.
 """
 
+RADIUS_READING = ""
+
 SECOND_ENCODER_READING = """### What it says
 
 At radii that were not tuned for it nothing helps this encoder, nor hurts it much: all differences to plain training

@@ -307,6 +307,41 @@ def test_an_option_that_the_grid_sets_is_no_reason_to_miss_a_run(tmp_path: Path)
     assert found["mirror"]["mirror-delta-sam"] == (0, 5)
 
 
+def test_every_radius_of_a_grid_that_chooses_nothing_is_missed_by_itself(tmp_path: Path) -> None:
+    sweep = yaml.safe_load((SWEEPS / "radius-cola.yaml").read_text())
+    for seed in sweep["seeds"]:
+        write_run(tmp_path, "cola", {"name": "SAM", "rho": 0.005}, seed=seed, metrics={"matthews": 0.2})
+    found = script("missing")["missing_runs"](sweep, tmp_path)["cola"]
+    assert "sam at 0.005" not in found
+    assert found["sam at 0.002"] == found["delta-sam at 0.005"] == (0, 10)
+
+
+def test_runs_on_a_sample_are_not_those_on_all_rows(tmp_path: Path) -> None:
+    sweep = yaml.safe_load((SWEEPS / "glue-larger-sst2.yaml").read_text())
+    for seed in sweep["seeds"]:
+        write_run(tmp_path, "sst2", seed=seed, metrics={"accuracy": 0.9}, epochs=1, lr=2e-4)
+    missing = script("missing")["missing_runs"]
+    assert "erm" not in missing(sweep, tmp_path)["sst2"]
+    assert missing({**sweep, "tasks": [{"name": "sst2", "train_rows": 20_000}]}, tmp_path)["sst2"]["erm"] == (0, 5)
+
+
+def test_radii_are_compared_at_the_same_radius(tmp_path: Path) -> None:
+    assert script("radius")["radius_section"](tmp_path) == ""
+    weighting = {"name": "FiniteDifference"}
+    for seed in (1, 2, 3):
+        write_run(tmp_path / "glue", "cola", seed=seed, metrics={"matthews": 0.2})
+        write_run(tmp_path / "glue", "cola", {"name": "SAM", "rho": 0.01}, seed=seed, metrics={"matthews": 0.1})
+        for name, value in (("SAM", 0.3), ("DeltaSAM", 0.34)):
+            method = {"name": name, "rho": 0.005, **({"weighting": weighting} if name == "DeltaSAM" else {})}
+            write_run(tmp_path / "radius-cola", "cola", method, seed=seed, metrics={"matthews": value})
+    text = script("radius")["radius_section"](tmp_path)
+    assert cells(text, "method")[0][1:] == ["rho = 0.005", "rho = 0.01"]
+    assert [value.partition(" ")[0] for value in cells(text, "SAM")[0][1:]] == ["30.0", "10.0"]
+    assert [value.partition(" ")[0] for value in cells(text, "SAM - ERM")[0][1:]] == ["10.00", "-10.00"]
+    assert [value.partition(" ")[0] for value in cells(text, "δ-SAM - SAM")[0][1:]] == ["4.00", "-"]
+    assert list(script("radius")["plots"](tmp_path)) == ["radius.svg"]
+
+
 def test_committed_runs_are_runs_of_the_sweep() -> None:
     """A change of a sweep, or of an option's default, must not make the runs that are there worthless."""
     sweep = read_sweep(SWEEPS / "glue.yaml")

@@ -1,0 +1,86 @@
+"""The section of docs/results.md on radii below the paper's grid: CoLA, where every method chose the smallest."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from deltasam.report import Run, method_name, read_runs
+
+HERE = Path(__file__).parent
+glue = runpy.run_path(str(HERE / "results_glue.py"))
+common, table, with_interval, primary = (glue[name] for name in ("common", "table", "with_interval", "primary"))
+
+TASK, PLOT = "cola", "radius.svg"
+METHODS = ("SAM", "DeltaSAM", "DeltaSAM(LossWeights)", "PerInstanceSAM")
+PAIRS = [
+    *((method, "ERM") for method in METHODS),
+    *((method, "SAM") for method in METHODS[1:]),
+    ("DeltaSAM(LossWeights)", "DeltaSAM"),
+]
+
+ABOUT = """On CoLA every sharpness-aware method chose the smallest radius it was offered. These are smaller ones, and
+those chosen: ten seeds each, development set, final weights. **Nothing is chosen here**; all that was run is shown.
+Plain training, which is the radius 0, has {plain}."""
+
+Radii = dict[float, dict[str, list[Run]]]
+"""Radius -> method -> runs by seed."""
+
+
+def runs_by_radius(results: Path) -> tuple[Radii, list[Run]]:
+    """The runs at every radius, and plain training."""
+    _, finals = glue["parts_of"](results)
+    found: dict[float, dict[str, list[Run]]] = {}
+    plain = []
+    for run in [*finals, *read_runs(results / "radius-cola").finished]:
+        if run.task != TASK:
+            continue
+        if run.method == "ERM":
+            plain.append(run)
+        elif run.method in METHODS:
+            found.setdefault(dict(run.settings)["rho"], {}).setdefault(run.method, []).append(run)
+    radii = {
+        rho: {method: common["once"](found[rho][method]) for method in METHODS if method in found[rho]}
+        for rho in sorted(found)
+    }
+    return radii, common["once"](plain)
+
+
+def radius_section(results: Path) -> str:
+    """Means, and differences to plain training and to SAM at the same radius; nothing without the runs."""
+    radii, plain = runs_by_radius(results)
+    if not (results / "radius-cola").is_dir() or not plain:
+        return ""
+    most = max(len(runs) for methods in radii.values() for runs in methods.values())
+
+    def cell(runs: list[Run]) -> str:
+        if not runs:
+            return "-"
+        return with_interval(map(primary, runs), 1) + ("" if len(runs) == most else f" (n = {len(runs)})")
+
+    rows = [[method_name(method), *(cell(at.get(method, [])) for at in radii.values())] for method in METHODS]
+    columns = {f"rho = {rho:g}": ({**at, "ERM": plain}, primary) for rho, at in radii.items()}
+    return "\n\n".join([
+        "## CoLA, smaller radii",
+        ABOUT.format(plain=with_interval(map(primary, plain), 1)),
+        f"    deltasam sweep {glue['SWEEPS']}/radius-cola.yaml --output results/radius-cola",
+        table(["method", *columns], rows),
+        glue["picture"](PLOT),
+        common["difference_table"](columns, PAIRS),
+        common["HOLM"],
+    ])  # fmt: skip
+
+
+def plots(results: Path) -> dict[str, str]:
+    """File name -> differences to plain training over the radius, a panel for each method."""
+    radii, plain = runs_by_radius(results)
+    if not (results / "radius-cola").is_dir() or not plain:
+        return {}
+    panels = {
+        method_name(method): {
+            f"rho = {rho:g}": glue["to_plain"](at[method], plain) for rho, at in radii.items() if method in at
+        }
+        for method in METHODS
+    }
+    run = {method: values for method, values in panels.items() if values}
+    return {PLOT: glue["forest"](run, x="points above plain training")}
