@@ -137,3 +137,17 @@ def test_a_run_that_diverged_does_not_keep_the_others_from_being_measured(
     assert "erm: the gradient of the mean loss has norm nan" in shown.err
     assert main(["analyze", "landscape", str(runs / "my/erm"), *FEW]) == 2
     assert "erm: the gradient of the mean loss has norm nan" in capsys.readouterr().err
+
+
+def test_brackets_in_a_path_are_no_styles(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs [old]/erm"
+    shutil.copytree(made / "my/erm", folder)
+    assert main(["train", "--config", str(folder / "config.yaml"), "--output", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert f"To repeat it remove {folder}." in shown
+    assert f"Run folder: {folder}" in shown
+    files = [f"task.files.{name}={folder}/rows.csv" for name in ("train", "validation")]
+    shutil.copy(made.parent / "rows.csv", folder)
+    words = ["--task", "classification", "--model", str(folder / "model"), "--set", *files]
+    assert main(["evaluate", *words]) == 0
+    assert f"8 rows of {folder}/rows.csv" in capsys.readouterr().out

@@ -20,13 +20,13 @@ def bar(title: str) -> Iterator[Watch]:
 
     Where the output is no terminal, a line every tenth of the way takes the bar's place.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     if not console.is_terminal:
         yield _lines(title, console)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"),
-        TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
         shown = progress.add_task(title, total=None, numbers="")

@@ -63,8 +63,11 @@ def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = (
 
 
 def wide_console() -> Console:
-    """A console for tables: as wide as the terminal, or wide enough where the output goes to a file or a pipe."""
+    """A console for tables: as wide as the terminal, or wide enough where the output goes to a file or a pipe.
+
+    Brackets are brackets, as in the paths and names that it prints, and no markup.
+    """
     from rich.console import Console
 
-    console = Console(soft_wrap=True)
-    return console if console.is_terminal else Console(soft_wrap=True, width=200)
+    console = Console(soft_wrap=True, markup=False)
+    return console if console.is_terminal else Console(soft_wrap=True, markup=False, width=200)

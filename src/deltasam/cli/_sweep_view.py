@@ -63,11 +63,12 @@ class SweepView:
             told = event.error or f"{event.metric} {event.value:.4f}"
             done = sum(state == "done" for state in self._state.values())
             line = f"[{done}/{len(self._state)}] {event.run} {event.kind}: {told}"
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def table(self) -> Table:
         """Where the sweep stands."""
         from rich.table import Table
+        from rich.text import Text
 
         table = Table("setup", "method", "done", "failed", "mean so far", "running", box=None, header_style="bold")
         for cell in dict.fromkeys(self._cell.values()):
@@ -77,7 +78,7 @@ class SweepView:
             running = [self._progress.get(n, "…") for n in names if self._state[n] == "running"]
             failed = states.count("failed")
             table.add_row(
-                *cell, f"{states.count('done')}/{len(names)}", f"[red]{failed}[/red]" if failed else "",
+                *cell, f"{states.count('done')}/{len(names)}", Text(str(failed), style="red") if failed else "",
                 f"{fmean(values):.4f}" if values else "", " ".join(running),
             )  # fmt: skip
         return table
@@ -105,4 +106,4 @@ def summary(outcome: Outcome, console: Console) -> None:
     there = len(outcome.results)
     console.print(f"\n{there} results, {outcome.trained} runs made now, {len(outcome.failed)} failed", highlight=False)
     for name, error in outcome.failed.items():
-        console.print(f"failed twice: {name}: {error}", highlight=False, markup=False, style="red")
+        console.print(f"failed twice: {name}: {error}", highlight=False, style="red")

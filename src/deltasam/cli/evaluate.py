@@ -57,6 +57,7 @@ class Evaluate:
     def run(self) -> None:
         """Evaluates and prints."""
         from rich.console import Console
+        from rich.text import Text
 
         from deltasam.cli._progress import quiet
 
@@ -64,7 +65,7 @@ class Evaluate:
         quiet()
         with bad_input():
             loaded = self._load()
-        with Console(stderr=True).status(f"Evaluating on {len(loaded.rows)} rows of {loaded.origin}"):
+        with Console(stderr=True).status(Text(f"Evaluating on {len(loaded.rows)} rows of {loaded.origin}")):
             metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
         if self.json:
             print(json.dumps({"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}, indent=2))

@@ -50,4 +50,4 @@ class Examples:
 
         for _, found in each_run(runs, measure):
             for example in found["examples"][: self.most]:
-                console.print(f"{example['weight']:.4g}  {example['text']}", markup=False, highlight=False)
+                console.print(f"{example['weight']:.4g}  {example['text']}", highlight=False)

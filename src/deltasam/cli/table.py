@@ -98,7 +98,7 @@ class TableCommand:
             console = wide_console()
             console.print(to_terminal(table, spread=self.spread, paper=paper))
             for note in table_notes(table):
-                console.print(f"- {note}", markup=False, highlight=False)
+                console.print(f"- {note}", highlight=False)
             return
         if self.format == "csv":
             text = to_csv(table)

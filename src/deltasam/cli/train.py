@@ -106,6 +106,7 @@ class Train:
             result = run(config, folder, watch=watch, tensorboard=self.tensorboard)
         console = wide_console()
         if known:
-            console.print(f"[dim]This run is finished already; nothing was done. To repeat it remove {folder}.[/dim]")
+            told = f"This run is finished already; nothing was done. To repeat it remove {folder}."
+            console.print(told, style="dim", highlight=False)
         console.print(results_table([result]))
         console.print(f"\nRun folder: {folder}", highlight=False)
