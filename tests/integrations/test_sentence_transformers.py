@@ -123,3 +123,34 @@ def test_three_columns_are_not_two_views(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="two views, but the data set has 3 text columns"):
         trainer.train()
+
+
+class Parts(nn.Module):
+    """A loss of two parts, each with one row per pair."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Any, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        one, two = (self.model(view)["sentence_embedding"] for view in features)
+        similarity = torch.cosine_similarity(one, two)
+        return {"distance": (similarity - labels) ** 2, "size": 0.1 * similarity**2}
+
+
+def test_a_loss_of_several_parts_is_evaluated_as_it_is_trained(tmp_path: Path) -> None:
+    model = encoder().eval()
+    trainer = SentenceTransformerMethodTrainer(
+        model=model,
+        args=options(tmp_path, eval_strategy="steps", eval_steps=2),
+        train_dataset=pairs(scored=True),
+        eval_dataset=pairs(scored=True),
+        loss=Parts(model),
+        method=SAM(),
+    )
+    inputs = trainer.data_collator(list(pairs(scored=True)))
+    expected = float(trainer.objective(model, inputs).detach().mean())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected)
+    trainer.train()
+    last = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry][-1]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(last)

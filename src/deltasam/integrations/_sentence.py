@@ -64,18 +64,22 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
     ) -> Any:
         """The loss for evaluation."""
         if self._base_objective is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss = self._base_objective(model, self._objective_batch(inputs)).mean()
+            loss = self._own_loss(model, inputs)[1].mean()
+        else:
+            loss = self._base_objective(model, self._objective_batch(inputs)).mean()
         return (loss, {}) if return_outputs else loss
 
-    def _loss_rows(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        """The losses of the instances by the trainer's own loss."""
+    def _own_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module, Tensor]:
+        """The trainer's own loss, and what it gives; the sum of its parts, if it gives several."""
         features, labels = self.collect_features(inputs)  # new dictionaries: the model writes into them
         loss: Any = self.loss[inputs["dataset_name"]] if isinstance(self.loss, dict) else self.loss
         _put_model(loss, model, (self.model, self.model_wrapped))
-        rows = loss(features, labels)
-        if isinstance(rows, dict):
-            rows = torch.stack(list(rows.values())).sum(0)
+        found = loss(features, labels)
+        return loss, torch.stack(list(found.values())).sum(0) if isinstance(found, dict) else found
+
+    def _loss_rows(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """The losses of the instances by the trainer's own loss."""
+        loss, rows = self._own_loss(model, inputs)
         if rows.ndim == 0:
             raise ValueError(
                 f"loss={type(loss).__name__} returns one loss for the batch, but a method needs one per instance; "
@@ -83,8 +87,7 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
                 "returns rows, such as CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')), or any "
                 "callable objective(model, inputs) -> losses of shape (N,)"
             )
-        found: Tensor = rows
-        return found
+        return rows
 
 
 def _innermost(objective: Any) -> Any:
