@@ -44,6 +44,17 @@ def test_an_interruption_ends_with_130(capsys: pytest.CaptureFixture[str]) -> No
     assert "interrupted" in capsys.readouterr().err
 
 
+def test_an_interruption_while_the_command_is_being_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deltasam.cli._main._run", interrupted)
+    assert main(["fail"]) == 130
+    assert capsys.readouterr().err == "deltasam fail: interrupted\n"
+
+
 @pytest.mark.parametrize(
     ("how", "told"),
     [

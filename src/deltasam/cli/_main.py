@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `deltasam ... | head`: the reader has gone; the interpreter's last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print(f"deltasam {_match(words)}: interrupted", file=sys.stderr)
+        return 130
 
 
 def _answer(words: Sequence[str]) -> int:
@@ -122,9 +125,6 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         way_out = f"{_WAYS_OUT.get(error.errno, '')}choose another place"
         print(f"deltasam {name}: {where}{error.strerror}; {way_out}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"deltasam {name}: interrupted", file=sys.stderr)
-        return 130
 
 
 def _check_once(kind: Any, words: Sequence[str]) -> None:
