@@ -157,14 +157,21 @@ def _dense(tensor: Tensor) -> Tensor:
 def combine(a: Tensor, first: Tensor | None, b: Tensor, second: Tensor | None) -> Tensor | None:
     """``a * first + b * second`` with scalars a and b; None is zero, and so is a term whose factor is exactly zero.
 
-    The last keeps a gradient that is not finite out of the sum when the method has decided not to use it.
+    The last keeps a gradient that is not finite out of the sum when the method has decided not to use it. What is
+    sparse in both stays sparse.
     """
-    terms = []
-    for factor, value in ((a, first), (b, second)):
-        if value is not None:
-            dense, here = _dense(value), factor.to(value.device, value.dtype)
-            terms.append(torch.where(here == 0, torch.zeros_like(dense), here * dense))
+    terms = [_times(factor, value) for factor, value in ((a, first), (b, second)) if value is not None]
+    terms.sort(key=lambda term: term.is_sparse)  # torch adds a sparse tensor to a dense one, not the other way round
     return sum(terms[1:], start=terms[0]) if terms else None
+
+
+def _times(factor: Tensor, value: Tensor) -> Tensor:
+    if value.is_sparse:
+        value = value.coalesce()
+        scaled = _times(factor, value.values())
+        return torch.sparse_coo_tensor(value.indices(), scaled, value.shape, is_coalesced=True, check_invariants=False)
+    here = factor.to(value.device, value.dtype)
+    return torch.where(here == 0, torch.zeros_like(value), here * value)
 
 
 def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:

@@ -92,7 +92,8 @@ def collect(
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
-            uses.setdefault(id(call.weight), []).append((call, gradient))
+            rows = call.arrange(gradient) if call.form == "matrix" and call.arrange is not None else gradient
+            uses.setdefault(id(call.weight), []).append((call, rows))
     partners = _biases(uses)
     factors: dict[int, list[Factor]] = {}
     norms = [use for found in uses.values() for use in found if use[0].form == "norm"]

@@ -27,7 +27,7 @@ from deltasam.instances._places import Places
 from deltasam.instances._step import PassState
 from deltasam.instances._tensors import Kind, PerInstance
 from deltasam.instances._trial import MOST_TRIALS, is_followed, mixes, plainly, reached_from
-from deltasam.instances._verify import Checked, describe, verify
+from deltasam.instances._verify import Checked, Comparison, describe
 from deltasam.precision import no_autocast
 
 Run = Callable[[], Tensor]
@@ -212,7 +212,7 @@ def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, S
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
             gradients = collect(state.calls, found, state.grouping, losses.device)
             if check:
-                checked = verify(places, losses, state, found, gradients, scale, last=last)
+                checked = Comparison(places, losses, state, found, gradients, scale, last).checked()
     norms = gradients.norms()
     if norms.device.type == "cpu" and not bool(torch.isfinite(norms).all()):
         # 0 * inf is not 0. Elsewhere looking would mean waiting, and the plain gradient of such a batch is no better.

@@ -59,6 +59,17 @@ def edge_of(output: Tensor) -> GradientEdge | None:
     return None if node is None else GradientEdge(node, output.output_nr)
 
 
+def made_as(output: Tensor) -> Tensor:
+    """What an output is a view of, if all of it in the same order; else the output itself.
+
+    ``F.linear`` with a bias puts out such a view. When it is changed in place, autograd goes past the view, and its
+    gradient arrives at what it is a view of only.
+    """
+    base = output._base
+    whole = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
+    return base if base is not None and whole else output
+
+
 class PassState:
     """One forward pass at w (recording) or at w + eps_i (perturbed), or both.
 
@@ -140,9 +151,10 @@ class PassState:
         offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.perturbation is not None:
             y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
-        if self.recording and (edge := edge_of(y)) is not None:
+        if self.recording and (edge := edge_of(made_as(y))) is not None:
             call = Call(weight.parameter, offset, recorded, edge, "matrix", layout.kind, transposed, key=layout.key)
-            self.calls.append(call)
+            shape = y.shape
+            self.calls.append(call._replace(arrange=lambda gradient: gradient.reshape(shape)))
         return y
 
     def table(self, weight: Proxy, ids: Tensor, y: Tensor, layout: Layout, padding: int | None) -> Tensor:

@@ -43,22 +43,11 @@ class Checked:
     proves: bool
 
 
-def verify(
-    places: Places,
-    losses: Tensor,
-    state: PassState,
-    found: Sequence[Tensor | None],
-    gradients: InstanceGradients,
-    scale: Callable[[Tensor], Tensor] | None,
-    *,
-    last: bool,
-) -> Checked | None:
-    """Compares the engine's gradients of two groups with autograd's; None if no gradient is finite.
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The engine's gradients of one pass beside autograd's.
 
-    The groups are those with the largest finite gradients: one without says nothing about the engine. Two, because a
-    table of positions that is taken for the batch is read right for an instance that uses no other position.
-
-    Args:
+    Attributes:
         places: Where the parameters are.
         losses: With their graph.
         state: Of the pass.
@@ -66,51 +55,49 @@ def verify(
         gradients: What was made of them.
         scale: Loss scaling.
         last: There is no other attempt.
-
-    Raises:
-        MisreadError: An input whose shape allowed two readings was misread; the other one is now in the memory.
-        SuspectedMixError: The loss of the group depends on other rows of the batch.
-        UncoveredError: Anything else.
     """
-    checks = [
-        _compared(places, losses, state, found, gradients, scale, group, last=last)
-        for group in _telling_groups(gradients.norms())
-    ]
-    return replace(checks[0], proves=all(each.proves for each in checks)) if checks else None
 
+    places: Places
+    losses: Tensor
+    state: PassState
+    found: Sequence[Tensor | None]
+    gradients: InstanceGradients
+    scale: Callable[[Tensor], Tensor] | None
+    last: bool
 
-def _compared(
-    places: Places,
-    losses: Tensor,
-    state: PassState,
-    found: Sequence[Tensor | None],
-    gradients: InstanceGradients,
-    scale: Callable[[Tensor], Tensor] | None,
-    group: int,
-    *,
-    last: bool,
-) -> Checked:
-    """One group; see :func:`verify`."""
-    grouping = state.grouping
-    members = slice(group * grouping.m, min((group + 1) * grouping.m, grouping.size))
-    total = losses[members].sum() if group >= 0 else losses.sum()  # the engine sees no gradient: is there any?
-    total = total if scale is None else scale(total)
-    params = places.params
-    expected = torch.autograd.grad(total, list(params.values()), retain_graph=True, allow_unused=True)
-    precisions = {call.weight.dtype for call in state.calls}
-    precisions |= {f.d.dtype for fs in gradients.factors.values() for f in fs if isinstance(f, (LowRank, Rows))}
-    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
-    wrong, conclusive = _differences(params, expected, gradients, state, group, tolerance)
-    if group < 0:  # a gradient that somebody made zero is not the engine's fault; a use that it has not seen is
-        called = {id(p) for call, g in zip(state.calls, found, strict=True) if g is not None for p in call[:2]}
-        wrong = [name for name in wrong if id(params[name]) not in called]
-    if wrong:
-        mixed = 2 * len(wrong) > len(gradients.factors) and group >= 0 and _rows_mix(state, total, group)
-        _explain(places, state, wrong, members, mixed=mixed, last=last)
-    unfelt = tuple(call.key for call, g in zip(state.calls, found, strict=True) if g is None and call.key is not None)
-    halves = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in found)
-    proves = conclusive and (group >= 0 or all(g is None for g in expected))
-    return Checked(group, members, list(expected), unfelt, halves, proves)
+    def checked(self) -> Checked | None:
+        """Compares two groups; None if no gradient is finite.
+
+        The groups are those with the largest finite gradients: one without says nothing about the engine. Two, because
+        a table of positions that is taken for the batch is read right for an instance that uses no other position.
+
+        Raises:
+            MisreadError: An input whose shape allowed two readings was misread; the other one is now in the memory.
+            SuspectedMixError: The loss of the group depends on other rows of the batch.
+            UncoveredError: Anything else.
+        """
+        checks = [self._one(group) for group in _telling_groups(self.gradients.norms())]
+        return replace(checks[0], proves=all(each.proves for each in checks)) if checks else None
+
+    def _one(self, group: int) -> Checked:
+        state, grouping, params = self.state, self.state.grouping, self.places.params
+        members = slice(group * grouping.m, min((group + 1) * grouping.m, grouping.size))
+        # Where the engine sees no gradient at all: is there any?
+        total = self.losses[members].sum() if group >= 0 else self.losses.sum()
+        total = total if self.scale is None else self.scale(total)
+        expected = torch.autograd.grad(total, list(params.values()), retain_graph=True, allow_unused=True)
+        wrong, conclusive = _differences(params, expected, self.gradients, state, group)
+        calls = list(zip(state.calls, self.found, strict=True))
+        if group < 0:  # a gradient that somebody made zero is not the engine's fault; a use that it has not seen is
+            called = {id(p) for call, g in calls if g is not None for p in call[:2]}
+            wrong = [name for name in wrong if id(params[name]) not in called]
+        if wrong:
+            mixed = 2 * len(wrong) > len(self.gradients.factors) and group >= 0 and _rows_mix(state, total, group)
+            _explain(self.places, state, wrong, members, mixed=mixed, last=self.last)
+        unfelt = tuple(call.key for call, g in calls if g is None and call.key is not None)
+        halves = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in self.found)
+        proves = conclusive and (group >= 0 or all(g is None for g in expected))
+        return Checked(group, members, list(expected), unfelt, halves, proves)
 
 
 def _telling_groups(norms: Tensor) -> list[int]:
@@ -176,9 +163,11 @@ def _differences(
     gradients: InstanceGradients,
     state: PassState,
     group: int,
-    tolerance: float,
 ) -> tuple[list[str], bool]:
     """The parameters whose gradient is not autograd's, and whether all could be compared."""
+    precisions = {call.weight.dtype for call in state.calls}
+    precisions |= {f.d.dtype for fs in gradients.factors.values() for f in fs if isinstance(f, (LowRank, Rows))}
+    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
     biases = _folded_biases(state, gradients, group)
     rows = []
     for p, reference in zip(params.values(), expected, strict=True):
