@@ -116,6 +116,7 @@ class Ranks:
         """The mean of a small tensor over all processes."""
         if self.size == 1:
             return value
+        self._refuse_join()
         total = value.clone()
         for group in self._groups:
             torch.distributed.all_reduce(total, group=group)
@@ -131,6 +132,7 @@ class Ranks:
         present = [value is not None for value in values]
         wrapper = self._wrapper
         assert wrapper is not None
+        self._refuse_join()
         if wrapper.find_unused_parameters:  # only then may the processes differ in what they use
             flags = torch.tensor(present, dtype=torch.uint8, device=like[0].device)
             torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX, group=wrapper.process_group)
@@ -145,6 +147,15 @@ class Ranks:
                 # In the layout of the parameter, which .grad takes after.
                 found[i] = torch.empty_like(like[i], dtype=part.dtype).copy_(part.view(like[i].shape))
         return found
+
+    def _refuse_join(self) -> None:
+        """One sentence for DDP's ``join``: who has no batch left answers DDP's own exchanges, and no others."""
+        if getattr(getattr(self._wrapper, "_join_config", None), "enable", False):
+            raise ValueError(
+                "under DistributedDataParallel.join() processes without a batch answer what DDP exchanges by itself, "
+                "and would leave the others waiting here: pass sharpness='local', to a method other than GSAM, "
+                "LookSAM and those that perturb embeddings, or give all processes the same number of batches"
+            )
 
     @torch.no_grad()
     def share_gradients(self, params: Sequence[nn.Parameter]) -> None:

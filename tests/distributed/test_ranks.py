@@ -99,3 +99,11 @@ def test_refusals(ranks: list[dict[str, Any]]) -> None:
 def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert "self.trainer.strategy.model" in rank["inside"]["part"]
+
+
+def test_inputs_of_different_numbers(ranks: list[dict[str, Any]]) -> None:
+    assert len({rank["uneven"]["local"] for rank in ranks}) == 1  # replicas that have stayed equal
+    for rank in ranks:
+        for case in ("global", "gsam"):
+            assert "join()" in rank["uneven"][case]
+            assert "sharpness='local'" in rank["uneven"][case]

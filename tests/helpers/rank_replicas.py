@@ -97,3 +97,24 @@ def inside(rank: int, world: int) -> dict[str, str]:
     framework = Framework()
     DistributedDataParallel(framework)(batches(world))
     return {"part": framework.said}
+
+
+def uneven(rank: int, world: int) -> dict[str, Any]:
+    """Inputs of different numbers under DDP's ``join``: what DDP alone exchanges, and the sentence for more."""
+    found: dict[str, Any] = {}
+    whole = batches(world)
+    mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
+    for name, method in {"local": SAM(), "global": SAM(sharpness="global"), "gsam": GSAM()}.items():
+        inner = network()
+        model = DistributedDataParallel(inner)
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+        try:
+            with model.join():
+                for _ in range(2 + rank):
+                    method.backward(model, mine, objective)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            found[name] = float(torch.cat([p.detach().flatten() for p in inner.parameters()]).abs().sum())
+        except ValueError as error:
+            found[name] = str(error)
+    return found

@@ -340,6 +340,17 @@ def test_an_encoder_learns_from_pairs(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["sharpness"] > 0
 
 
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
+    ends = []
+    for checkpointing in (False, True):
+        args = arguments(tmp_path, gradient_checkpointing=checkpointing)
+        trainer = MethodTrainer(model=fresh(), args=args, method=SAM(rho=0.5), train_dataset=classification_data())
+        trainer.train()
+        ends.append(weights(trainer.model))
+    assert args.gradient_checkpointing_kwargs == {"use_reentrant": False}  # transformers 4 would take the other one
+    assert_same_bits(*ends)
+
+
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     args = arguments(tmp_path)
     with pytest.raises(TypeError, match=r"method=.*SAM.* must be a method such as DeltaSAM"):

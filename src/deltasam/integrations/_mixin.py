@@ -88,6 +88,9 @@ class MethodMixin(_Base):
         self._unchecked = False  # whether the objective was inferred, and not compared with the model's loss yet
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
+        if self.args.gradient_checkpointing and self.args.gradient_checkpointing_kwargs is None:
+            # What transformers 4 takes by itself refuses gradients that do not go into .grad.
+            self.args.gradient_checkpointing_kwargs = {"use_reentrant": False}
         self.method = method
         self.captured = Captured(method) if capture else None
         self._objective = self._default_objective() if objective is None else objective
