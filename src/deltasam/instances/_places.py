@@ -18,7 +18,7 @@ from deltasam.instances._memory import memory_of
 from deltasam.instances._perturbation import Perturbation
 from deltasam.instances._shortcuts import SHORTCUTS, lengthen, shorten
 from deltasam.instances._step import PassState
-from deltasam.instances._tensors import CallKey
+from deltasam.instances._tensors import CallKey, PerInstance
 
 
 class Places:
@@ -43,6 +43,7 @@ class Places:
         self._guess: CallKey | None = None
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
         self._often_called: list[nn.Module] = []
+        self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may make weights of parameters
         self.is_sharded = False
         for module in model.modules():  # one walk for all questions: on a fast device its time counts
             self.is_sharded = self.is_sharded or is_sharded_module(module)
@@ -50,6 +51,8 @@ class Places:
                 refuse_batch_statistics(model)
             if type(module) in SHORTCUTS:
                 self._often_called.append(module)
+            if module._forward_pre_hooks:
+                self._hooked.append(vars(module))
             own: dict[str, Any] = module._parameters
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
         self._proxies = self.memory.proxies(p for _, _, p in self._slots)
@@ -86,6 +89,7 @@ class Places:
         """Proxies in the places of the parameters, whatever happens inside; the state of the pass once N is known."""
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
+        made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
 
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
@@ -120,6 +124,9 @@ class Places:
             lengthen(shortened)
             for own, name, p in self._slots:
                 own[name] = p
+            for own, name, value in made:
+                if isinstance(own.get(name), PerInstance):
+                    own[name] = value
             for proxy in self._proxies.values():
                 proxy.__dict__.pop("state", None)  # lets go of what the pass has recorded
 

@@ -25,6 +25,7 @@ def shorten(modules: Iterable[nn.Module], state: PassState) -> list[dict[str, An
     """Gives the modules that have a shortcut their ``forward`` for one pass.
 
     A subclass may do anything in its ``forward``, and so may one that was set on the module itself: those keep theirs.
+    So do modules whose weight is no parameter, but is made of some by a hook (pruning, the older weight norm).
 
     Returns:
         The attributes of the changed modules, for :func:`lengthen`.
@@ -32,7 +33,8 @@ def shorten(modules: Iterable[nn.Module], state: PassState) -> list[dict[str, An
     changed = []
     for module in modules:
         make, attributes = SHORTCUTS.get(type(module)), vars(module)
-        if make is not None and "forward" not in attributes:
+        usual = "forward" not in attributes and {"weight", "bias"} <= module._parameters.keys()
+        if make is not None and usual:
             attributes["forward"] = make(module, state)
             changed.append(attributes)
     return changed
