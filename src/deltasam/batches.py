@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -50,6 +51,11 @@ def batch_size(batch: Any) -> int | None:
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor) and batch["labels"].ndim:
         return int(batch["labels"].shape[0])
     return next((int(tensor.shape[0]) for tensor in tensors(batch) if tensor.ndim), None)
+
+
+def portion(share: float, size: int) -> int:
+    """The ceiling of ``share * size``, and not one more where the product is rounded up (0.55 * 100 > 55)."""
+    return math.ceil(share * size * (1 - 1e-12))
 
 
 def take(batch: Any, index: Tensor, size: int) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deltasam import ESAM, SAM, Method, SubsetSAM
-from deltasam.batches import repeat, take
+from deltasam.batches import portion, repeat, take
 from deltasam.splitting import Splitting
 
 TEXTS = {"text": ["a", "bb", "ccc", "dddd"], "labels": torch.tensor([0, 1, 2, 0]), "size": (224, 224, 3, 1)}
@@ -49,3 +49,17 @@ def test_a_batch_of_texts_is_split_when_memory_runs_out() -> None:
     SAM().backward(whole, batch, lengths)
     assert Splitting(SAM()).backward(split, batch, hungry).losses.shape == (4,)
     torch.testing.assert_close(split.weight.grad, whole.weight.grad)
+
+
+def test_a_share_of_a_batch_is_not_one_more_by_rounding() -> None:
+    assert 0.55 * 100 > 55
+    assert [portion(0.55, 100), portion(0.55, 101), portion(0.25, 5), portion(1e-9, 5), portion(1.0, 7)] == [
+        55,
+        56,
+        2,
+        1,
+        7,
+    ]
+    x = torch.randn(100, 2)
+    step = SubsetSAM(fraction=0.55).backward(nn.Linear(2, 1), x, lambda model, x: model(x).squeeze(-1) ** 2)
+    assert step.losses.shape == (55,)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deltasam.batches import portion
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm
@@ -81,8 +82,7 @@ class ESAM(Method):
 
     def _kept(self, rises: Tensor) -> Tensor:
         """Which instances are trained on: those whose losses rise most."""
-        kept = math.ceil(self.gamma * rises.shape[0])
-        return torch.topk(rises, kept).indices.sort().values
+        return torch.topk(rises, portion(self.gamma, rises.shape[0])).indices.sort().values
 
     def _draw(self, tensors: int) -> list[bool]:
         """Which tensors take part in this step; at least one does."""

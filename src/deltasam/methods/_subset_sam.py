@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
-from deltasam.batches import batch_size
+from deltasam.batches import batch_size, portion
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
 
@@ -59,7 +58,7 @@ class SubsetSAM(Method):
         if size is None:
             raise ValueError("SubsetSAM cannot tell the size of a batch that holds no tensors with instances")
         passes.sizes[0] = size
-        first = torch.arange(math.ceil(self.fraction * size), device=passes.device)
+        first = torch.arange(portion(self.fraction, size), device=passes.device)
         losses, grads = passes.subset(first).gradient(at_w=False)
         with passes.ascend(grads, self.rho) as ascent:
             perturbed = passes.accumulate(at_w=True)
