@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.batches import MicroBatches, are_texts, batch_size, take, tensors
+from deltasam.checks import check_number
 from deltasam.gradients import set_aside
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
@@ -39,7 +40,7 @@ class Splitting:
         largest: Instances per part at most; None as long as memory has not run out.
 
     Raises:
-        ValueError: Parts would make another method or objective: see :meth:`check`.
+        ValueError: Parts would make another method or objective, see :meth:`check`; or ``largest`` is no size.
 
     Example:
         >>> from deltasam import SAM
@@ -53,6 +54,8 @@ class Splitting:
     """
 
     def __init__(self, method: Method, *, largest: int | None = None) -> None:
+        if largest is not None:
+            check_number("largest", largest, 1, whole=True)
         self.method = method
         self.largest = largest
         self.check(None)

@@ -306,3 +306,12 @@ def test_a_parameter_that_was_exchanged_gets_the_gradient(on_gpu: None, monkeypa
     assert found is not None
     torch.testing.assert_close(found, model.weight.grad)
     assert before is None or torch.equal(before, old.grad)
+
+
+def test_a_group_of_parameters_may_be_empty() -> None:
+    groups = [{"params": []}, {"params": list(nn.Linear(2, 1).parameters())}, {"params": [], "lr": 0.5}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, capturable=True)
+    Captured(SAM(), optimizer=optimizer)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [float(rate) for rate in rates] == pytest.approx([0.1, 0.1, 0.5])
+    assert all(isinstance(rate, Tensor) for rate in rates)

@@ -240,3 +240,9 @@ def test_the_trainer_refuses(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             MethodTrainer(model=fresh(), args=args, method=ERM(), train_dataset=classification_data(), **options)
+
+
+@pytest.mark.parametrize("largest", [0, -1, 1.5, True])
+def test_a_size_of_parts_that_is_none(largest: float) -> None:
+    with pytest.raises(ValueError, match=f"largest={largest}"):
+        Splitting(SAM(), largest=largest)

@@ -252,8 +252,10 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 def _check_capturable(optimizer: torch.optim.Optimizer) -> None:
+    every = [p for group in optimizer.param_groups for p in group["params"]]
     for number, group in enumerate(optimizer.param_groups):
         if "capturable" in group and not group["capturable"]:
             raise ValueError(f"param_groups[{number}] of {type(optimizer).__name__}: pass capturable=True to it")
         if not isinstance(group["lr"], Tensor):
-            group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+            first = (*group["params"], *every)[0]  # a group may be empty
+            group["lr"] = torch.tensor(float(group["lr"]), device=first.device)
