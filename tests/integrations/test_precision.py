@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from accelerate.hooks import ModelHook, add_hook_to_module
 
 from deltasam.integrations import MethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, Method
@@ -32,10 +33,13 @@ def test_bf16_is_the_plain_trainers_bf16(method: Method, tmp_path: Path) -> None
     assert largest_difference(weights(ours), weights(full)) > 1e-5, "bf16 changed nothing"
 
 
+@pytest.mark.parametrize("hooked", [False, True], ids=["bare", "hooked"])
 @pytest.mark.parametrize("precision", ["float32", "ambient"])
-def test_probes_run_in_the_precision_they_ask_for(precision: Any, tmp_path: Path) -> None:
+def test_probes_run_in_the_precision_they_ask_for(precision: Any, hooked: bool, tmp_path: Path) -> None:
     seen: list[tuple[bool, torch.dtype]] = []
     model = fresh()
+    if hooked:  # as with device_map="auto": forward is no method of the model any more
+        add_hook_to_module(model, ModelHook())
     model.classifier.register_forward_hook(
         lambda module, inputs, output: seen.append((torch.is_grad_enabled(), output.dtype))
     )

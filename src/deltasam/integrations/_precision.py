@@ -26,12 +26,15 @@ def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
     inner: Any = model if bare else accelerator.unwrap_model(model)
     hidden = vars(inner).get("forward")
     original = vars(inner).get("_original_forward")
-    if hidden is None or not isinstance(original, MethodType):
+    if hidden is None or original is None:
         yield
         return
     from accelerate.utils import convert_outputs_to_fp32
 
-    inner.forward = MethodType(convert_outputs_to_fp32(original.__func__), inner)
+    if isinstance(original, MethodType):
+        inner.forward = MethodType(convert_outputs_to_fp32(original.__func__), inner)
+    else:  # replaced already, by the hooks of device_map for example
+        inner.forward = convert_outputs_to_fp32(original)
     try:
         with accelerator.autocast():
             yield
