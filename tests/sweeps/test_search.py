@@ -54,6 +54,7 @@ def test_trials_are_runs_and_a_search_goes_on(tmp_path: Path, capsys: pytest.Cap
         ({"space": {"method.rho": {"low": 1, "high": 0.1}}}, "low must be less than high"),
         ({"space": {"method.rho": 0.1}}, "must be a list"),
         ({"spaces": {}}, "did you mean space"),
+        ({"space": {"seed": [1, 2]}}, r"space.seed would not count; the seeds of all runs are seeds: \[1, 2\]"),
         ({"space": {"method.rho": {"low": "a", "high": 1}}}, r"space.method.rho=.*: low and high must be numbers"),
         ({"space": {"method.rho": {"low": 0, "high": 1, "log": True}}}, r"space.method.rho=.*: log needs low above 0"),
     ],

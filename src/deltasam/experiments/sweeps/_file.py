@@ -101,6 +101,10 @@ class Sweep:
             raise ValueError("methods and seeds must each name at least one")
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds={list(self.seeds)} must be different from each other")
+        tuning = {} if self.tune is None else self.tune.common
+        parts = {"common": self.common, "tune.common": tuning}
+        parts |= {f"methods.{label}": sections for label, sections in self.methods.items()}
+        check_seeds(parts | {f"grid.{label}": settings for label, settings in self.grid.items()})
         for label, settings in self.grid.items():
             if label not in self.methods:
                 raise ValueError(f"grid.{label}: no method of the sweep; {suggest(label, self.methods)}")
@@ -125,6 +129,13 @@ class Sweep:
             found["risk"] = {name: getattr(checked, name) for name in found["risk"]}
         made: Sweep = build(cls, {"name": name, **options(cls, found, "sweep", leave_out=("name",))}, "sweep")
         return made
+
+
+def check_seeds(parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises a ValueError for a seed among the sections of runs: they get theirs from ``seeds``."""
+    for where, given in parts.items():
+        if "seed" in given:
+            raise ValueError(f"{where}.seed would not count; the seeds of all runs are seeds: [1, 2]")
 
 
 def read_sweep(path: Path) -> Sweep:

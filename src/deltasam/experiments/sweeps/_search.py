@@ -16,6 +16,7 @@ from deltasam.experiments._config import RunConfig, read_yaml
 from deltasam.experiments._errors import ConfigError, DivergedError
 from deltasam.experiments._resolve import merge, resolve
 from deltasam.experiments._run import run
+from deltasam.experiments.sweeps._file import check_seeds
 from deltasam.experiments.sweeps._plan import with_setting
 
 _IDENTITY = "search"  # the attribute of a study that says which search it is of
@@ -45,6 +46,7 @@ class Search:
         """Checks what the types do not say."""
         if not self.space or not self.seeds or self.trials < 1:
             raise ValueError("space, seeds and trials must each hold at least one")
+        check_seeds({"common": self.common, "space": self.space})
         for setting, choices in self.space.items():
             if isinstance(choices, Mapping) and {"low", "high"} <= set(choices) <= {"low", "high", "log"}:
                 _check_range(f"space.{setting}={dict(choices)}", choices)
