@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -100,6 +101,21 @@ def shares(counts: list[Any]) -> list[Any]:
     total = sum(counts)
     # In double precision: an integer tensor divided by another is float32.
     return [count.double() / total if isinstance(count, Tensor) else count / total for count in counts]
+
+
+def ratio(part: Any, whole: Any) -> Any:
+    """A count over another, in double precision; 0 where both are."""
+    return (part.double() / whole).nan_to_num(0.0) if isinstance(part, Tensor) else part / whole
+
+
+def one_more(batch: Any) -> Any:
+    """The batch for one more pass: a mapping or list of its own, out of which an objective may take the labels."""
+    return copy(batch) if isinstance(batch, (MutableMapping, list)) else batch
+
+
+def versions(batch: Any) -> list[int]:
+    """Numbers that change when the tensors of a batch are changed in place."""
+    return [tensor._version for tensor in tensors(batch) if not tensor.is_inference()]
 
 
 def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.batches import tensors
+from deltasam.batches import tensors, versions
 
 
 def shown(value: object) -> str:
@@ -106,6 +107,16 @@ def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
         raise ValueError(
             "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad or "
             "inference_mode, or used only frozen parts of the model"
+        )
+
+
+def say_if_changed(batch: Any, before: list[int]) -> None:
+    """Warns of a pass that has changed the tensors of a batch, if those were of these versions before it."""
+    if versions(batch) != before:
+        warnings.warn(
+            "the model or the objective has changed the batch in place, and the next pass of the step gets it so: "
+            "unless twice is as good as once, let it change a clone (x = x.clone())",
+            stacklevel=2,
         )
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.batches import MicroBatches, batch_size, shares, take, tensors
+from deltasam.batches import MicroBatches, batch_size, one_more, ratio, shares, take, tensors, versions
 from deltasam.branches import Branches
-from deltasam.checks import check_losses
+from deltasam.checks import check_losses, say_if_changed
 from deltasam.distributed import Ranks, Sharpness, require_whole
 from deltasam.gradients import Scaler as Scaler
 from deltasam.gradients import gradient, scaled, set_aside, without_steps
@@ -312,7 +312,7 @@ class Passes:
             items = getattr(objective, "items", lambda batch: None)
             here, whole = items(other.batches[0]), items(self.batches[0])
             if here is not None and whole is not None:  # a token mean is over the tokens of the whole batch
-                factor = _ratio(here, whole) * (size / index.shape[0])
+                factor = ratio(here, whole) * (size / index.shape[0])
                 other.objective = lambda model, batch: objective(model, batch) * factor
         else:
             other = copy(self)
@@ -334,7 +334,8 @@ class Passes:
     def _evaluate(
         self, k: int, model: nn.Module, *, graph: bool = False, ascending: bool = False, held: Tensor | None = None
     ) -> Tensor:
-        batch = self.batches[k]
+        batch = one_more(self.batches[k])
+        before = versions(batch) if self._replay is not None else None
         if held is None and (self._moved is not None or ascending) and getattr(self.objective, "holds", False):
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
@@ -346,6 +347,8 @@ class Passes:
                 losses = objective(model, batch)
             else:
                 losses = objective.losses(objective.complete(model, batch, held), batch)
+        if before is not None:
+            say_if_changed(self.batches[k], before)
         expected = self.sizes[k]
         check_losses(losses, graph=graph, batch=batch if expected is None else None)
         if expected is not None and losses.shape[0] != expected:
@@ -393,8 +396,3 @@ class Passes:
             return weights
         sizes = [int(size or 0) for size in self.sizes]
         return weights[sum(sizes[:k]) : sum(sizes[: k + 1])]
-
-
-def _ratio(part: Any, whole: Any) -> Any:
-    """A count over another, in double precision: an integer tensor divided by another is float32."""
-    return (part.double() / whole).nan_to_num(0.0) if isinstance(part, Tensor) else part / whole

@@ -102,7 +102,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     entries there are.
     """
     if not tensors:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     values = [t.coalesce().values() if t.is_sparse else local(t) for t in tensors]
     norms = _norms(values, _wide_enough(values))
     if any(is_shard(t) for t in tensors):
@@ -145,7 +145,7 @@ def dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tens
     """The inner product of two lists of tensors, shards of other processes included; None is zero."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     if not pairs:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     dtype = _wide_enough([a for a, _ in pairs])
     return total([((_dense(local(a)).to(dtype) * _dense(local(b)).to(dtype)).sum(), a) for a, b in pairs])
 

@@ -145,7 +145,7 @@ class RandomState:
         """Sets the streams to a place of their own that depends on this state and ``number``, consuming nothing."""
         source = torch.Generator()
         source.set_state(self.cpu)
-        words = [int(torch.randint(2**62, (), generator=source))]
+        words = [int(torch.randint(2**62, (), generator=source, device="cpu"))]
         # The host's stream stands still while dropout draws on an accelerator, so the accelerators' states count too.
         words += [int(word) for _, state in self.devices for word in state.view(torch.int64).tolist()]
         seed = hash((number, *words)) & (2**63 - 1)

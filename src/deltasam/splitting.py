@@ -154,7 +154,7 @@ class Splitting:
         if self.largest is None or size is None or size <= self.largest:
             yield batch
             return
-        for index in torch.split(torch.arange(size), self.largest):
+        for index in torch.split(torch.arange(size, device="cpu"), self.largest):
             yield take(batch, index, size)
 
 

@@ -33,7 +33,7 @@ class Tables:
     _current: Tables | None = None
 
     def __init__(self, device: torch.device) -> None:
-        self._host = torch.zeros(_ROOM, dtype=torch.int64)
+        self._host = torch.zeros(_ROOM, dtype=torch.int64, device="cpu")
         self._device = torch.zeros(_ROOM, dtype=torch.int64, device=device)
         self._used = 0
 
@@ -53,7 +53,7 @@ class Tables:
 
     def take(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
         """A table of these rows, valid when the recording is over; None if there is no room."""
-        values = torch.tensor(rows, dtype=torch.int64).flatten()
+        values = torch.tensor(rows, dtype=torch.int64, device="cpu").flatten()
         start, self._used = self._used, self._used + values.numel()
         if self._used > _ROOM:
             self._used = start
@@ -138,7 +138,9 @@ def works(device: torch.device) -> bool:
     """Tries the kernel out against torch: several tensors, a block that is not full, a step of zero."""
     generator = torch.Generator().manual_seed(0)
     sizes = (8, _BLOCK, 2 * _BLOCK + 12)
-    weights, direction = ([torch.randn(n, generator=generator).to(device) for n in sizes] for _ in range(2))
+    weights, direction = (
+        [torch.randn(n, generator=generator, device="cpu").to(device) for n in sizes] for _ in range(2)
+    )
     direction[1][5] = float("inf")
     for size in (0.5, 0.0):
         tables, outs = Tables(device), [torch.empty_like(w) for w in weights]

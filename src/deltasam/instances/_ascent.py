@@ -74,8 +74,9 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
         terms.append((found.gradients, step_size(alpha, found.norms)))
         for j, (gradients, _) in enumerate(terms):
             products[j, k] = products[k, j] = gradients.dot(found.gradients)
-        square = sum(a * b * products[i, j] for i, (_, a) in enumerate(terms) for j, (_, b) in enumerate(terms))
-        shrink = (rho / torch.as_tensor(square).sqrt()).clamp_max(1).nan_to_num(1.0)
+        pairs = [(i, j) for i in range(len(terms)) for j in range(len(terms))]
+        square = torch.stack([terms[i][1] * terms[j][1] * products[i, j] for i, j in pairs]).sum(0)
+        shrink = (rho / square.sqrt()).clamp_max(1).nan_to_num(1.0)
         terms = [(gradients, c * shrink) for gradients, c in terms]
     assert first is not None
     return Ascent(first.places, first.losses, first.norms, terms)

@@ -87,7 +87,7 @@ class ESAM(Method):
     def _draw(self, tensors: int) -> list[bool]:
         """Which tensors take part in this step; at least one does."""
         generator = torch.Generator().manual_seed(Seed(self.seed, self.steps).value)
-        draws = torch.rand(tensors, generator=generator)
+        draws = torch.rand(tensors, generator=generator, device="cpu")
         chosen: list[bool] = (draws < self.beta).tolist()
         if not any(chosen):
             chosen[int(draws.argmin())] = True

@@ -92,7 +92,8 @@ class FisherSAM(Method):
 
 def _sent(flag: Tensor) -> Tensor:
     """The flag on the host, False until the device has come to it."""
-    host = torch.zeros((), dtype=torch.bool, pin_memory=flag.is_cuda)  # a copy into other memory would wait
+    # Pinned: a copy into other memory would wait.
+    host = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=flag.is_cuda)
     return host.copy_(flag, non_blocking=True)
 
 
