@@ -24,7 +24,8 @@ class RunFolder:
     ========================  =====================================================================================
     ``config.yaml``           the run as it was resolved; ``deltasam train --config`` repeats it
     ``environment.json``      versions, commit, device
-    ``data.json``             a hash of the rows of every split, so that others are not taken for them
+    ``data.json``             a hash of the rows of every split, so that others are not taken for them, and the folder
+                              that relative paths of the user's own files start from
     ``metrics.jsonl``         one line per log entry: step, epoch, loss, sharpness, evaluation metrics, ...
     ``result.json``           :class:`~deltasam.experiments.Result`; written last, so its presence means "finished"
     ``model/``                final weights and tokenizer, for ``from_pretrained``

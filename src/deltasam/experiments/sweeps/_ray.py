@@ -6,6 +6,7 @@ The folder of the sweep must be on a file system that all nodes share.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,18 @@ def _connected(address: str | None) -> Any:
     if not ray.is_initialized():
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         try:
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": passed_on})
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"the Ray cluster {address!r} cannot be reached: {error}") from error
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"the Ray cluster {address!r} cannot be reached: {error}; `ray start --head` on one machine makes "
+                "one, and says its address"
+            ) from error
     return ray
+
+
+def _knock(address: str | None) -> None:
+    """Raises an OSError if nobody listens at ``host:port``: Ray would try it for a quarter of an hour."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
