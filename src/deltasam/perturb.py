@@ -358,17 +358,24 @@ def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) ->
         return
     first = weights[0]
     kinds = {(type(t), t.dtype, t.device, t.is_sparse) for t in (*weights, *direction)}
-    fused = kinds == {(Tensor, first.dtype, first.device, False)}
-    if fused and first.device.type == "cuda" and first.dtype != torch.float64:  # its step size is a float32
-        torch._fused_sgd_(
-            weights, direction, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
-            maximize=True, is_first_step=False, grad_scale=None, found_inf=(step == 0).float(),
-        )  # fmt: skip
+    alike = kinds == {(Tensor, first.dtype, first.device, False)} and all(map(fused.is_dense, weights))
+    if alike and first.device.type == "cuda" and first.dtype != torch.float64:  # its step size is a float32
+        _add_fused_(weights, direction, step)
         return
     for w, d in zip(weights, direction, strict=True):
         dense = d.to_dense() if d.is_sparse else d
         here = step.to(w.device)
         w.add_(torch.where(here == 0, torch.zeros_like(dense), dense * here).to(w.dtype))
+
+
+def _add_fused_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
+    """:func:`add_scaled_` of dense tensors; the kernel goes by memory, so what lies in another way is copied first."""
+    pairs = zip(weights, direction, strict=True)
+    laid_out = [d if d.stride() == w.stride() else torch.empty_like(w).copy_(d) for w, d in pairs]
+    torch._fused_sgd_(
+        weights, laid_out, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
+        maximize=True, is_first_step=False, grad_scale=None, found_inf=(step == 0).float(),
+    )  # fmt: skip
 
 
 def step_size(rho: float, norm: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods import SAM
+from deltasam.perturb import _add_fused_
 
 
 def objective(model: nn.Module, x: Tensor) -> Tensor:
@@ -83,3 +84,48 @@ def test_a_buffer_that_is_returned_as_a_gradient_stays_what_it_was(view: bool) -
     before = model.mean.clone()
     SAM().backward(model, torch.ones(2, 1), lambda m, x: m(x).squeeze(-1))
     assert torch.equal(model.mean, before)
+
+
+LAID_OUT = {
+    "alike": lambda: torch.arange(6.0).view(2, 3),
+    "transposed": lambda: torch.arange(6.0).view(3, 2).t(),
+    "expanded": lambda: torch.ones(1).expand(2, 3),
+    "a part": lambda: torch.arange(12.0).view(2, 6)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("of_direction", LAID_OUT)
+@pytest.mark.parametrize("of_weights", ["alike", "transposed"])
+def test_one_kernel_for_all_goes_by_places_and_not_by_memory(of_weights: str, of_direction: str) -> None:
+    """Gradients of ``einsum``, of sums, and of convolutions over channels-last images lie otherwise than weights."""
+    weights = [LAID_OUT[of_weights]().clone(), torch.zeros(2, 3)]
+    direction = [LAID_OUT[of_direction](), torch.ones(2, 3)]
+    wanted = [w + 0.5 * d for w, d in zip(weights, direction, strict=True)]
+    _add_fused_(weights, direction, torch.tensor(0.5))
+    assert all(torch.equal(*pair) for pair in zip(weights, wanted, strict=True))
+    assert torch.equal(direction[0], LAID_OUT[of_direction]())
+    _add_fused_(weights, [torch.full_like(d, torch.inf) for d in direction], torch.tensor(0.0))
+    assert all(torch.equal(*pair) for pair in zip(weights, wanted, strict=True))
+
+
+@pytest.mark.gpu
+def test_gradients_laid_out_in_other_ways_on_a_gpu() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 3))
+            self.conv = nn.Conv2d(2, 4, 3, padding=1)
+            self.gap = nn.Parameter(torch.randn(4, 8)[:, ::2])
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.conv(x.to(memory_format=torch.channels_last)).mean(2)
+            return torch.einsum("nct,ot->nco", h, self.w).flatten(1) + self.w.sum() + self.gap.flatten()
+
+    found = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model, x = Odd().to(device), torch.randn(2, 2, 3, 3).to(device)
+        SAM(rho=0.5).backward(model, x, objective)
+        found.append([p.grad.cpu() for p in model.parameters()])
+    for pair in zip(*found, strict=True):
+        torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)

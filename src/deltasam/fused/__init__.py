@@ -94,8 +94,12 @@ def _fits(w: Tensor, d: Tensor, device: torch.device) -> bool:
     alike = all(type(t) is Tensor and t.dtype is torch.float32 and t.device == device for t in (w, d))
     if not alike or d.is_sparse or not w.numel() or w.numel() % 4:
         return False
-    dense = w.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(w)
-    return dense and d.stride() == w.stride() and _is_aligned(w) and _is_aligned(d)
+    return is_dense(w) and d.stride() == w.stride() and _is_aligned(w) and _is_aligned(d)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side, in whatever order."""
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def _is_aligned(tensor: Tensor) -> bool:
