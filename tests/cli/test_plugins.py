@@ -164,3 +164,21 @@ def test_help_imports_no_plugin() -> None:
     for words in (["--help"], ["train", "--help"], ["--version"]):
         done = deltasam(*words, plugins="not_there")
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_whose_method_is_not_there_says_where_to_name_it(bert: Path, tmp_path: Path, here: Here) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from dataclasses import dataclass\nfrom deltasam.experiments import register\nfrom deltasam import ERM\n"
+        "@register\n@dataclass(frozen=True, kw_only=True)\nclass Quaint(ERM):\n    rho: float = 0.1\n"
+    )
+    listed = here("list", "methods", plugins=own)
+    assert "Quaint" in listed.stdout
+    assert "Quaint(*" not in listed.stdout  # what dataclass writes where there is no docstring
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(
+        yaml.safe_dump({"task": "docstrings", "model": str(bert), "method": "zz"})
+    )
+    told = here("evaluate", tmp_path / "run", plugins="").stderr
+    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in told
+    assert "if it is your own, name its file in DELTASAM_PLUGINS" in told

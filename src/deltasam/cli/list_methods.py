@@ -23,5 +23,7 @@ class ListMethods:
         for name, method in METHODS.items():
             own = not method.__module__.startswith("deltasam.")  # a file of the user's may hold several
             summary = inspect.getdoc(method if own else inspect.getmodule(method)) or ""
+            if summary.startswith(f"{method.__name__}("):  # dataclass writes the signature where there is no docstring
+                summary = ""
             table.add_row(name, method.passes, summary.partition("\n")[0])
         Console().print(table)

@@ -125,7 +125,11 @@ class RunConfig:
     @classmethod
     def read(cls, path: Path) -> RunConfig:
         """The configuration in a YAML file, such as ``config.yaml`` of a run folder."""
-        return cls.from_plain(read_yaml(path))
+        given = read_yaml(path)
+        try:
+            return cls.from_plain(given)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
     def to_plain(self) -> Plain:
         """All of it as plain data, defaults included."""

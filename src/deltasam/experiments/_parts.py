@@ -14,7 +14,7 @@ from deltasam.methods import Method
 from deltasam.methods.catalogue import METHODS
 from deltasam.objectives import Classification, Objective
 from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop
-from deltasam.plugins import load_plugins
+from deltasam.plugins import VARIABLE, load_plugins
 from deltasam.tasks import TASKS, Task
 from deltasam.weighting import Weighting
 
@@ -108,7 +108,12 @@ def named_plain(record: Any) -> Plain:
 def _known(kinds: Mapping[str, Any], name: str, where: str) -> Any:
     """The entry of this name, among those of the package and of the user's own modules."""
     load_plugins()
-    return choose(kinds, name, where)
+    try:
+        return choose(kinds, name, where)
+    except ConfigError as error:
+        if "did you mean" in str(error):
+            raise
+        raise ConfigError(f"{error}; if it is your own, name its file in {VARIABLE}") from error
 
 
 def _named(given: Any, where: str) -> tuple[str, Plain]:
