@@ -90,6 +90,7 @@ def test_settings_are_yaml() -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas=\[0.9\]: an entry is missing"),
         ({"task": "mrcp"}, r"task: there is no 'mrcp'; did you mean mrpc\?"),
         ({"method": "delta-sma"}, r"method: there is no 'delta-sma'; did you mean DeltaSAM\?"),
         ({"methd": "sam"}, r"methd: unknown section of a run; did you mean method\?"),

@@ -249,3 +249,23 @@ def test_what_is_not_in_points_is_compared_by_itself(tmp_path: Path) -> None:
     assert len(told) == 2
     assert "SAM − ERM: +1.00 points, by mean better in 1 of 1 setups" in told[0]
     assert "SAM − ERM: -0.1 of mse (less is better), by mean better in 1 of 1 setups" in told[1]
+
+
+@pytest.mark.parametrize(
+    "altered", [[], {"config": {"method": "SAM"}}, {"steps": 0}, {"config": []}, {"metrics": [1]}]
+)
+def test_a_result_that_was_altered_is_unreadable_and_costs_the_others_nothing(tmp_path: Path, altered: Any) -> None:
+    write(tmp_path / "sound", 0.8)
+    path = write(tmp_path / "altered", 0.9) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **altered} if altered else altered))
+    runs = read_runs(tmp_path)
+    assert [run.path.name for run in runs.finished] == ["sound"]
+    assert list(runs.unreadable) == [path.parent]
+    assert "1 run unreadable" in html_report(runs, [])
+
+
+def test_a_training_that_took_no_time_does_not_break_the_ratios(tmp_path: Path) -> None:
+    for method in ("ERM", "SAM", "PerInstanceSAM"):
+        write(tmp_path / method, 0.8, method=method, train_seconds=0.0)
+    runs = read_runs(tmp_path)
+    assert "Time of an update relative to ERM" in html_report(runs, [make(runs) for make in TABLES.values()])

@@ -137,7 +137,7 @@ def read_runs(*folders: Path) -> Runs:
             if "result.json" in files:
                 try:
                     run = _run(Path(place))
-                except (ValueError, KeyError, TypeError, OSError) as error:
+                except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
                     unreadable[Path(place)] = f"{type(error).__name__}: {error}"
                 else:
                     found.setdefault(run.run_id, run)
@@ -167,6 +167,8 @@ def _run(place: Path) -> Run:
     given = json.loads((place / "result.json").read_bytes())
     if given.get("schema", _SCHEMA) > _SCHEMA:
         raise ValueError(f"written by a newer version of deltasam, schema {given['schema']}; update the package")
+    if int(given["steps"]) < 1:
+        raise ValueError(f"steps={given['steps']}: no training")
     config = given["config"]
     metrics = {intern(str(name)): _number(value) for name, value in given["metrics"].items()}
     primary = intern(str(given["primary_metric"]))
@@ -187,7 +189,7 @@ def _run(place: Path) -> Run:
         best=_number(given["best_value"]),
         metrics=metrics,
         steps=int(given["steps"]),
-        train_seconds=float(given["train_seconds"]),
+        train_seconds=max(float(given["train_seconds"]), 0.001),  # rounded to that; ratios divide by it
         forwards=int(given["forward_passes"]),
         backwards=int(given["backward_passes"]),
         memory=int(given["peak_memory_bytes"]),
