@@ -57,7 +57,7 @@ class Ranks:
 
     def _find(self, model: nn.Module) -> None:
         refuse_foreign(model)
-        wrapped = getattr(model, "_orig_mod", model)  # torch.compile around DDP
+        wrapped = _uncompiled(model)
         if isinstance(wrapped, DistributedDataParallel):
             self._wrapper, self.inner = wrapped, wrapped.module
             self._groups, self.size = [wrapped.process_group], wrapped.process_group.size()
@@ -309,6 +309,15 @@ def require_whole(what: str, params: Sequence[Any]) -> None:
 
 
 # -- details ----------------------------------------------------------------------------------------------------------
+
+
+def _uncompiled(model: nn.Module) -> Any:
+    """What ``torch.compile`` was given, and calls, whatever somebody has put into ``_orig_mod`` since.
+
+    Accelerate's ``unwrap_model`` puts the model inside of DDP there.
+    """
+    given = getattr(vars(model).get("_torchdynamo_orig_callable"), "__self__", None)
+    return given if isinstance(given, nn.Module) else getattr(model, "_orig_mod", model)
 
 
 def _parameter_groups(module: Any) -> list[Any]:

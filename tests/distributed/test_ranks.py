@@ -43,7 +43,9 @@ def ranks(request: pytest.FixtureRequest, found: Found) -> list[dict[str, dict[s
     return found[request.param]
 
 
-@pytest.mark.parametrize("case", ["replicas", "accumulation", "held_back", "closures", "shards", "gathered", "blocks"])
+@pytest.mark.parametrize(
+    "case", ["replicas", "accumulation", "held_back", "closures", "compiled", "shards", "gathered", "blocks"]
+)
 def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
     wrong = {name: error for rank in ranks for name, error in rank[case].items() if not error < TOLERANCE}
     assert not wrong

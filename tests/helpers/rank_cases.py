@@ -25,7 +25,7 @@ from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, S
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
 from helpers.rank_blocks import blocks
-from helpers.rank_replicas import closures, held_back, inside, uneven
+from helpers.rank_replicas import closures, compiled, held_back, inside, uneven
 from helpers.regulariser_rows import Outputs
 
 PART = 3  # instances per process
@@ -364,7 +364,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 
 
 CASES = {case.__name__: case for case in (
-    replicas, accumulation, held_back, closures, inside, uneven, communication, decisions, shards, gathered,
+    replicas, accumulation, held_back, closures, compiled, inside, uneven, communication, decisions, shards, gathered,
     blocks, directions, refusals,
 )}  # fmt: skip
 

@@ -49,6 +49,25 @@ def held_back(rank: int, world: int) -> dict[str, float]:
     return found
 
 
+def compiled(rank: int, world: int) -> dict[str, float]:
+    """The same under ``torch.compile`` around DDP, as made, and after Accelerate's ``unwrap_model`` was at it."""
+    found = {}
+    whole = batches(world)
+    mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
+    for make in (SAM, GSAM):
+        alone = network()
+        make().backward(alone, whole, objective)
+        for unwrapped in (False, True):
+            inner = network()
+            model: Any = torch.compile(DistributedDataParallel(inner), backend="eager")
+            if unwrapped:
+                model._orig_mod = inner
+            make(sharpness="global").backward(model, mine, objective)
+            error = relative_error(values(inner, gradients=True), values(alone, gradients=True))
+            found[f"{make.__name__}{' unwrapped' if unwrapped else ''}"] = error
+    return found
+
+
 def closures(rank: int, world: int) -> dict[str, float]:
     """Relative errors of the weights after steps with a closure, the gradients being views into DDP's buckets."""
     found = {}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from accelerate.hooks import ModelHook, add_hook_to_module
+from torch._dynamo.utils import counters
 
 from deltasam.integrations import MethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, Method
@@ -54,6 +55,28 @@ def test_probes_run_in_the_precision_they_ask_for(precision: Any, hooked: bool, 
     probes = {dtype for graph, dtype in seen if not graph}
     assert probes == {torch.float32 if precision == "float32" else torch.bfloat16}
     assert {dtype for graph, dtype in seen if graph} == {torch.bfloat16}
+
+
+def test_probes_of_a_compiled_model(tmp_path: Path) -> None:
+    weightings, graphs = [], []
+
+    class Counting(hf.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            graphs.append(counters["stats"]["unique_graphs"])
+
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        model = fresh(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        trainer = MethodTrainer(
+            model=model,
+            args=arguments(tmp_path, bf16=True, max_steps=4, logging_strategy="steps", logging_steps=1, **options),
+            method=DeltaSAM(rho=0.5),
+            train_dataset=classification_data(),
+            callbacks=[Counting()],
+        )
+        trainer.train()
+        weightings.append([entry["weights_mean"] for entry in trainer.state.log_history if "weights_mean" in entry])
+    assert weightings[0] == pytest.approx(weightings[1], rel=1e-3)  # probes in bfloat16 are 5% away
+    assert graphs[-1] == graphs[-3] > 0  # nothing is compiled anew in every step
 
 
 def test_the_model_is_as_accelerate_made_it_after_a_step(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from deltasam.integrations._arguments import check_method, refuse_overrides, ref
 from deltasam.integrations._infer import check_inferred, infer_objective
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
-from deltasam.integrations._precision import visible_autocast
+from deltasam.integrations._precision import unwrapped, visible_autocast
 from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
@@ -147,7 +147,7 @@ class MethodMixin(_Base):
         if self._unchecked:
             self._unchecked = False
             with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
-                check_inferred(self.accelerator.unwrap_model(model), batch, self._objective)
+                check_inferred(unwrapped(model), batch, self._objective)
         scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
             if self.captured is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import MethodType
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 @contextmanager
@@ -21,22 +23,35 @@ def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
     if accelerator.mixed_precision not in ("bf16", "fp16"):
         yield
         return
-    # To unwrap goes through all modules and looks for packages, in every step: not where Accelerate's forward is seen.
-    bare = "_original_forward" in vars(model) and "_orig_mod" not in vars(model)
-    inner: Any = model if bare else accelerator.unwrap_model(model)
+    inner: Any = model if "_original_forward" in vars(model) else unwrapped(model)
     hidden = vars(inner).get("forward")
     original = vars(inner).get("_original_forward")
     if hidden is None or original is None:
         yield
         return
-    from accelerate.utils import convert_outputs_to_fp32
-
     if isinstance(original, MethodType):
-        inner.forward = MethodType(convert_outputs_to_fp32(original.__func__), inner)
+        inner.forward = MethodType(_in_float32(original.__func__), inner)
     else:  # replaced already, by the hooks of device_map for example
-        inner.forward = convert_outputs_to_fp32(original)
+        inner.forward = _in_float32.__wrapped__(original)  # not kept: it holds the model
     try:
         with accelerator.autocast():
             yield
     finally:
         inner.forward = hidden
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of ``torch.compile`` and DDP. Accelerate's own takes DDP out of a compiled model for good."""
+    inner: Any = model._modules.get("_orig_mod", model)
+    while isinstance(inner, DistributedDataParallel):
+        inner = inner.module
+    found: nn.Module = inner
+    return found
+
+
+@lru_cache(maxsize=16)
+def _in_float32(forward: Any) -> Any:
+    """The function with outputs in float32; the same one every time, or ``torch.compile`` would start anew."""
+    from accelerate.utils import convert_outputs_to_fp32
+
+    return convert_outputs_to_fp32(forward)
