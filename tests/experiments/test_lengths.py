@@ -11,7 +11,8 @@ import transformers as hf
 
 from deltasam.experiments import ConfigError, RunConfig, load, run
 from deltasam.experiments._lengths import positions
-from helpers.pretrained import bert_folder
+from deltasam.tasks import DataError
+from helpers.pretrained import bart_folder, bert_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 LONG = "the " * 300  # 302 tokens; the model has 160 positions
@@ -40,9 +41,29 @@ def test_what_the_model_has_no_position_for(tmp_path: Path, texts: dict[str, Any
     told = rf"task.max_length=\d+: {split} has texts of {length} tokens, .* 160; set task.max_length=160"
     with pytest.raises(ConfigError, match=told):
         run(one, tmp_path / "run")
-    assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert not (tmp_path / "run").exists()  # mended, the run may have this folder
     with pytest.raises(ConfigError, match=told):
         load(one, split=split)
+
+
+def test_summaries_that_the_decoder_has_no_position_for(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"source": "the file", "target": "the name"}\n' * 2)
+    files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl"))
+    task = {"name": "seq2seq", "files": files, "max_target_length": 200}
+    one = RunConfig.from_plain({"task": task, "model": str(bart_folder(tmp_path / "bart"))})
+    with pytest.raises(ConfigError, match=r"task.max_target_length=200: the model's positions end at 160"):
+        run(one, tmp_path / "run")
+
+
+def test_a_model_that_does_not_fit_leaves_no_folder(tmp_path: Path) -> None:
+    one = config(tmp_path, train="short", validation="short")
+    adapters = RunConfig.from_plain({**one.to_plain(), "method": {"name": "SAM", "params": "lora"}})
+    with pytest.raises(ConfigError, match="lora"):
+        run(adapters, tmp_path / "run")
+    (tmp_path / "bert/model.safetensors").write_bytes(b"cut short")
+    with pytest.raises(DataError, match="could not be loaded"):
+        run(one, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_short_texts_may_have_any_limit(tmp_path: Path) -> None:

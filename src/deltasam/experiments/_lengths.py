@@ -24,7 +24,14 @@ def check_lengths(task: Task, model: nn.Module, tokenizer: Any, splits: Mapping[
         ConfigError: A text is longer than what the model has positions for.
     """
     most = positions(model)
-    if most is None or task.max_length <= most:
+    if most is None:
+        return
+    written = getattr(task, "max_target_length", 0)
+    if written > most:  # by the beam search, whatever the targets are
+        raise ConfigError(
+            f"task.max_target_length={written}: the model's positions end at {most}; set task.max_target_length={most}"
+        )
+    if task.max_length <= most:
         return
     for split, rows in splits.items():
         padded = getattr(task, "pad_to_max_length", False)

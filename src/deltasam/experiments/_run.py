@@ -131,11 +131,15 @@ def _check_splitting(config: RunConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _check_params(method: Method, model: Any) -> None:
+def _checked_model(prepared: Prepared) -> Any:
+    """The model, if method and texts fit it: told before there is a folder, which would be this run's from then on."""
+    config, model = prepared.config, prepared.model()
     try:
-        select(model, method.params)
+        select(model, config.method.params)
     except ValueError as error:
         raise ConfigError(f"method: {error}") from error
+    check_lengths(config.task, model, prepared.tokenizer, prepared.data.splits)
+    return model
 
 
 def run(
@@ -181,11 +185,12 @@ def run(
             "--output, or remove that one"
         )
     with told_clearly(folder), _precision(config.precision):
+        model = _checked_model(prepared)
         place.claim(config)
         with held(folder):
             # Another process may have finished it while this one was waiting.
             return place.finished(config) or _train(
-                prepared, place, watch, tensorboard=tensorboard, keep_weights=keep_weights
+                prepared, model, place, watch, tensorboard=tensorboard, keep_weights=keep_weights
             )
 
 
@@ -214,7 +219,9 @@ def _precision(wanted: str) -> Iterator[None]:
             os.environ[_AUTOCAST] = variable
 
 
-def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: bool, keep_weights: bool) -> Result:
+def _train(
+    prepared: Prepared, model: Any, place: RunFolder, watch: Any, *, tensorboard: bool, keep_weights: bool
+) -> Result:
     from transformers import PrinterCallback
 
     from deltasam.experiments._callbacks import Clock, Recorder, Watcher
@@ -229,9 +236,6 @@ def _train(prepared: Prepared, place: RunFolder, watch: Any, *, tensorboard: boo
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(place.path / "tensorboard")
     clock, stopper = Clock(), Stopper()
     guard = Guard(lambda: place.last_checkpoint(total))
-    model = prepared.model()
-    _check_params(config.method, model)
-    check_lengths(task, model, prepared.tokenizer, prepared.data.splits)
     trainer = RunTrainer(
         model=model,
         args=arguments(config, total, place.checkpoints, tensorboard=tensorboard),
