@@ -97,7 +97,7 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [line["weighting"] for line in lines] == ["FiniteDifference(radius=0.5)", "FiniteDifference"]
     for wrong, told in (
         ("FiniteDiference", "--weightings: there is no 'FiniteDiference'; did you mean FiniteDifference?"),
-        ("{name: FiniteDifference, radius: -1}", "--weightings: radius=-1.0 must be positive"),
+        ("{name: FiniteDifference, radius: -1}", "--weightings: radius=-1.0 must be a number in (0, inf)"),
         ("{name: ", "--weightings {name: : must be a name, or a name with options such as"),
     ):
         assert here("analyze", "weights", tmp_path / "none", "--weightings", wrong) == 2
