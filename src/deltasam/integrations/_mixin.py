@@ -46,7 +46,8 @@ class MethodMixin(_Base):
     number of steps so far that left the perturbation out; at the end ``train_forwards`` and ``train_backwards``, the
     passes made in all.
 
-    *Schedules.* A callback may change the method: ``trainer.method = trainer.method.replace(rho=...)``.
+    *Schedules.* A callback may change the method: ``trainer.method = trainer.method.replace(rho=...)``. Steps are then
+    recorded anew with ``capture``.
 
     *Waiting.* No step waits for the device, only log entries, evaluations and checkpoints do: batches are copied to a
     GPU asynchronously, and ``args.logging_nan_inf_filter`` is kept there, a loss that is not finite being logged as
