@@ -108,3 +108,16 @@ def test_a_run_that_ends_because_it_diverges_does_not_end_the_search(
     bert_folder(tmp_path / "bert")
     study = run_search(read_search(write(tmp_path)), tmp_path / "out")
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "PRUNED"]
+
+
+def test_a_line_that_a_kill_cut_short_costs_that_line_only(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    bert_folder(tmp_path / "bert")
+    out = tmp_path / "out"
+    run_search(read_search(write(tmp_path)), out)
+    journal = out / "study.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-20])  # what says that the second trial is complete
+    study = run_search(read_search(write(tmp_path)), out)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "RUNNING", "COMPLETE"]
+    assert len(run_search(read_search(write(tmp_path)), out).trials) == 3

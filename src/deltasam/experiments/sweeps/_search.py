@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +111,8 @@ def run_search(
     first = search.config({name: _first(choices) for name, choices in search.space.items()}, search.seeds[0])
     folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if storage is None:
+        _mend(folder / "study.journal")
     try:
         study = optuna.create_study(
             study_name=search.name,
@@ -137,6 +140,21 @@ def run_search(
     done = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
     study.optimize(value, n_trials=max(0, search.trials - done), callbacks=[watch] if watch is not None else None)
     return study
+
+
+def _mend(journal: Path) -> None:
+    """Cuts off what a killed process has left of a line: the next one would be joined to it, and neither be read."""
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    if not journal.is_file() or journal.read_bytes()[-1:] in (b"", b"\n"):
+        return
+    lock = JournalFileSymlinkLock(str(journal))  # the one that Optuna takes to write
+    lock.acquire()
+    try:
+        content = journal.read_bytes()
+        os.truncate(journal, content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
 
 
 def _check_study(study: Any, search: Search, folder: Path, storage: str | None) -> None:
