@@ -137,6 +137,8 @@ def test_a_run_that_diverged_does_not_keep_the_others_from_being_measured(
     assert "erm: the gradient of the mean loss has norm nan" in shown.err
     assert main(["analyze", "landscape", str(runs / "my/erm"), *FEW]) == 2
     assert "erm: the gradient of the mean loss has norm nan" in capsys.readouterr().err
+    assert main(["evaluate", str(runs / "my/erm"), "--json"]) == 0
+    assert '"loss": null' in capsys.readouterr().out  # JSON has no NaN
 
 
 def test_brackets_in_a_path_are_no_styles(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltasam.cli._errors import CommandError, InputError, StoppedError
 
@@ -39,6 +39,15 @@ def check_positive(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")
+
+
+def strict(value: Any) -> Any:
+    """JSON has no infinities: they become null."""
+    if isinstance(value, dict):
+        return {key: strict(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = ()) -> Table:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, check_positive, wide_console
+from deltasam.cli._runs import bad_input, check_positive, strict, wide_console
 
 if TYPE_CHECKING:
     from deltasam.experiments import ConfigError
@@ -130,7 +130,7 @@ class _Analysis:
 
     def _print(self, lines: list[dict[str, Any]]) -> None:
         if self.json:
-            print(json.dumps(_strict(lines), indent=2))
+            print(json.dumps(strict(lines), indent=2))
             return
         from rich.table import Table
 
@@ -153,15 +153,6 @@ def _cell(value: Any, each: Sequence[float]) -> str:
 
     low, high = bootstrap_interval(each)
     return f"{value:.3g} [{low:.3g}, {high:.3g}]"
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no infinities: they become null."""
-    if isinstance(value, dict):
-        return {key: _strict(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _weightings(given: Sequence[str], draws: int) -> dict[str, Any]:

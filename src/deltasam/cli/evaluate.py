@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import bad_input, check_positive, wide_console
+from deltasam.cli._runs import bad_input, check_positive, strict, wide_console
 
 if TYPE_CHECKING:
     from deltasam.experiments import Loaded
@@ -68,7 +68,8 @@ class Evaluate:
         with Console(stderr=True).status(Text(f"Evaluating on {len(loaded.rows)} rows of {loaded.origin}")):
             metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
         if self.json:
-            print(json.dumps({"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}, indent=2))
+            found = {"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}
+            print(json.dumps(strict(found), indent=2))
             return
         from rich.table import Table
 
