@@ -21,6 +21,7 @@ from deltasam.integrations._precision import unwrapped, visible_autocast
 from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
+from deltasam.objectives._checks import part_of_a_step, readable
 from deltasam.passes import ObjectiveLike
 from deltasam.splitting import OnOutOfMemory, Splitting, check_out_of_memory
 
@@ -145,6 +146,10 @@ class MethodMixin(_Base):
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have modes
             self.optimizer.train()
         batch = self._objective_batch(self._prepare_inputs(inputs))
+        with part_of_a_step(num_items_in_batch is not None):  # by get_batch_samples, which has looked at all of them
+            return self._method_step(model, batch, num_items_in_batch)
+
+    def _method_step(self, model: nn.Module, batch: Any, num_items_in_batch: Any) -> Tensor:
         if self._unchecked:
             self._unchecked = False
             with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
@@ -185,13 +190,16 @@ class MethodMixin(_Base):
         """The micro-batches of one optimizer step, and how many instances (or target tokens) they have in all."""
         samples, _ = super().get_batch_samples(*args, **kwargs)
         # Trainer's own count is None or ignored for many heads (transformers#47688: gradients k times too large).
-        counts = [self._count(self._objective_batch(inputs)) for inputs in samples]
+        batches = [self._objective_batch(inputs) for inputs in samples]
+        counts = [self._count(batch) for batch in batches]
         if not counts or any(count is None for count in counts):
             return samples, None
         total = sum(counts)
         if isinstance(total, Tensor) and self.args.world_size > 1 and self.args.average_tokens_across_devices:
             # DDP takes the mean over the processes, so each is to weigh its tokens against the average number.
             total = self.accelerator.gather(total.to(self.args.device)).sum() / self.args.world_size
+        with part_of_a_step(isinstance(total, Tensor) and readable(total) and bool(total > 0)):
+            getattr(self._objective, "check_parts", lambda batches: None)(batches)
         return samples, total
 
     def _count(self, batch: Any) -> Any:

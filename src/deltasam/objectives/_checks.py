@@ -15,10 +15,11 @@ _in_a_part = False
 def part_of_a_step(is_one: bool = True) -> Iterator[None]:
     """Inside, objectives are given a part of a batch, which may be without a target where the batch may not.
 
-    Said aside and not as an argument: objectives are callables of the user's, and wrap each other.
+    Said aside and not as an argument: objectives are callables of the user's, and wrap each other. What is whole
+    inside of a part is a part too.
     """
     global _in_a_part  # noqa: PLW0603
-    before, _in_a_part = _in_a_part, is_one
+    before, _in_a_part = _in_a_part, _in_a_part or is_one
     try:
         yield
     finally:

@@ -118,14 +118,15 @@ class Tokens(Supervised):
                 f"(N, T, V) and (N, T); if the model changes the length, undo it in {name}(predict=...)"
             )
         check_range(labels, logits.shape[2], name, self.ignore_index)
-        if not is_part_of_a_step():
-            self._check_targets([labels])
+        self._check_targets([labels])
 
     def check_parts(self, batches: Sequence[Any]) -> None:
         """Refuses a step without any target token; single parts may be without (their losses are zero)."""
         self._check_targets([self.targets(batch) for batch in batches])
 
     def _check_targets(self, parts: list[Tensor]) -> None:
+        if is_part_of_a_step():
+            return
         if all(readable(labels) and bool((labels == self.ignore_index).all()) for labels in parts):
             raise ValueError(
                 f"{type(self).__name__}: every target token of the batch is ignored (label {self.ignore_index}), "
