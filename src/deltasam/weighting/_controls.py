@@ -27,8 +27,9 @@ class Uniform(Weighting):
 class LossWeights(Weighting):
     """g_i = l_i(w), the loss itself; 0 where it is negative. Cost: none, a step is SAM's.
 
-    On CoLA, the one GLUE task where delta-SAM was better than SAM in our runs, the weights of Eq. 5 lie on instances
-    with large losses, and training with these instead did as well (docs/results.md): the probes were not needed.
+    On CoLA, the one GLUE task where delta-SAM was better than SAM in our runs (at a radius too large for SAM), the
+    weights of Eq. 5 lie on instances with large losses, and training with these instead did as well
+    (docs/results.md): the probes were not needed.
     Instances with wrong labels keep large losses, and so large weights.
 
     Example:
