@@ -5,11 +5,13 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from deltasam.report import Run, method_name, read_runs
+from deltasam.report import Run, method_name, read_runs, summarize
 
 HERE = Path(__file__).parent
 glue = runpy.run_path(str(HERE / "results_glue.py"))
 common, table, with_interval, primary = (glue[name] for name in ("common", "table", "with_interval", "primary"))
+
+panels = runpy.run_path(str(HERE / "interval_plot.py"))["panels"]
 
 TASK, PLOT = "cola", "radius.svg"
 METHODS = ("SAM", "DeltaSAM", "DeltaSAM(LossWeights)", "PerInstanceSAM")
@@ -65,22 +67,35 @@ def radius_section(results: Path) -> str:
         ABOUT.format(plain=with_interval(map(primary, plain), 1)),
         f"    deltasam sweep {glue['SWEEPS']}/radius-cola.yaml --output results/radius-cola",
         table(["method", *columns], rows),
-        glue["picture"](PLOT),
+        f"![Scores on CoLA over the radius](_static/results/{PLOT})",
         common["difference_table"](columns, PAIRS),
         common["HOLM"],
     ])  # fmt: skip
 
 
 def plots(results: Path) -> dict[str, str]:
-    """File name -> differences to plain training over the radius, a panel for each method."""
+    """File name -> the scores at every radius, 0 being plain training, and how far each is from SAM there."""
     radii, plain = runs_by_radius(results)
     if not (results / "radius-cola").is_dir() or not plain:
         return {}
-    panels = {
-        method_name(method): {
-            f"rho = {rho:g}": glue["to_plain"](at[method], plain) for rho, at in radii.items() if method in at
-        }
-        for method in METHODS
+    columns = list(radii.values())
+    score = {method_name("ERM"): [mean(plain), *([None] * len(columns))]}
+    score |= {method_name(m): [None, *(mean(at[m]) if m in at else None for at in columns)] for m in METHODS}
+    to_sam = {
+        method_name(m): [
+            None,
+            *(glue["to_plain"](at[m], at["SAM"]) if {m, "SAM"} <= set(at) else None for at in columns),
+        ]
+        for m in METHODS[1:]
     }
-    run = {method: values for method, values in panels.items() if values}
-    return {PLOT: glue["forest"](run, x="points above plain training")}
+    drawn: str = panels(
+        {"Matthews correlation, times 100": score, "points above SAM at the same radius": to_sam},
+        places=["0", *(f"{rho:g}" for rho in radii)], x="rho", ticks=((18, 20, 22, 24, 26, 28), (-6, -4, -2, 0, 2, 4, 6)),
+    )  # fmt: skip
+    return {PLOT: drawn}
+
+
+def mean(runs: list[Run]) -> tuple[float, float, float]:
+    """Mean with the ends of its interval."""
+    found = summarize([primary(run) for run in runs])
+    return found.mean, found.low, found.high

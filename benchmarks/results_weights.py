@@ -15,7 +15,7 @@ from deltasam.report import holm, paired_test, summarize
 
 HERE = Path(__file__).parent
 table = runpy.run_path(str(HERE / "page_tables.py"))["table"]
-panels = runpy.run_path(str(HERE / "weights_plot.py"))["panels"]
+panels = runpy.run_path(str(HERE / "interval_plot.py"))["panels"]
 _points = runpy.run_path(str(HERE / "weights_points.py"))
 measured, further = _points["points"], _points["further_points"]
 
@@ -198,7 +198,7 @@ def plot(results: Path) -> str:
             for name, line in zip(estimators, lines, strict=True)
         }
     models = [str(p.updates) if p.method == "ERM" else f"{p.method} {p.updates}" for p in found]
-    drawn: str = panels(shown, models=models, x="updates")
+    drawn: str = panels(shown, places=models, x="updates")
     return drawn
 
 
