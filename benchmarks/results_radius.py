@@ -90,7 +90,8 @@ def plots(results: Path) -> dict[str, str]:
     }
     drawn: str = panels(
         {"Matthews correlation, times 100": score, "points above SAM at the same radius": to_sam},
-        places=["0", *(f"{rho:g}" for rho in radii)], x="rho", ticks=((18, 20, 22, 24, 26, 28), (-6, -4, -2, 0, 2, 4, 6)),
+        places=["0", *(f"{rho:g}" for rho in radii)], x="rho",
+        ticks=((18, 20, 22, 24, 26, 28), (-6, -4, -2, 0, 2, 4, 6)),
     )  # fmt: skip
     return {PLOT: drawn}
 
