@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 import transformers as hf
 
 from deltasam.experiments import ConfigError, RunConfig, load, run
-from deltasam.experiments._lengths import positions
-from deltasam.tasks import DataError
-from helpers.pretrained import bart_folder, bert_folder
+from deltasam.experiments._lengths import check_lengths, positions
+from deltasam.tasks import DataError, Seq2SeqTask
+from helpers.pretrained import bart_folder, bert_folder, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 LONG = "the " * 300  # 302 tokens; the model has 160 positions
@@ -53,6 +54,20 @@ def test_summaries_that_the_decoder_has_no_position_for(tmp_path: Path) -> None:
     one = RunConfig.from_plain({"task": task, "model": str(bart_folder(tmp_path / "bart"))})
     with pytest.raises(ConfigError, match=r"task.max_target_length=200: the model's positions end at 160"):
         run(one, tmp_path / "run")
+
+
+def test_each_side_of_a_model_has_positions_of_its_own() -> None:
+    """LED reads 16384 tokens and writes 1024."""
+    sides = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 32}
+    with torch.device("meta"):
+        led = hf.LEDForConditionalGeneration(hf.LEDConfig(encoder_layers=1, decoder_layers=1, **sides))
+    rows = [{"source": LONG, "target": "the name"}]
+    task = Seq2SeqTask(name="own", source="source", target="target", max_length=60, max_target_length=32)
+    check_lengths(task, led, tokenizer(), {"train": rows})
+    with pytest.raises(ConfigError, match=r"task.max_length=100: train has texts of 100 tokens, .* 64;"):
+        check_lengths(replace(task, max_length=100), led, tokenizer(), {"train": rows})
+    with pytest.raises(ConfigError, match=r"task.max_target_length=33: the model's positions end at 32"):
+        check_lengths(replace(task, max_target_length=33), led, tokenizer(), {"train": rows})
 
 
 def test_a_model_that_does_not_fit_leaves_no_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ class PadToBuckets:
 
     Every tensor of two or more dimensions whose second one is as long as ``input_ids`` is padded with its own value:
     ``input_ids`` with ``pad_token_id``, token labels with -100, everything else, masks included, with 0. Padding that
-    the attention mask covers does not change the losses.
+    the attention mask covers does not change the losses. ``labels`` that are floats are those of classes, and stay.
 
     Args:
         collate: The collator to wrap, for example ``DataCollatorWithPadding(tokenizer)``.
@@ -67,6 +67,8 @@ class PadToBuckets:
 
         def padded(key: str, value: Any) -> Any:
             if not more or not isinstance(value, Tensor) or value.ndim < 2 or value.shape[1] != longest:
+                return value
+            if key == "labels" and value.is_floating_point():
                 return value
             tail = [0] * (2 * (value.ndim - 2)) + [0, more]
             return F.pad(value, tail, value=self._values.get(key, 0))

@@ -11,7 +11,7 @@ from deltasam.experiments._errors import ConfigError
 from deltasam.tasks import Task
 
 
-def check_lengths(task: Task, model: nn.Module, tokenizer: Any, splits: Mapping[str, Sequence[Any]]) -> None:
+def check_lengths(task: Task, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[Any]]) -> None:
     """A text that is too long would fail in the middle of the training, or in the evaluation after it.
 
     Args:
@@ -23,15 +23,17 @@ def check_lengths(task: Task, model: nn.Module, tokenizer: Any, splits: Mapping[
     Raises:
         ConfigError: A text is longer than what the model has positions for.
     """
-    most = positions(model)
-    if most is None:
-        return
-    written = getattr(task, "max_target_length", 0)
-    if written > most:  # by the beam search, whatever the targets are
-        raise ConfigError(
-            f"task.max_target_length={written}: the model's positions end at {most}; set task.max_target_length={most}"
-        )
-    if task.max_length <= most:
+    written = getattr(task, "max_target_length", None)
+    if written is None:
+        most = positions(model)
+    else:
+        most, ends = positions(model.get_encoder()), positions(model.get_decoder())
+        if ends is not None and written > ends:  # by the beam search, whatever the targets are
+            raise ConfigError(
+                f"task.max_target_length={written}: the model's positions end at {ends}; "
+                f"set task.max_target_length={ends}"
+            )
+    if most is None or task.max_length <= most:
         return
     for split, rows in splits.items():
         padded = getattr(task, "pad_to_max_length", False)
