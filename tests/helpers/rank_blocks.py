@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from deltasam import PerInstanceSAM
 from helpers.problems import relative_error
 
+CAN_SHARD = hasattr(torch.cpu.current_stream(), "record_event")  # a model on a CPU, by this version of torch
+
 
 def blocks(rank: int, world: int) -> dict[str, float]:
     """FSDP takes the gradients of a layer when its backward is over: none may come later."""

@@ -24,7 +24,7 @@ from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
 from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, SubsetSAM
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
-from helpers.rank_blocks import blocks
+from helpers.rank_blocks import CAN_SHARD, blocks
 from helpers.rank_replicas import closures, compiled, held_back, inside, uneven
 from helpers.regulariser_rows import Outputs
 
@@ -363,17 +363,16 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-CASES = {case.__name__: case for case in (
-    replicas, accumulation, held_back, closures, compiled, inside, uneven, communication, decisions, shards, gathered,
-    blocks, directions, refusals,
-)}  # fmt: skip
+CASES: Any = (replicas, accumulation, held_back, closures, compiled, inside, uneven, communication, decisions)
+if CAN_SHARD:
+    CASES += (shards, gathered, blocks, directions, refusals)
 
 
 def process(rank: int, world: int, port: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    found = {name: case(rank, world) for name, case in CASES.items()}
+    found = {case.__name__: case(rank, world) for case in CASES}
     (folder / f"{world}-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
