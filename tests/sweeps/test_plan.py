@@ -159,6 +159,11 @@ def test_the_majority_class_of_weights_that_are_not_finite_is_no_score() -> None
     assert list(select(pairs).values()) == [(("method.rho", 0.05),)]
 
 
+def test_where_every_point_diverged_nothing_is_chosen() -> None:
+    it = sweep(tune={"seeds": [1]})
+    assert select([(one, result(one, float("nan"))) for one in tuning_runs(it)]) == {}
+
+
 def test_versions_of_one_task_and_of_one_model_are_setups_of_their_own() -> None:
     tasks = [{"name": "docstrings", "max_length": length} for length in (16, 32)]
     models = [{"path": "minilm-l6", "dropout": dropout} for dropout in (0.0, 0.3)]

@@ -114,6 +114,22 @@ def test_a_failing_run_is_tried_twice_recorded_and_the_others_go_on(bert: str, t
     assert kinds == ["started", "retried", "started", "failed"]
 
 
+def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp_path: Path, here: Sweep) -> None:
+    grid = {"sam": {"method.rho": [0.01, 0.05]}}
+    file, out = write(tmp_path / "s.yaml", bert, grid=grid, tune={"seeds": [1]}, seeds=[2]), tmp_path / "out"
+    code, text, err = here(file, "--output", out)
+    assert code == 0, text + err
+    assert "\n3 runs, 0 of them finished already" in f"\n{text}"  # with ERM, which has one point only
+    assert "with the chosen points: 2 runs, 1 of them finished already" in text
+    for path in out.glob("*/result.json"):
+        found = json.loads(path.read_text())
+        if found["method"] == "SAM":
+            path.write_text(json.dumps({**found, "metrics": {**found["metrics"], "loss": float("nan")}}))
+    code, text, _ = here(file, "--output", out)
+    assert code == 1
+    assert ", sam: every point of the grid diverged, so that none was chosen" in text
+
+
 @pytest.mark.slow
 def test_24_runs_interrupted_three_times_end_with_24_results_and_none_run_twice(bert: str, tmp_path: Path) -> None:
     methods = ["erm", "sam", "delta-sam", "per-instance-sam"]

@@ -38,6 +38,7 @@ class SweepView:
 
     def announce(self, runs: Sequence[Planned], known: dict[str, float]) -> None:
         """The runs of a stage, and the values of those that are there."""
+        stage = "with the chosen points: " if self._cell else ""
         for planned in runs:
             name = planned.config.run_name
             self._cell[name] = (planned.setup, planned.method)
@@ -47,7 +48,7 @@ class SweepView:
                 self._state.setdefault(name, "waiting")
         done = sum(planned.config.run_name in known for planned in runs)
         if self._live is None:
-            self._console.print(f"{len(runs)} runs, {done} of them finished already", highlight=False)
+            self._console.print(f"{stage}{len(runs)} runs, {done} of them finished already", highlight=False)
 
     def watch(self, event: Event) -> None:
         """One event."""
@@ -106,4 +107,4 @@ def summary(outcome: Outcome, console: Console) -> None:
     there = len(outcome.results)
     console.print(f"\n{there} results, {outcome.trained} runs made now, {len(outcome.failed)} failed", highlight=False)
     for name, error in outcome.failed.items():
-        console.print(f"failed twice: {name}: {error}", highlight=False, style="red")
+        console.print(f"failed: {name}: {error}", highlight=False, style="red")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -68,8 +69,8 @@ def final_runs(sweep: Sweep, chosen: Mapping[tuple[str, str], Point]) -> list[Pl
 def select(runs: Sequence[tuple[Planned, Result]]) -> dict[tuple[str, str], Point]:
     """The best point of each (setup, method): the best mean of the primary metric over the seeds it was run with.
 
-    Points with a run that has no result are out, those with one that diverged come last; among equal means the first
-    in the order of the grid wins.
+    Points with a run that has no result, or that diverged, are out; among equal means the first in the order of the
+    grid wins. Where all points are out, nothing is chosen.
     """
     cells: dict[tuple[str, str], dict[Point, list[Result]]] = {}
     for planned, result in runs:
@@ -79,7 +80,9 @@ def select(runs: Sequence[tuple[Planned, Result]]) -> dict[tuple[str, str], Poin
         most = max(len(results) for results in points.values())
         means = {p: fmean(r.score for r in results) for p, results in points.items() if len(results) == most}
         higher = next(iter(points.values()))[0].higher_is_better
-        chosen[cell] = max(means, key=lambda point: rank(means[point], higher_is_better=higher))
+        best = max(means, key=lambda point: rank(means[point], higher_is_better=higher))
+        if math.isfinite(means[best]):
+            chosen[cell] = best
     return chosen
 
 

@@ -28,7 +28,7 @@ class Outcome:
 
     Attributes:
         results: The runs that are reported, with their results.
-        failed: The error of every run without a result, by its name.
+        failed: The error of every run without a result, by its name; and of every setup and method without a choice.
         chosen: The point of the grid that was chosen, by (setup, method).
         trained: Runs made by this call; the others were there.
     """
@@ -73,7 +73,11 @@ def run_sweep(
     failed: dict[str, str] = {}
     announce(stage)
     trained = _run_missing(sweep, stage, folder, pool, watch, failed)
-    chosen = select([pair for planned in tuning if (pair := _finished(planned, folder)) is not None])
+    tuned = [pair for planned in tuning if (pair := _finished(planned, folder)) is not None]
+    chosen = select(tuned)
+    for planned, _ in tuned:
+        if (planned.setup, planned.method) not in chosen:
+            failed[f"{planned.setup}, {planned.method}"] = "every point of the grid diverged, so that none was chosen"
     if chosen:
         _record_choice(folder, chosen)
     final = _with_data(final_runs(sweep, chosen), data)
