@@ -32,12 +32,11 @@ def part(name: str) -> dict[str, Any]:
 
 def page(results: Path = RESULTS) -> str:
     """The whole page."""
-    text, glue, other, second = part("reading"), part("glue"), part("other"), part("weights_second")
+    text, glue, other = part("reading"), part("glue"), part("other")
     sections = [
         (part("risk")["risk_section"](results), text["RISK_READING"]),
         (part("weights")["weights_section"](results), ""),
-        (second["second_task_section"](results), text["SECOND_TASK_READING"]),
-        (second["second_encoder_section"](results), text["SECOND_ENCODER_WEIGHTS_READING"]),
+        (part("weights_second")["second_task_section"](results), text["SECOND_TASK_READING"]),
         (part("labels")["labels_section"](results), text["LABELS_READING"]),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),

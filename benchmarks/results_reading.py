@@ -94,8 +94,6 @@ wants of it. Six batches, one
 path; after an epoch without decay of the learning rate this model has hardly learnt the task.
 """
 
-SECOND_ENCODER_WEIGHTS_READING = ""
-
 LABELS_READING = """\
 **On CoLA delta-SAM's weights are, in part, weights of the classes.** Sentences that are not acceptable have two to
 four times the weight of the others, by Eq. 5 and by exact derivatives along r alike. The weights grow with the loss,

@@ -1,4 +1,4 @@
-"""The sections of docs/results.md on delta-SAM's weights on a second task and encoder, measured by weights_run.py."""
+"""The section of docs/results.md on delta-SAM's weights on a second task, from the measurements of weights_run.py."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ folded = runpy.run_path(str(HERE / "results_common.py"))["folded"]
 measured = runpy.run_path(str(HERE / "weights_points.py"))["measured_in"]
 table, over_points, two_digits = (weights[name] for name in ("table", "over_points", "two_digits"))
 
-TASK = """### The same on CoLA
+ABOUT = """### The same on CoLA
 
-The task on which delta-SAM helps (below). The same encoder and kind of path; """
-ENCODER = """### The same on CoLA with a second encoder
-
-all-MiniLM-L6-v2, of which more below. The same kind of path; """
-
-ABOUT = """Matthews correlation {accuracy} updates.
+The task on which delta-SAM helps (below). The same encoder and kind of path; Matthews correlation {accuracy} updates.
 {rows} training rows in {batches} batches of {size}, rho = 0.05, eta = 1e-4, torch {torch}, commit {commit}, on a CPU.
 
     {command}"""
@@ -27,24 +22,14 @@ REPEAT = "Rank correlation of g with the same estimator in float64, without drop
 
 
 def second_task_section(results: Path) -> str:
-    """CoLA with the same encoder."""
-    return section(results / "instance-weights-cola", TASK)
-
-
-def second_encoder_section(results: Path) -> str:
-    """CoLA with another one."""
-    return section(results / "instance-weights-cola-minilm", ENCODER)
-
-
-def section(folder: Path, heading: str) -> str:
     """Do the weights repeat, are they the theory's, and where do the updates point; nothing where it was not run."""
-    found = measured(folder)
+    found = measured(results / "instance-weights-cola")
     if not found:
         return ""
     names = [point.name for point in found]
     quality, cosines = ({p.name: getattr(p, part) for p in found} for part in ("weights", "alignment"))
     return "\n\n".join([
-        heading + ABOUT.format(**{**found[0].about, **weights["facts_of"](found)}),
+        ABOUT.format(**{**found[0].about, **weights["facts_of"](found)}),
         weights["ALIGNMENT"],
         table(["method", *names], weights["both_cosines"](cosines)),
         folded("Differences of the cosines", weights["differences_table"](cosines)),
