@@ -1,7 +1,9 @@
 """delta-SAM in Lightning, by manual optimization: ``python examples/lightning_module.py``.
 
-``method.backward`` stands where ``self.manual_backward(loss)`` would. Precision plugins, callbacks and checkpoints are
-Lightning's; the method's state goes into the checkpoint with two hooks.
+``method.backward`` stands where ``self.manual_backward(loss)`` would, and takes ``self.trainer.strategy.model``: in
+one process this module, in several (``devices=2``) the one in DistributedDataParallel, which averages the gradients.
+Precision plugins, callbacks and checkpoints are Lightning's; the method's state goes into the checkpoint with two
+hooks.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ class Digits(lightning.LightningModule):
         self.method = method
         self.network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
 
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.network(inputs)
+
     def training_step(self, batch: Any, index: int) -> None:
         optimizer = self.optimizers()
-        step = self.method.backward(self.network, batch, Classification())
+        step = self.method.backward(self.trainer.strategy.model, batch, Classification())
         self.clip_gradients(optimizer, gradient_clip_val=1.0)
         optimizer.step()
         optimizer.zero_grad()

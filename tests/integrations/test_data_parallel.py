@@ -1,4 +1,4 @@
-"""Two processes under Trainer and Accelerate, DDP and FSDP2: the weights of one process, and replicas that stay equal.
+"""Two processes under Trainer, Accelerate and Lightning, DDP and FSDP2: the weights of one process, equal replicas.
 
 Launched by ``torchrun`` and by ``accelerate launch``. Accelerate's FSDP wants a GPU; see ``helpers/fsdp_on_cpu.py``.
 """
@@ -85,3 +85,14 @@ def test_accelerate_launch_of_the_trainer(tmp_path: Path) -> None:
         wrong = {name: largest_difference(one[name], two[name]) for name in one}
         assert max(wrong.values()) < 1e-10, (case, wrong)
     assert two["resumed"] == 0.0  # from a sharded checkpoint, bit for bit
+
+
+@pytest.mark.slow
+def test_the_lightning_example(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed (extra lightning)")
+    launch(TORCHRUN, "lightning_run.py", str(tmp_path))
+    first, second = (loaded(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    for name in first:
+        assert largest_difference(first[name], second[name]) == 0.0, name
+    assert largest_difference(first["erm"], first["plain"]) < 1e-6
+    assert largest_difference(first["sam"], first["plain"]) > 1e-4

@@ -1,0 +1,68 @@
+"""What a process of ``torchrun`` does in the test of the Lightning example: weights by it, and by plain Lightning."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from deltasam import ERM, SAM, DeltaSAM
+from helpers.data import REPOSITORY
+from helpers.trainers import weights
+
+Digits: Any = runpy.run_path(str(REPOSITORY / "examples" / "lightning_module.py"))["Digits"]
+
+
+class Plain(Digits):
+    """The example's model as everybody trains it."""
+
+    def __init__(self) -> None:
+        super().__init__(ERM())
+        self.automatic_optimization = True
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def fitted(make: Any, folder: Path, **options: Any) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    module = make()
+    torch.manual_seed(int(os.environ["RANK"]))  # its own dropout
+    random = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.rand(32, 64, generator=random), torch.randint(10, (32,), generator=random))
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        logger=False,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        **options,
+    )
+    trainer.fit(module, DataLoader(data, batch_size=4))
+    return weights(module)
+
+
+def main(folder: Path) -> None:
+    found = {
+        "plain": fitted(Plain, folder, gradient_clip_val=1.0),
+        "erm": fitted(lambda: Digits(ERM()), folder),
+        "sam": fitted(lambda: Digits(SAM(rho=0.1)), folder),
+        "delta-sam": fitted(lambda: Digits(DeltaSAM(rho=0.1)), folder),
+    }
+    torch.save(found, folder / f"{os.environ['RANK']}.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
