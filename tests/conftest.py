@@ -24,7 +24,8 @@ from helpers.data import find_shared
 def _seeded() -> None:
     random.seed(0)
     torch.manual_seed(0)
-    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # set by Trainers of transformers before version 5, for all
+    for setting in ("MIXED_PRECISION", "DYNAMO_BACKEND", "DYNAMO_MODE"):
+        os.environ.pop(f"ACCELERATE_{setting}", None)  # set by Trainers of transformers before version 5, for all
 
 
 @pytest.fixture(autouse=True, scope="module")

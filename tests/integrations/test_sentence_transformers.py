@@ -154,3 +154,23 @@ def test_a_loss_of_several_parts_is_evaluated_as_it_is_trained(tmp_path: Path) -
     trainer.train()
     last = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry][-1]
     assert trainer.evaluate()["eval_loss"] == pytest.approx(last)
+
+
+def test_a_compiled_model_that_was_evaluated_before(tmp_path: Path) -> None:
+    """Transformers 4 compiles it twice, once for the evaluation; the loss is given the one at hand."""
+    results = []
+    for compiling in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        model = encoder()
+        trainer = SentenceTransformerMethodTrainer(
+            model=model,
+            args=options(tmp_path, eval_strategy="steps", eval_steps=2, **compiling),
+            train_dataset=pairs(scored=True),
+            eval_dataset=pairs(scored=True),
+            loss=Parts(model),
+            method=SAM(),
+        )
+        trainer.evaluate()
+        trainer.train()
+        trainer.evaluate()
+        results.append(weights(model))
+    assert largest_difference(*results) < 1e-6

@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from torch import Tensor, nn
 
 from deltasam.integrations._mixin import MethodMixin
+from deltasam.integrations._precision import unwrapped
 from deltasam.methods import Method
 from deltasam.objectives import Contrastive
 from deltasam.passes import ObjectiveLike
@@ -117,7 +118,8 @@ def _embeddings(model: nn.Module, view: Mapping[str, Any]) -> Tensor:
 def _put_model(loss: nn.Module, model: nn.Module, models: tuple[nn.Module, ...]) -> None:
     """Makes the loss, and losses inside it, use this one of the models: wrapped for data parallelism, or not."""
     for name, child in list(loss.named_children()):
-        if any(child is known for known in models):
+        # One in another wrapper too: transformers 4 has compiled one of its own for an evaluation before the training.
+        if any(known in (child, unwrapped(child)) for known in models):
             setattr(loss, name, model)
         else:
             _put_model(child, model, models)
