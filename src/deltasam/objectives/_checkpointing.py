@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils import checkpoint
-
 Compute = Callable[[], Any]
 
 
@@ -17,6 +15,8 @@ def computed_again(by: Callable[[Compute], Any]) -> Iterator[None]:
 
     A function of torch's own is exchanged for it, as a model's calls of ``torch.utils.checkpoint`` cannot be seen.
     """
+    from torch.utils import checkpoint  # late: with torch 2.6 this takes half a second
+
     module: Any = checkpoint
     own = module._checkpoint_without_reentrant_generator
 
