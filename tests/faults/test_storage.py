@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import random
@@ -98,6 +99,22 @@ def test_state_of_methods(tmp_path: Path) -> None:
         tensors.write_bytes(altered)
         with pytest.raises(StorageError, match=r"cut short or altered.*earlier checkpoint"):
             load_state(tmp_path, "method_state", CPU)
+
+
+def test_sparse_tensors_stay_sparse(tmp_path: Path) -> None:
+    """What LookSAM keeps of the gradient of a sparse embedding; SparseAdam takes no other."""
+    kept = torch.sparse_coo_tensor([[4, 1, 4]], torch.ones(3, 2), (9, 2), check_invariants=True)
+    save_state(tmp_path, "method_state", {"gv": {"w": kept}})
+    found = load_state(tmp_path, "method_state", CPU)
+    assert found is not None
+    assert found["gv"]["w"].is_sparse
+    assert torch.equal(found["gv"]["w"].to_dense(), kept.to_dense())
+    file = tmp_path / "method_state.json"
+    altered = json.loads(file.read_text())
+    altered["gv"]["w"]["$sparse"][2] = [3, 2]  # there is no fourth row then
+    file.write_text(json.dumps(altered))
+    with pytest.raises(StorageError, match="cut short or altered"):
+        load_state(tmp_path, "method_state", CPU)
 
 
 def test_state_never_runs_code(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from deltasam.distributed import local
 from deltasam.storage import StorageError, write_bytes, write_text
 
 _TENSOR = "$tensor"
+_SPARSE = "$sparse"
 _CHECKSUM = "$sha256"
 
 
@@ -57,7 +58,7 @@ def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] 
             raise ValueError("the checksum of the tensors has changed")
         on_device = {key: tensor.to(device) for key, tensor in load(content).items()}
         found: dict[str, Any] = _joined(saved, on_device)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise StorageError(
             f"{numbers}: the state of the method is cut short or altered ({error}); resume from an earlier checkpoint"
         ) from error
@@ -66,6 +67,9 @@ def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] 
 
 def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
     """The value with every tensor replaced by its name in ``tensors``."""
+    if isinstance(value, Tensor) and value.is_sparse:
+        rows = value.coalesce()
+        return {_SPARSE: _split([rows.indices(), rows.values(), list(rows.shape)], path, tensors)}
     if isinstance(value, Tensor):
         name = "/".join(path)
         # Of shards the part that lies here: every process has a file of its own. A copy, because safetensors refuses
@@ -88,6 +92,8 @@ def _joined(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return tensors[value[_TENSOR]]
+        if set(value) == {_SPARSE}:
+            return torch.sparse_coo_tensor(*_joined(value[_SPARSE], tensors), check_invariants=True).coalesce()
         return {key: _joined(part, tensors) for key, part in value.items()}
     if isinstance(value, list):
         return [_joined(part, tensors) for part in value]
