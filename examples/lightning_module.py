@@ -22,8 +22,7 @@ from deltasam import Classification, DeltaSAM, Method
 class Digits(lightning.LightningModule):
     def __init__(self, method: Method) -> None:
         super().__init__()
-        self.automatic_optimization = False
-        self.method = method
+        self.method, self.automatic_optimization = method, False
         self.network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
