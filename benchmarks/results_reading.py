@@ -153,7 +153,7 @@ anything beyond a tenth of a point is ruled out for this encoder, these radii an
 exact perturbation per instance (-0.05 [-0.18, 0.07]); that it is below SAM over all eight (-0.49 [-0.70, -0.28],
 p = 0.026) is CoLA at 0.005. **Against plain training each of the three gains about 0.4 points without CoLA, and that
 is beyond chance after the correction**: SAM 0.45 [0.23, 0.67] (p = 0.01), delta-SAM 0.38 [0.14, 0.61] (p = 0.026), the
-exact perturbation 0.40 [0.17, 0.64] (p = 0.024). With 20,000 rows of SST-2 in place of all, as this page had it before,
+exact perturbation 0.40 [0.17, 0.64] (p = 0.024). With 20,000 rows of SST-2 in place of all, as this page once had it,
 it was a third of a point and not beyond chance: the gain rests on SST-2, RTE and STS-B. R-Drop gains a point over all
 eight tasks, 0.6 without CoLA, and is above plain training on each of them.
 """
