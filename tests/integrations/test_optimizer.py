@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,6 +250,19 @@ def test_clipping_by_a_hook_sees_the_methods_gradient() -> None:
     assert norms[0] > 0.01
     clipped = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert float(clipped.norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_closure_may_have_arguments_of_its_own() -> None:
+    model, _, optimizer = wrapped()
+    closure = backward_closure(model, optimizer, batches(1)[0])
+
+    class Settings:
+        args = SimpleNamespace(lr=0.1)  # as argparse gives them
+
+        def __call__(self) -> Tensor:
+            return closure()
+
+    assert float(optimizer.step(Settings())) > 0
 
 
 def test_copies_and_pickles() -> None:

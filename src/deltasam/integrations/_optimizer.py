@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -111,7 +112,7 @@ class MethodOptimizer(torch.optim.Optimizer):
             raise TypeError(f"step() needs a closure (in the Trainer use MethodTrainer); the lines to write:\n{lines}")
         if self._stepping:
             raise _steps_inside()
-        _refuse_accumulation((self.model, *getattr(closure, "args", ())))
+        _refuse_accumulation((self.model, *(closure.args if isinstance(closure, partial) else ())))
         if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
             raise ValueError(
                 f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch)"
