@@ -88,6 +88,14 @@ def test_noise_on_embeddings_that_are_computed_again_is_refused(wrap: Any) -> No
     ERM().backward(model, batch, Classification())  # nothing is left behind
 
 
+def test_another_torch_is_no_reason_to_fail_without_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.utils.checkpoint._checkpoint_without_reentrant_generator")
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    with pytest.warns(UserWarning, match="this version of torch"):
+        FreeLB(embeddings="0").backward(model, (torch.randint(9, (4, 3)), torch.tensor([0, 1, 2, 0])), Classification())
+    assert all(p.grad is not None for p in model.parameters())
+
+
 class Adapted(nn.Module):
     """What is trained lies inside of a checkpoint of the older kind, and perhaps in a head after it."""
 
