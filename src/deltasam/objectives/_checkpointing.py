@@ -19,8 +19,8 @@ UNKNOWN = (
 def computed_again(by: Callable[[Compute], Any]) -> Iterator[None]:
     """What is checkpointed inside is computed again as ``by(compute)`` when backward comes to it.
 
-    A function of torch's own is exchanged for it, as a model's calls of ``torch.utils.checkpoint`` cannot be seen. Where
-    a version of torch does not have it, nothing is exchanged, and a warning says so.
+    A function of torch's own is exchanged for it, as a model's calls of ``torch.utils.checkpoint`` cannot be seen.
+    Where a version of torch does not have it, nothing is exchanged, and a warning says so.
     """
     from torch.utils import checkpoint  # late: with torch 2.6 this takes half a second
 
