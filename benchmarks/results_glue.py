@@ -140,7 +140,12 @@ def plots(results: Path) -> dict[str, str]:
 def to_plain(runs: Sequence[Run], plain: Sequence[Run]) -> tuple[float, float, float]:
     """Mean difference to plain training with the ends of its interval."""
     theirs = {run.seed: primary(run) for run in plain}
-    found = summarize([primary(run) - theirs[run.seed] for run in runs if run.seed in theirs])
+    return ends([primary(run) - theirs[run.seed] for run in runs if run.seed in theirs])
+
+
+def ends(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean with the ends of its interval."""
+    found = summarize(values)
     return found.mean, found.low, found.high
 
 
@@ -214,17 +219,19 @@ def second_encoder_section(results: Path) -> str:
 def means(cells: Cells) -> str:
     """Mean with interval, task by method, and the number of seeds where it is not that of most."""
     most = max(len(runs) for methods in cells.values() for runs in methods.values())
-
-    def cell(runs: Sequence[Run]) -> str:
-        if not runs:
-            return "-"
-        return with_interval(map(primary, runs), 1) + ("" if len(runs) == most else f" (n = {len(runs)})")
-
     rows = [
-        [method_name(method), *(cell(at.get(method, [])) for at in cells.values())] for method in methods_of(cells)
+        [method_name(method), *(cell(at.get(method, []), most) for at in cells.values())]
+        for method in methods_of(cells)
     ]
     seeds = f"{most} seeds" + (", but where a cell says n." if "(n = " in str(rows) else ".")
     return f"{table(['method', *(TASKS[task] for task in cells)], rows)}\n\n{seeds}"
+
+
+def cell(runs: Sequence[Run], most: int) -> str:
+    """Mean with interval, and the number of seeds where it is not that of most."""
+    if not runs:
+        return "-"
+    return str(with_interval(map(primary, runs), 1)) + ("" if len(runs) == most else f" (n = {len(runs)})")
 
 
 def differences(cells: Cells, where: str = "") -> list[str]:

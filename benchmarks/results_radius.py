@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from deltasam.report import Run, method_name, read_runs, summarize
+from deltasam.report import Run, method_name, read_runs
 
 HERE = Path(__file__).parent
 glue = runpy.run_path(str(HERE / "results_glue.py"))
@@ -54,13 +54,9 @@ def radius_section(results: Path) -> str:
     if not (results / "radius-cola").is_dir() or not plain:
         return ""
     most = max(len(runs) for methods in radii.values() for runs in methods.values())
-
-    def cell(runs: list[Run]) -> str:
-        if not runs:
-            return "-"
-        return with_interval(map(primary, runs), 1) + ("" if len(runs) == most else f" (n = {len(runs)})")
-
-    rows = [[method_name(method), *(cell(at.get(method, [])) for at in radii.values())] for method in METHODS]
+    rows = [
+        [method_name(method), *(glue["cell"](at.get(method, []), most) for at in radii.values())] for method in METHODS
+    ]
     columns = {f"rho = {rho:g}": ({**at, "ERM": plain}, primary) for rho, at in radii.items()}
     return "\n\n".join([
         "## CoLA, smaller radii",
@@ -79,8 +75,13 @@ def plots(results: Path) -> dict[str, str]:
     if not (results / "radius-cola").is_dir() or not plain:
         return {}
     columns = list(radii.values())
-    score = {method_name("ERM"): [mean(plain), *([None] * len(columns))]}
-    score |= {method_name(m): [None, *(mean(at[m]) if m in at else None for at in columns)] for m in METHODS}
+
+    def ends(runs: list[Run]) -> tuple[float, float, float]:
+        found: tuple[float, float, float] = glue["ends"]([primary(run) for run in runs])
+        return found
+
+    score = {method_name("ERM"): [ends(plain), *([None] * len(columns))]}
+    score |= {method_name(m): [None, *(ends(at[m]) if m in at else None for at in columns)] for m in METHODS}
     to_sam = {
         method_name(m): [
             None,
@@ -94,9 +95,3 @@ def plots(results: Path) -> dict[str, str]:
         ticks=((18, 20, 22, 24, 26, 28), (-6, -4, -2, 0, 2, 4, 6)),
     )  # fmt: skip
     return {PLOT: drawn}
-
-
-def mean(runs: list[Run]) -> tuple[float, float, float]:
-    """Mean with the ends of its interval."""
-    found = summarize([primary(run) for run in runs])
-    return found.mean, found.low, found.high

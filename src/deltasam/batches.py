@@ -99,13 +99,15 @@ def shares(counts: list[Any]) -> list[Any]:
     if any(count is None for count in counts):
         raise ValueError("MicroBatches of no tensors: give the objective an items(batch) method that counts")
     total = sum(counts)
-    # In double precision: an integer tensor divided by another is float32.
-    return [count.double() / total if isinstance(count, Tensor) else count / total for count in counts]
+    return [ratio(count, total) for count in counts]
 
 
 def ratio(part: Any, whole: Any) -> Any:
-    """A count over another, in double precision; 0 where both are."""
-    return (part.double() / whole).nan_to_num(0.0) if isinstance(part, Tensor) else part / whole
+    """A count over another, in double precision where there is one; of tensors 0 where both are."""
+    if not isinstance(part, Tensor):
+        return part / whole
+    wide = torch.float32 if part.device.type == "mps" else torch.float64  # an integer over another would be float32
+    return (part.to(wide) / (whole.to(part.device) if isinstance(whole, Tensor) else whole)).nan_to_num(0.0)
 
 
 def one_more(batch: Any) -> Any:

@@ -369,7 +369,7 @@ class Passes:
         if any(count is None for count in counts):
             counts = self.sizes = [batch_size(batch) for batch in self.batches]
         # Without any item (0 / 0) they are zero, as the losses are.
-        return [share.nan_to_num(0.0) if isinstance(share, Tensor) else share for share in shares(counts)]
+        return shares(counts)
 
     def _mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
         mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()

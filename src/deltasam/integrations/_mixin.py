@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.batches import batch_size
+from deltasam.batches import batch_size, ratio
 from deltasam.capture import Captured
 from deltasam.checks import check_step
 from deltasam.integrations._arguments import check_method, refuse_overrides, refuse_unsupported
 from deltasam.integrations._infer import check_inferred, infer_objective
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
-from deltasam.integrations._precision import unwrapped, visible_autocast
+from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
+from deltasam.objectives._batch import unwrapped
 from deltasam.objectives._checks import part_of_a_step, readable
 from deltasam.passes import ObjectiveLike
 from deltasam.splitting import OnOutOfMemory, Splitting, check_out_of_memory
@@ -214,11 +215,7 @@ class MethodMixin(_Base):
         if count is None:
             steps = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
             return 1.0 / steps
-        if isinstance(count, Tensor):
-            wide = torch.float32 if count.device.type == "mps" else torch.float64
-            # Without any item (0 / 0) it is zero, as the losses are.
-            return (count.to(wide) / torch.as_tensor(total).to(count.device)).nan_to_num(0.0)
-        return count / total
+        return ratio(count, total)
 
     # -- logs and checkpoints ------------------------------------------------------------------------------------
 

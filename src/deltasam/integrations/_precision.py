@@ -9,7 +9,8 @@ from types import MethodType
 from typing import Any
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+
+from deltasam.objectives._batch import unwrapped
 
 
 @contextmanager
@@ -23,6 +24,7 @@ def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
     if accelerator.mixed_precision not in ("bf16", "fp16"):
         yield
         return
+    # Not Accelerate's unwrap_model, which takes DDP out of a compiled model for good.
     inner: Any = model if "_original_forward" in vars(model) else unwrapped(model)
     hidden = vars(inner).get("forward")
     original = vars(inner).get("_original_forward")
@@ -38,15 +40,6 @@ def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
             yield
     finally:
         inner.forward = hidden
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of ``torch.compile`` and DDP. Accelerate's own takes DDP out of a compiled model for good."""
-    inner: Any = model._modules.get("_orig_mod", model)
-    while isinstance(inner, DistributedDataParallel):
-        inner = inner.module
-    found: nn.Module = inner
-    return found
 
 
 @lru_cache(maxsize=16)

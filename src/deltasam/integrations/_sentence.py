@@ -11,9 +11,9 @@ from sentence_transformers import SentenceTransformerTrainer
 from torch import Tensor, nn
 
 from deltasam.integrations._mixin import MethodMixin
-from deltasam.integrations._precision import unwrapped
 from deltasam.methods import Method
 from deltasam.objectives import Contrastive
+from deltasam.objectives._batch import unwrapped
 from deltasam.passes import ObjectiveLike
 
 
