@@ -109,7 +109,7 @@ GLUE_READING = """### What GLUE says
 Tuned on training data, the sharpness-aware methods are about as good as plain training or a little better. On STS-B
 all of them are, by a third to half of a point, and that survives the correction for eleven comparisons (p = 0.021 to
 0.029). SAM is 1.5 [0.5, 2.4] above it on RTE, exact per-instance perturbation 0.5 [0.15, 0.93] on MRPC and 1.1
-[0.2, 2.3] on RTE, which does not. R-Drop, which perturbs no weights, does as well as any of them on MRPC and RTE and
+[0.2, 2.2] on RTE, which does not. R-Drop, which perturbs no weights, does as well as any of them on MRPC and RTE and
 best on CoLA (4.7 [3.3, 6.7] above plain training, p = 0.021). Of the adversaries on embeddings, SMART is the best of
 all on STS-B (0.6 [0.5, 0.7] above plain training, p = 0.021) and costs six points on CoLA (p = 0.035); FreeLB, at the
 best of three steps, is nowhere above plain training beyond chance and learns little of CoLA; R3F at its authors'

@@ -53,6 +53,14 @@ def test_the_order_of_the_seeds_changes_nothing(values: list[float], random: obj
     assert bootstrap_interval(values) == bootstrap_interval(shuffled)
 
 
+@given(st.lists(st.integers(0, 277), min_size=2, max_size=9), st.sampled_from([0.01, 0.1, 1 / 277, 100 / 277]))
+@settings(max_examples=60, deadline=None)
+def test_the_unit_of_the_scores_does_not_change_the_interval(right: list[int], unit: float) -> None:
+    """The resamples whose mean is the observed one are ties in every unit, though their sums round differently."""
+    wanted = [end * unit for end in bootstrap_interval(right)]
+    assert bootstrap_interval([number * unit for number in right]) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
 def test_a_single_run_and_equal_runs_have_a_point_as_interval() -> None:
     one = summarize([3.0])
     assert (one.low, one.high, one.n) == (3.0, 3.0, 1)

@@ -11,6 +11,7 @@ import numpy as np
 
 _ENUMERATED = 6  # up to so many values all n^n resamples are taken (46,656), so that nothing is drawn
 _DRAWN = 20_000
+_TIE = 1e-12  # relative; means of the same values in another order are equal
 _NUMBERS = 2_000_000  # drawn in all: hundreds of runs need fewer resamples, and memory is bounded
 
 
@@ -89,7 +90,9 @@ def bootstrap_interval(values: Sequence[float], *, level: float = 0.95) -> tuple
     given = np.sort(_finite(values))
     mean = float(given.mean())
     means = np.sort(_resampled_means(given))
-    below, upto = np.searchsorted(means, [mean, mean], side="left")[0], np.searchsorted(means, mean, side="right")
+    # The same values added up in another order differ in their last bits: they are ties all the same.
+    rounding = _TIE * float(np.abs(given).max())
+    below, upto = np.searchsorted(means, [mean - rounding, mean + rounding])
     share = (below + upto) / (2 * len(means))
     if len(given) == 1 or means[0] == means[-1] or not 0 < share < 1:
         return mean, mean
