@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Literal, get_args
 
 import torch
@@ -296,14 +297,14 @@ def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor)
 def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = Moved) -> Iterator[Moved]:
     """The parameters hold other tensors for the while; the memory of their own is not touched."""
     origin = [p.data for p in params]
+    back = map(setattr, params, repeat("data"), origin)
     try:
         for p, value in zip(params, values, strict=True):
             p.data = value
         torch.clear_autocast_cache()  # autocast remembers its casts of the weights by parameter, not by value
         yield kind(params, origin)
     finally:
-        for p, w in zip(params, origin, strict=True):
-            p.data = w
+        deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them moved or none
         torch.clear_autocast_cache()
 
 

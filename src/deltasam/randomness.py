@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
+from operator import setitem
 from typing import Any, Literal, Protocol
 
 import torch
@@ -166,16 +168,17 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._slots = [(module, name) for module in model.modules() for name in module._buffers]
+        slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
+        self._owners, self._names = [own for own, _ in slots], [name for _, name in slots]
         self._own = self._held()
         self._start = self._copies(self._own)
 
     def _held(self) -> list[Any]:
-        return [module._buffers[name] for module, name in self._slots]
+        return [own[name] for own, name in zip(self._owners, self._names, strict=True)]
 
-    def _put(self, values: list[Any]) -> None:
-        for (module, name), value in zip(self._slots, values, strict=True):
-            module._buffers[name] = value
+    def _putting(self, values: list[Any]) -> Iterator[None]:
+        """Puts the values in as it is used up."""
+        return map(setitem, self._owners, self._names, values)
 
     @staticmethod
     def _copies(buffers: list[Any]) -> list[Any]:
@@ -191,12 +194,13 @@ class Buffers:
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """Lends the modules copies of the starting values: an extra pass may change those as it likes."""
-        own = self._held()
+        back = self._putting(self._held())
+        lent = self._putting(self._copies(self._start))
         try:
-            self._put(self._copies(self._start))
+            deque(lent, maxlen=0)
             yield
         finally:
-            self._put(own)
+            deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them lent or none
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -204,7 +208,7 @@ class Buffers:
         for own, start in zip(self._own, self._start, strict=True):
             if own is not None:
                 own.copy_(start)
-        self._put(self._own)
+        deque(self._putting(self._own), maxlen=0)
 
 
 class Replay:

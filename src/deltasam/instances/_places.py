@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import starmap
+from operator import setitem
 from typing import Any
 
 import torch
@@ -90,6 +93,7 @@ class Places:
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
         made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
+        back = starmap(setitem, self._slots)
 
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
@@ -119,11 +123,10 @@ class Places:
             with eager():
                 yield lambda: _started(states)
         finally:
+            deque(back, maxlen=0)  # first, and one call: an interruption (Ctrl-C) finds all in their places or none
             if handle is not None:
                 handle.remove()
             lengthen(shortened)
-            for own, name, p in self._slots:
-                own[name] = p
             for own, name, value in made:
                 if isinstance(own.get(name), PerInstance):
                     own[name] = value
