@@ -95,6 +95,20 @@ def test_first_ordinary_then_recorded_then_replayed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("on_gpu")
+def test_another_radius_is_another_recording() -> None:
+    model = nn.Linear(2, 1)
+    captured = Captured(SAM(rho=0.05))
+    for _ in range(3):
+        captured.backward(model, torch.ones(4, 2), objective)
+    captured.method = captured.method.replace(rho=0.1)  # a schedule
+    captured.backward(model, torch.ones(4, 2), objective)
+    assert (captured.report.ordinary, captured.report.recorded) == (2, 1)
+    captured.method = captured.method.replace(rho=0.05)
+    captured.backward(model, torch.ones(4, 2), objective)
+    assert (captured.report.ordinary, captured.report.replayed) == (2, 3)
+
+
+@pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_accumulate_over_ordinary_and_replayed_steps(monkeypatch: pytest.MonkeyPatch, to_none: bool) -> None:
     placed(monkeypatch)

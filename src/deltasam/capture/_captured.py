@@ -52,7 +52,8 @@ class Captured:
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 
     Args:
-        method: The method. Its hyperparameters are part of the recording.
+        method: The method. Its hyperparameters are part of the recording; another one, ``captured.method =
+            captured.method.replace(rho=...)``, has recordings of its own.
         max_graphs: How many shapes to keep; the least recently used one goes first. Keep shapes few with
             :class:`PadToBuckets`.
         optimizer: Makes :meth:`step` available: the optimizer's step is recorded too. It must be capturable, as
@@ -174,7 +175,7 @@ class Captured:
             raise NotCapturableError(
                 "fully_shard gathers the parameters outside of the graph; call the method itself, without Captured"
             )
-        here = (kind, self.method.phase(), objective_key(objective))
+        here = (kind, self.method, self.method.phase(), objective_key(objective))
         return (*here, batch_key(inputs), surroundings_key(device))
 
     def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:
