@@ -38,7 +38,8 @@ def _told_if_not_finite() -> Iterator[None]:
 class TableCommand:
     """One of the paper's tables: our runs, the paper's figures, and the difference of the two.
 
-    The difference is taken with the paper's aggregate (best of 5 on GLUE, mean on STS), whatever ours is shown as.
+    The difference is taken with the paper's aggregate (best of 5 on GLUE, of more seeds the first 5; mean on STS),
+    whatever ours is shown as.
 
     Examples:
       deltasam table glue runs

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deltasam.report._table import MISSING, NOT_IN_PAPER, Cell, Column, Row, Table
+from deltasam.report.paper import RUNS
 
 Kind = Literal["group", "ours", "paper", "difference"]
 Spread = Literal["std", "ci", "none"]
@@ -74,9 +75,12 @@ def number(value: float, column: Column, *, sign: bool = False) -> str:
 
 def _ours(table: Table, cell: Cell, column: Column, spread: Spread) -> str:
     found, aggregate = cell.summary, table.aggregate_of(column)
-    if found is None:
+    ours = cell.ours(aggregate)
+    if ours is None:
         return MISSING
-    text = number(getattr(found, aggregate), column)
+    text = number(ours, column)
+    if found is None:  # an average over columns with other seeds each
+        return text + "*" * bool(cell.evaluation)
     if aggregate == "mean" and found.n > 1 and spread == "std":
         text += f" ±{number(found.std, column)}"
     elif aggregate == "mean" and found.n > 1 and spread == "ci":
@@ -93,6 +97,8 @@ def _papers(table: Table, row: Row, cells: list[Cell]) -> Iterator[Line]:
     if any(value is not None for value in found):
         texts = ["" if v is None else number(v, k, sign=True) for v, k in zip(found, columns, strict=True)]
         used = ", ".join(dict.fromkeys(table.paper_aggregate_of(column) for column in columns))
+        if any(len(cell.values) > RUNS for cell in cells):
+            used = used.replace("max", f"max of the first {RUNS} seeds")
         yield Line("difference", f"{row.label}, our {used} − paper", tuple(texts))
 
 

@@ -85,7 +85,9 @@ def _score_table(
             cells = {key: Cell(tuple(numbers.values()), figures.get(key), how[key]) for key, numbers in found.items()}
             if average:
                 partly = "; ".join(dict.fromkeys(filter(None, how.values())))
-                cells = {"avg": Cell(_averages(found), figures.get("avg"), partly), **cells}
+                # The paper's is of its columns' best runs. The columns of one run have one seed's average instead.
+                parts = () if of_one_run else tuple(cells.values())
+                cells = {"avg": Cell(_averages(found), figures.get("avg"), partly, parts), **cells}
             rows.append(Row(group, method, method_name(method), cells))
             scores[group, method] = found
     shown = (Column(key="avg", header="avg.", decimals=columns[0].decimals), *columns) if average else columns

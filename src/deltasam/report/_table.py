@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 
+from deltasam.report import paper
 from deltasam.report._summary import Summary, summarize
 
 AGGREGATES = ("mean", "median", "max")
@@ -42,11 +44,13 @@ class Cell:
         values: One value per seed; empty where there is no run.
         paper: The paper's figure, or None.
         evaluation: How our runs were evaluated, where that is not the standard of the task; it is marked by a star.
+        columns: The cells it is the average of, as the paper's is: of their numbers, whatever seeds each of them has.
     """
 
     values: tuple[float, ...] = ()
     paper: float | None = None
     evaluation: str = ""
+    columns: tuple[Cell, ...] = ()
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -55,12 +59,20 @@ class Cell:
 
     def ours(self, aggregate: str) -> float | None:
         """Our number, or None."""
+        if self.columns:
+            numbers = [number for cell in self.columns if (number := cell.ours(aggregate)) is not None]
+            return fmean(numbers) if len(numbers) == len(self.columns) else None
         return None if self.summary is None else float(getattr(self.summary, aggregate))
 
     def difference(self, aggregate: str) -> float | None:
-        """Ours minus the paper's, both of the paper's aggregate, or None."""
-        ours = self.ours(aggregate)
+        """Ours minus the paper's, both of the paper's aggregate, or None; a best is that of as many runs as it has."""
+        ours = self.first(paper.RUNS).ours(aggregate) if aggregate == "max" else self.ours(aggregate)
         return None if ours is None or self.paper is None else ours - self.paper
+
+    def first(self, runs: int) -> Cell:
+        """The cell with its first so many runs."""
+        columns = tuple(cell.first(runs) for cell in self.columns)
+        return Cell(self.values[:runs], self.paper, self.evaluation, columns)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 GLUE_TASKS = ("mnli", "qqp", "rte", "qnli", "mrpc", "cola", "sst2", "stsb")
 STS_SETS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
+RUNS = 5  # of each cell: a `max` of the paper is the best of so many, and that of more would be higher
 
 Figures = dict[str, dict[str, dict[str, float]]]
 """Model -> method -> column -> value."""
