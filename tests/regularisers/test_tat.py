@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import TAT, Classification, RDrop
+from deltasam import SMART, TAT, VAT, Classification, Objective, RDrop
 from deltasam.methods import Method
 from helpers.heads import head, texts
 from helpers.problems import grads, relative_error
@@ -118,3 +118,11 @@ def test_wrappers_are_seen_through_and_old_mistakes_fade() -> None:
     faded.backward(model, batch, RDrop(Classification()))
     assert faded.state["confusion"].sum() <= 0.5 * before.sum() + 8
     assert faded.state["confusion"].diagonal().sum() == 0
+
+
+@pytest.mark.parametrize("objective", [SMART(Classification(), total_steps=9), VAT(Classification())], ids=["smart", "vat"])
+def test_objectives_with_an_adversary_of_their_own(objective: Objective) -> None:
+    model, batch = head("bert"), texts()
+    step = method().backward(model, batch, objective)
+    assert (step.forwards, step.backwards) == (3, 5)
+    assert all(torch.isfinite(g).all() for g in grads(model).values())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deltasam.methods import DeltaSAM
+from deltasam.objectives import Classification
 from deltasam.passes import Passes
 from deltasam.perturb import random_direction
 from deltasam.randomness import Seed
@@ -124,10 +125,18 @@ class _WithoutForwardMode(_Own):
         pass
 
 
+def _adversarial(y: Tensor) -> Tensor:
+    """What SMART and VAT do in every pass."""
+    with torch.enable_grad():
+        noise = torch.zeros_like(y).requires_grad_()
+        return y + torch.autograd.grad((y.detach() + noise).square().sum(), noise)[0]
+
+
 LACKING = {
     "_cdist_forward": lambda x, w, b: torch.cdist(x * w + b, x),
     "autograd.Function of the model's own": lambda x, w, b: _Own.apply(x * w + b),
     "an autograd.Function of the model's own": lambda x, w, b: _WithoutForwardMode.apply(x * w + b),
+    "an objective that takes gradients itself": lambda x, w, b: _adversarial(x * w + b),
 }
 
 
@@ -138,6 +147,22 @@ def test_what_has_no_forward_mode_is_named_with_the_way_out(name: str) -> None:
     with pytest.raises(NotImplementedError, match=rf"Directional.*{name}.*FiniteDifference\(\)"):
         DeltaSAM(weighting=Directional()).backward(model, x, losses)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_activation_checkpointing_and_what_it_asks_of_the_input() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=3,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    batch = {"input_ids": torch.randint(1, 31, (4, 7)), "labels": torch.tensor([0, 1, 2, 0])}
+    weights = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        weights.append(DeltaSAM(weighting=Directional()).backward(model, batch, Classification()).weights)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()  # which adapters need, and later versions of transformers do themselves
+    assert torch.equal(weights[0], weights[1])
 
 
 def test_a_llama() -> None:

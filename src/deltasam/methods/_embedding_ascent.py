@@ -125,7 +125,8 @@ class EmbeddingAscent:
     def _towards(self, goal: Tensor, k: int) -> list[Parts]:
         leaves = [part for parts in self._parts[k] for part in parts]
         with torch.autocast(goal.device.type, enabled=False):
-            found = iter(torch.autograd.grad(goal.sum(), leaves, retain_graph=True))
+            # Zero where a pass of the objective's own (SMART's search for noise) does not reach the outputs.
+            found = iter(torch.autograd.grad(goal.sum(), leaves, retain_graph=True, materialize_grads=True))
         return [[next(found) for _ in parts] for parts in self._parts[k]]
 
 

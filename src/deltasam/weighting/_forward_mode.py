@@ -168,6 +168,18 @@ def _put(result: Tensor, x: Tensor, inplace: bool) -> Tensor:
     return x.copy_(result) if inplace else result
 
 
+# -- what belongs to reverse mode --------------------------------------------------------------------------------------
+
+
+def _requires_grad(x: Tensor, requires_grad: bool = True) -> Tensor:
+    """Hooks for activation checkpointing and for adapters ask for it; in a pass without a graph it means nothing."""
+    return x
+
+
+def _grad(*args: Any, **options: Any) -> Any:
+    raise NotImplementedError(_way_out("an objective that takes gradients itself (SMART, VAT)"))
+
+
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
@@ -182,6 +194,8 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     F.glu: _glu,
     torch._C._nn.silu: _silu,
     torch._C._nn.glu: _glu,
+    Tensor.requires_grad_: _requires_grad,
+    torch.autograd.grad: _grad,
 }
 
 
@@ -209,10 +223,14 @@ def twice_differentiable() -> Iterator[None]:
         lacking = _lacking(str(error))
         if lacking is None:
             raise
-        raise NotImplementedError(
-            f"Directional needs the second derivative in forward mode, and torch has none of {lacking}: take another "
-            f"weighting, such as FiniteDifference() or OwnGradient() ({str(error).splitlines()[0]})"
-        ) from error
+        raise NotImplementedError(f"{_way_out(lacking)} ({str(error).splitlines()[0]})") from error
+
+
+def _way_out(lacking: str) -> str:
+    return (
+        f"Directional needs the second derivative in forward mode, and torch has none of {lacking}: take another "
+        "weighting, such as FiniteDifference() or OwnGradient()"
+    )
 
 
 def _lacking(message: str) -> str | None:
