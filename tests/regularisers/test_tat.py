@@ -120,7 +120,9 @@ def test_wrappers_are_seen_through_and_old_mistakes_fade() -> None:
     assert faded.state["confusion"].diagonal().sum() == 0
 
 
-@pytest.mark.parametrize("objective", [SMART(Classification(), total_steps=9), VAT(Classification())], ids=["smart", "vat"])
+@pytest.mark.parametrize(
+    "objective", [SMART(Classification(), total_steps=9), VAT(Classification())], ids=["smart", "vat"]
+)
 def test_objectives_with_an_adversary_of_their_own(objective: Objective) -> None:
     model, batch = head("bert"), texts()
     step = method().backward(model, batch, objective)

@@ -168,7 +168,7 @@ def _put(result: Tensor, x: Tensor, inplace: bool) -> Tensor:
     return x.copy_(result) if inplace else result
 
 
-# -- what belongs to reverse mode --------------------------------------------------------------------------------------
+# -- what belongs to reverse mode -------------------------------------------------------------------------------------
 
 
 def _requires_grad(x: Tensor, requires_grad: bool = True) -> Tensor:
