@@ -127,3 +127,50 @@ def test_long_cells_are_read(tmp_path: Path) -> None:
     limit = csv.field_size_limit()
     assert len(_task(path).load(DataSource()).splits["train"][0]["text"]) == 200_000
     assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        # an unquoted comma: its end was taken for the label, and the label for nothing
+        ("a.csv", "text,label\nfine,good\nfine, really,bad\n", r"a.csv: row 1 has 3 cells, the header 2.* in quotes"),
+        ("a.tsv", "text\tlabel\nfine\tgood\nfine\treally\tbad\n", r"row 1 has 3 cells, the header 2.*'\\t'.* quotes"),
+        # a quote that is never closed: the rest of the file was one text
+        ("a.csv", 'label,text\ngood,fine\nbad,"dull\ngood,fine\n', r"a.csv: .*line 4.*quote.*jsonl"),
+        ("a.tsv", 'label\ttext\ngood\tfine\nbad\t"Dull" is no word\n', r"a.tsv: .*line 3.*quote.*jsonl"),
+        ("a.csv", "text,label,text\nfine,good,dull\n", r"a.csv: the column 'text' stands twice in the header"),
+    ],
+)
+def test_a_table_that_does_not_fit_its_header_is_told(tmp_path: Path, name: str, content: str, told: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(DataError, match=told):
+        _task(path).load(DataSource())
+
+
+def test_empty_cells_after_the_last_column_and_lines_in_quotes_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,label\n"fine, ""really""\nfine",good,\ndull,bad,,\n')
+    data = _task(path).load(DataSource())
+    assert [row["text"] for row in data.splits["train"]] == ['fine, "really"\nfine', "dull"]
+    assert data.classes == ("bad", "good")
+
+
+def test_another_encoding_is_told_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("text,label\nfrançais,good\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"a.csv: cannot be read .*utf-8.*; save it as UTF-8"):
+        _task(path).load(DataSource())
+
+
+def test_the_label_is_no_text() -> None:
+    """It was replaced by its number, which no tokenizer takes; and it would be no task."""
+    with pytest.raises(ValueError, match=r"task.text=\['text', 'stars'\].* the label, task.label='stars'"):
+        SentenceTask(name="own", text=("text", "stars"), label="stars")
+    with pytest.raises(ValueError, match=r"task.text=\['label'\].*rename"):
+        SentenceTask(name="own", text=("label",), label="stars")
+
+
+def test_a_class_stands_once_among_the_classes() -> None:
+    with pytest.raises(ValueError, match=r"task.classes.*'good' stands there twice"):
+        SentenceTask(name="own", classes=("good", "bad", "good"))

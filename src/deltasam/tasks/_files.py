@@ -48,8 +48,10 @@ def read_rows(path: Path) -> list[Row]:
         if ending.startswith(".jsonl"):
             return list(_json_lines(path, text))
         delimiter = "\t" if ending.startswith(".tsv") else ","
-        return _table(text, delimiter)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        return _table(path, text, delimiter)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: cannot be read ({error}); save it as UTF-8") from error
+    except (OSError, EOFError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
@@ -68,13 +70,32 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
         yield row
 
 
-def _table(text: str, delimiter: str) -> list[Row]:
+def _table(path: Path, text: str, delimiter: str) -> list[Row]:
     """The rows of a CSV; its reader refuses cells of more than 131,072 characters, and whole articles are longer."""
     limit = csv.field_size_limit(_LONGEST_CELL)
+    # Strict: a quote that is never closed would make one text of the rest of the file.
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+        header = list(filter(None, reader.fieldnames or ()))
+        rows: list[Row] = list(reader)
+    except csv.Error as error:
+        raise DataError(
+            f"{path}: a quote in or before line {reader.reader.line_num} ({error}); put cells that hold a quote in quotes and "
+            "double it, or write JSON Lines (.jsonl)"
+        ) from error
     finally:
         csv.field_size_limit(limit)
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}: the column {twice!r} stands twice in the header")
+    for index, row in enumerate(rows):
+        beyond = row.pop(None, ())  # type: ignore[call-overload] # the key that DictReader has for what is too much
+        if any(beyond):
+            raise DataError(
+                f"{path}: row {index} has {len(row) + len(beyond)} cells, the header {len(row)}; put cells that hold "
+                f"a {delimiter!r} in quotes"
+            )
+    return rows
 
 
 def _parquet(path: Path) -> list[Row]:

@@ -57,6 +57,13 @@ class SentenceTask(Table, Task):
         super().__post_init__()
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"task.text={list(self.text)} must name one column, or two for pairs")
+        if self.label in self.text:
+            raise ValueError(f"task.text={list(self.text)} must not hold the label, task.label={self.label!r}")
+        if "label" in self.text:  # where the checked rows have their label
+            raise ValueError(f"task.text={list(self.text)}: a text cannot be called 'label'; rename the column")
+        twice = next((name for name in self.classes if self.classes.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"task.classes={list(self.classes)}: {twice!r} stands there twice")
         if self.pairing == "siamese" and (len(self.text) != 2 or self.kind != "classification"):
             raise ValueError(
                 "task.pairing=siamese classifies pairs: it needs two text columns and kind=classification"
