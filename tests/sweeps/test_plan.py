@@ -97,6 +97,13 @@ def test_methods_with_sections_and_grids_that_reach_into_lists() -> None:
         ({"models": []}, "tasks and models go together"),
         ({"tasks": [], "models": []}, "no setup"),
         ({"seeds": [1, 1]}, "must be different"),
+        # such a point has the results of two, which outweighed the better ones of the others
+        (
+            {"methods": ["sam"], "grid": {"sam": {"method.rho": [0.1, 0.2, 0.2]}}},
+            r"rho=\[0.1, 0.2, 0.2\] must be",
+        ),
+        ({"methods": ["sam"], "tune": {"seeds": [1, 1]}}, r"tune: seeds=\[1, 1\] must be different"),
+        ({"presets": ["glue/bert-base/mrpc"] * 2}, r"presets=.* must be different"),
         ({"seeds": []}, "at least one"),
         ({"grid": {"deltasam": {"method.rho": [1]}}}, "grid.deltasam: no method of the sweep; did you mean delta-sam"),
         ({"grid": {"erm": {"method.rho": []}}}, "at least one value"),

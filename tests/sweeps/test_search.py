@@ -64,6 +64,14 @@ def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: st
         read_search(write(tmp_path, **changes))
 
 
+def test_a_search_without_a_space_says_so(tmp_path: Path) -> None:
+    """It was told in words about an __init__."""
+    file = tmp_path / "rho.yaml"
+    file.write_text("common: {task: mrpc}")
+    with pytest.raises(ConfigError, match=r"rho.yaml: `space` is missing"):
+        read_search(file)
+
+
 def test_a_storage_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
     bert_folder(tmp_path / "bert")

@@ -97,8 +97,13 @@ def build(kind: Any, given: Plain, where: str) -> Any:
     """``kind(**given)`` with its own checks told as errors of the configuration.
 
     Raises:
-        ConfigError: The record refuses its values.
+        ConfigError: The record refuses its values, or lacks one.
     """
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    needed = (f.name for f in fields if f.init and f.default is f.default_factory is dataclasses.MISSING)
+    missing = next((name for name in needed if name not in given), None)
+    if missing is not None:
+        raise ConfigError(f"{where}: `{missing}` is missing" if where else f"`{missing}` is missing")
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -32,6 +32,7 @@ class Tune:
         """Checks the options."""
         if not self.seeds:
             raise ValueError("seeds=[] must name at least one seed")
+        _check_different("seeds", self.seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +100,8 @@ class Sweep:
             raise ValueError("there is no setup; name presets, or tasks and models")
         if not self.methods or not self.seeds:
             raise ValueError("methods and seeds must each name at least one")
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)} must be different from each other")
+        _check_different("seeds", self.seeds)
+        _check_different("presets", self.presets)
         tuning = {} if self.tune is None else self.tune.common
         parts = {"common": self.common, "tune.common": tuning}
         parts |= {f"methods.{label}": sections for label, sections in self.methods.items()}
@@ -111,6 +112,7 @@ class Sweep:
             for setting, values in settings.items():
                 if not values:
                     raise ValueError(f"grid.{label}.{setting}=[] must name at least one value")
+                _check_different(f"grid.{label}.{setting}", values)
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any], name: str) -> Sweep:
@@ -129,6 +131,12 @@ class Sweep:
             found["risk"] = {name: getattr(checked, name) for name in found["risk"]}
         made: Sweep = build(cls, {"name": name, **options(cls, found, "sweep", leave_out=("name",))}, "sweep")
         return made
+
+
+def _check_different(name: str, values: Sequence[Any]) -> None:
+    """What stands there twice would count twice, in means and in the choice of a point."""
+    if any(value in values[:number] for number, value in enumerate(values)):
+        raise ValueError(f"{name}={list(values)} must be different from each other")
 
 
 def check_seeds(parts: Mapping[str, Mapping[str, Any]]) -> None:
