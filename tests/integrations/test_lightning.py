@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from deltasam import ERM, SAM, LookSAM
+from deltasam import ERM, GSAM, SAM, LookSAM
 from deltasam.integrations import MethodOptimizer
+from deltasam.methods import Method
 from helpers.data import REPOSITORY
 from helpers.trainers import assert_same_bits, largest_difference, weights
 
@@ -99,6 +100,39 @@ def test_accumulation_by_lightning_is_refused(whole: bool, tmp_path: Path) -> No
 
     with pytest.raises(ValueError, match=r"accumulate_grad_batches=2\) .*manual optimization.*scale=1 / 2"):
         fit(Inner(SAM()), tmp_path, accumulate_grad_batches=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "algorithm"),
+    [(GSAM(), "norm"), (LookSAM(), "norm"), (SAM(), "value")],
+    ids=["gsam", "look-sam", "value"],
+)
+def test_clipping_by_lightning_that_would_change_the_method_is_refused(
+    method: Method, algorithm: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"gradient_clip_val=0.1\) .*every pass.*register_step_pre_hook"):
+        fit(Automatic(method), tmp_path, gradient_clip_val=0.1, gradient_clip_algorithm=algorithm)
+
+
+def test_clipping_by_lightning_leaves_the_direction_of_the_ascent(tmp_path: Path) -> None:
+    class Clipped(Automatic):
+        hook = False
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            sgd = torch.optim.SGD(self.parameters(), lr=0.5)  # Adam would make much of a rounded gradient
+            optimizer = MethodOptimizer(sgd, self.method, self)
+            if self.hook:
+                optimizer.register_step_pre_hook(self.clip)
+            return optimizer
+
+        def clip(self, *_: Any) -> None:
+            nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+
+    class Hooked(Clipped):
+        hook = True
+
+    by_lightning = fit(Clipped(SAM(rho=0.1)), tmp_path, gradient_clip_val=0.1)
+    assert largest_difference(by_lightning, fit(Hooked(SAM(rho=0.1)), tmp_path)) < 1e-6
 
 
 def test_the_closure_adapter_works_in_automatic_optimization(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deltasam.checks import shown
 from deltasam.integrations._closure import LINES, ClosurePasses
-from deltasam.methods import ESAM, Method, SubsetSAM
+from deltasam.methods import ASAM, ESAM, SAM, FisherSAM, Method, SubsetSAM
 
 Closure = Literal["backward", "losses"]
 
@@ -37,8 +37,8 @@ class MethodOptimizer(torch.optim.Optimizer):
     the optimizer's own, so learning-rate schedulers work on either, and a checkpoint written with the wrapper loads
     without it and the other way round. A method with state (``LookSAM``) has its own ``state_dict``.
 
-    To clip, register ``optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(...))``: it runs on the method's
-    gradient, right before the update.
+    To clip, ``optimizer.register_step_pre_hook(clip)`` with a function ``def clip(*_): clip_grad_norm_(...)``, which
+    returns nothing: it runs on the method's gradient, right before the update.
 
     Cost: the method's passes; no extra memory.
 
@@ -104,7 +104,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         Raises:
             TypeError: There is no closure.
             ValueError: The method needs the batch, or losses of the instances where the closure gives one loss; or
-                Lightning accumulates.
+                Lightning accumulates, or clips what the method works on.
             RuntimeError: The closure steps an optimizer.
         """
         if closure is None:
@@ -112,7 +112,8 @@ class MethodOptimizer(torch.optim.Optimizer):
             raise TypeError(f"step() needs a closure (in the Trainer use MethodTrainer); the lines to write:\n{lines}")
         if self._stepping:
             raise _steps_inside()
-        _refuse_accumulation((self.model, *(closure.args if isinstance(closure, partial) else ())))
+        # Where a LightningModule may be: the model, and what Lightning hands to its closures.
+        _refuse_lightning(self.method, (self.model, *(closure.args if isinstance(closure, partial) else ())))
         if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
             raise ValueError(
                 f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch)"
@@ -199,20 +200,26 @@ class MethodOptimizer(torch.optim.Optimizer):
         return f"MethodOptimizer({self.method!r}, closure={self.closure!r}, {self.optimizer!r})"
 
 
-def _refuse_accumulation(modules: tuple[Any, ...]) -> None:
-    """Raises a ValueError where Lightning has added up gradients before the step, which starts from zero.
-
-    Args:
-        modules: Where a LightningModule may be: the model, and what Lightning hands to its closures.
-    """
+def _refuse_lightning(method: Method, modules: tuple[Any, ...]) -> None:
+    """Raises a ValueError for what Lightning's automatic optimization does to the gradients of single passes."""
     trainers = [getattr(module, "_trainer", None) for module in modules]
-    batches = max([getattr(trainer, "accumulate_grad_batches", 1) for trainer in trainers], default=1)
-    if batches > 1:
-        raise ValueError(
-            f"Trainer(accumulate_grad_batches={batches}) adds up gradients before step(closure), which starts from "
-            "zero, so that they would be lost: use manual optimization, method.backward(model, batch, objective, "
-            f"scale=1 / {batches}) on every batch and optimizer.step() on every {batches}th"
-        )
+    for trainer in trainers:
+        batches, clip = getattr(trainer, "accumulate_grad_batches", 1), getattr(trainer, "gradient_clip_val", None)
+        if batches > 1:
+            raise ValueError(
+                f"Trainer(accumulate_grad_batches={batches}) adds up gradients before step(closure), which starts "
+                "from zero, so that they would be lost: use manual optimization, method.backward(model, batch, "
+                f"objective, scale=1 / {batches}) on every batch and optimizer.step() on every {batches}th"
+            )
+        # A shorter gradient points uphill all the same, which is all that these methods ask of the first pass.
+        by_norm = getattr(trainer, "gradient_clip_algorithm", None) in (None, "norm")
+        if clip and not method.is_plain() and not (by_norm and isinstance(method, (SAM, ASAM, FisherSAM))):
+            raise ValueError(
+                f"Trainer(gradient_clip_val={clip}) clips the gradient of every pass, and {type(method).__name__} "
+                "would work on clipped ones: leave it out, and clip what comes of them, with "
+                f"def clip(*_): torch.nn.utils.clip_grad_norm_(self.parameters(), {clip}) and "
+                "optimizer.register_step_pre_hook(clip); or use manual optimization"
+            )
 
 
 def _steps_inside() -> RuntimeError:
