@@ -109,3 +109,15 @@ def test_modules_have_their_own_forward_back_after_success_and_failure() -> None
     with pytest.raises(KeyboardInterrupt), recording.perturbed(0.1 / recording.norms):
         fail()
     assert not any("forward" in vars(module) for module in model)
+
+
+def test_an_interruption_while_they_get_another_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(3, 4)
+
+    def interrupt(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(_shortcuts.SHORTCUTS, nn.LayerNorm, interrupt)  # the second one
+    with pytest.raises(KeyboardInterrupt):
+        record(model, lambda: model(x).sum(1), size=3)
+    assert not any("forward" in vars(module) for module in model)

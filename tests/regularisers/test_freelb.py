@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from deltasam import ERM, TAT, TAVAT, Classification, Contrastive, FreeLB, MicroBatches, RDrop, Regression, Seq2Seq
 from deltasam.methods import Method
+from deltasam.methods._embedding_ascent import EmbeddingAscent
 from helpers.heads import FAMILIES, head, no_dropout, texts
 from helpers.problems import grads, relative_error
 from helpers.tiny import encoder, sentences, seq2seq, target_tokens
@@ -357,3 +361,22 @@ def test_bad_hyperparameters_are_named() -> None:
         TAT(target="least")
     with pytest.raises(ValueError, match="decay"):
         TAT(decay=2.0)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_step_is_freed_without_the_garbage_collector(kind: type[FreeLB], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[EmbeddingAscent]] = []
+    original = EmbeddingAscent.__init__
+
+    def remember(self, *args, **kwargs) -> None:
+        original(self, *args, **kwargs)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(EmbeddingAscent, "__init__", remember)
+    model, batch = head("bert"), texts()
+    gc.disable()
+    try:
+        kind().backward(model, batch, Classification())
+        assert [ref() for ref in made] == [None]  # and with it perturbations as large as the embeddings
+    finally:
+        gc.enable()

@@ -7,7 +7,9 @@ operation itself takes to start. On a fast device that is what an eager step wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -21,29 +23,26 @@ from deltasam.instances._tensors import Proxy
 Forward = Callable[[Any], Any]
 
 
-def shorten(modules: Iterable[nn.Module], state: PassState) -> list[dict[str, Any]]:
-    """Gives the modules that have a shortcut their ``forward`` for one pass.
+def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str, Any]]:
+    """Gives the modules that have a shortcut their ``forward`` for one pass, one by one.
 
     A subclass may do anything in its ``forward``, and so may one that was set on the module itself: those keep theirs.
     So do modules whose weight is no parameter, but is made of some by a hook (pruning, the older weight norm).
 
-    Returns:
-        The attributes of the changed modules, for :func:`lengthen`.
+    Yields:
+        The attributes of each module before it is changed, for :func:`lengthen`.
     """
-    changed = []
     for module in modules:
         make, attributes = SHORTCUTS.get(type(module)), vars(module)
         usual = "forward" not in attributes and {"weight", "bias"} <= module._parameters.keys()
         if make is not None and usual:
+            yield attributes
             attributes["forward"] = make(module, state)
-            changed.append(attributes)
-    return changed
 
 
 def lengthen(changed: Iterable[dict[str, Any]]) -> None:
     """Undoes :func:`shorten`."""
-    for attributes in changed:
-        attributes.pop("forward", None)
+    deque(map(dict.pop, changed, repeat("forward"), repeat(None)), maxlen=0)  # one call: not by halves if interrupted
 
 
 def _linear(module: Any, state: PassState) -> Forward:

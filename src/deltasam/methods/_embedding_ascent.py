@@ -40,8 +40,7 @@ class EmbeddingAscent:
         goal: Callable[[Tensor, Any, int], Tensor] | None,
         **where: Any,
     ) -> None:
-        self._passes = copy(passes)
-        self._passes.objective = self
+        self._passes = passes
         self._objective: Any = passes.objective
         self.goal = goal
         self._number, self._start, self._where = number, start, where
@@ -55,7 +54,9 @@ class EmbeddingAscent:
         """One pass: adds 1/K of the gradient to ``.grad``. Returns the losses."""
         self._micro_batch = 0
         self._uphill = [[] for _ in self._sites]
-        losses = self._passes.accumulate(at_w=self._done == 0)
+        passes = copy(self._passes)  # not kept: each would keep the other until the garbage collector comes by
+        passes.objective = self
+        losses = passes.accumulate(at_w=self._done == 0)
         self._done += 1
         if self.goal is None:
             self._uphill = [[[_gradient(part) for part in parts] for parts in site] for site in self._parts]
@@ -100,8 +101,8 @@ class EmbeddingAscent:
             check_losses(losses, graph=True)  # before anyone complains that the embeddings were not used
         if self.goal is not None and held is None and not self._last_pass():
             self._uphill[k] = self._towards(self.goal(outputs, batch, k), k)
-        if self._number > 1:
-            losses.register_hook(lambda gradient: gradient / self._number)  # type: ignore[no-untyped-call]
+        if (number := self._number) > 1:
+            losses.register_hook(lambda gradient: gradient / number)  # type: ignore[no-untyped-call]
         return losses
 
     def _last_pass(self) -> bool:
