@@ -90,6 +90,21 @@ def test_another_method_continues_without_the_state(tmp_path: Path, caplog: pyte
     assert "holds the state of SAM; LookSAM starts without state" in caplog.text
 
 
+def test_another_number_of_processes_continues_without_the_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer_for(tmp_path, LookSAM()).train()
+    checkpoint = tmp_path / "checkpoint-4"
+    for file in checkpoint.glob("method_state.*"):  # as two processes would have left it
+        file.rename(checkpoint / f"method_state_0{file.suffix}")
+    numbers = checkpoint / "method_state_0.json"
+    numbers.write_text(json.dumps(json.loads(numbers.read_text()) | {"processes": 2}))
+    one = trainer_for(tmp_path, LookSAM())
+    one.train(resume_from_checkpoint=str(checkpoint))
+    assert one.method.steps == 5
+    assert "is of 2 processes, not 1; LookSAM starts without state" in caplog.text
+
+
 def test_another_method_that_has_trained_before_continues_without_its_state(tmp_path: Path) -> None:
     trainer_for(tmp_path / "sam", SAM()).train()
     other = trainer_for(tmp_path / "look", LookSAM())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 
 from deltasam.capture import Captured
@@ -374,6 +376,18 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     twice = MethodOptimizer(torch.optim.SGD(model.parameters()), SAM(), model)
     with pytest.raises(ValueError, match=r"MethodOptimizer takes the gradients itself.*pass the optimizer inside it"):
         MethodTrainer(model=model, args=args, method=SAM(), optimizers=(twice, None))
+
+
+def test_sequences_divided_among_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(cp_enabled=True, sp_enabled=False, sp_backend=None, cp_size=2, sp_size=1)
+
+    class Divided(MethodTrainer):
+        def create_accelerator_and_postprocess(self) -> None:
+            super().create_accelerator_and_postprocess()
+            monkeypatch.setattr(Accelerator, "parallelism_config", config, raising=False)
+
+    with pytest.raises(ValueError, match=r"parallelism_config.*cp_size=2.* DDP or FSDP"):
+        Divided(model=fresh(), args=arguments(tmp_path), method=SAM())
 
 
 def test_a_step_without_any_target_weighs_nothing(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def refuse_unsupported(trainer: Any) -> None:
     """One clear error for each setting of a Trainer under which a method would silently do something else.
 
     Raises:
-        ValueError: For a loss function of the batch, DeepSpeed, ``nn.DataParallel``, and optimizers that step inside
-            ``backward`` or call it.
+        ValueError: For a loss function of the batch, DeepSpeed, context and sequence parallelism, ``nn.DataParallel``,
+            and optimizers that step inside ``backward`` or call it.
     """
     name = type(trainer).__name__
     if trainer.compute_loss_func is not None:
@@ -66,6 +66,13 @@ def refuse_unsupported(trainer: Any) -> None:
         )
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise ValueError(f"{name} does not work with DeepSpeed, whose engine owns the backward pass: use DDP or FSDP")
+    divided: Any = getattr(trainer.accelerator, "parallelism_config", None)
+    if getattr(divided, "cp_enabled", False) or getattr(divided, "sp_enabled", False):
+        sizes = f"cp_size={divided.cp_size}, sp_size={divided.sp_size}"
+        raise ValueError(
+            f"{name} does not work with parallelism_config({sizes}), which divides the sequences among the processes, "
+            "where a method needs the loss of whole ones: use DDP or FSDP alone"
+        )
     if trainer.args.n_gpu > 1:
         raise ValueError(
             f"{name} does not work with nn.DataParallel, which Trainer chooses for {trainer.args.n_gpu} GPUs in one "

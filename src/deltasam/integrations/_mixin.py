@@ -270,7 +270,10 @@ class MethodMixin(_Base):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        state = load_state(Path(checkpoint), self._state_name(), self.args.device)
+        # The names differ with the number of processes: what another number of them has left is not "no method".
+        names = dict.fromkeys((self._state_name(), "method_state", "method_state_0"))
+        states = (load_state(Path(checkpoint), each, self.args.device) for each in names)
+        state = next((found for found in states if found is not None), None)
         name, world = type(self.method).__name__, self.args.world_size
         if state is None or state["type"] != name:
             saved = "no method" if state is None else state["type"]
