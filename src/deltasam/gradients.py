@@ -23,7 +23,7 @@ def scaled(value: Tensor, scale: float | Tensor | Scaler) -> Tensor:
     if isinstance(scale, (int, float)):
         return value if scale == 1 else value * scale
     if isinstance(scale, Tensor):
-        return value * scale.to(value.device)
+        return value * scale.to(value.device).reshape(())  # of shape (1,) it would give its shape to a loss
     return scale.scale(value)
 
 

@@ -271,8 +271,9 @@ class Passes:
             ValueError: The step has several micro-batches, or the batch has no tensors to index.
         """
         size = self.sizes[0] or batch_size(self.batches[0])
-        if len(self.batches) > 1 or size is None:
-            raise ValueError("a part of the batch can be taken from one batch of tensors only, not from MicroBatches")
+        if (n := len(self.batches)) > 1 or size is None:
+            which = f"MicroBatches of {n}: call backward() for each, with scale=1 / {n}" if n > 1 else "another one"
+            raise ValueError(f"a part of the batch can be taken from one batch of tensors only, not from {which}")
         other = copy(self)
         other.batches, other._is_part = MicroBatches([take(self.batches[0], index, size)]), True
         other.sizes = [index.shape[0]]

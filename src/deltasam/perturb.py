@@ -90,10 +90,15 @@ def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Paramete
         return lambda name, p: id(p) not in tables
     norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters(recurse=False)}
     if which == "no-bias-norm":
-        return lambda name, p: id(p) not in norms and not name.endswith("bias")
+        return lambda name, p: id(p) not in norms and not _is_bias(name)
     if which == "norms":
         return lambda name, p: id(p) in norms
     raise ValueError(f"params={which!r} is none of {get_args(Preset)} and no predicate (name, parameter) -> bool")
+
+
+def _is_bias(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last.endswith("bias") or last.startswith("bias_")  # bias_ih_l0 of a recurrent layer, bias_k of attention
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:

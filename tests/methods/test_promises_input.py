@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from deltasam import ERM, GSAM, SAM, Classification, DeltaSAM, Method
+from deltasam import ERM, ESAM, GSAM, SAM, Classification, DeltaSAM, Method, MicroBatches, SubsetSAM
 from helpers.promises import assert_intact, rows, skip_exempt, snapshot
 from helpers.rows import Row
 
@@ -210,3 +210,21 @@ def test_a_state_of_something_else(row: Row) -> None:
 def test_a_learning_rate_without_a_range() -> None:
     with pytest.raises(ValueError, match=r"lr_max=0\.1 must be greater than lr_min=0\.1"):
         GSAM.rho_at(lr=0.1, lr_max=0.1, lr_min=0.1, rho_max=0.1, rho_min=0.01)
+
+
+@rows
+def test_a_scale_is_a_number_whatever_its_shape(row: Row) -> None:
+    steps = []
+    for scale in (torch.tensor(2.0), torch.tensor([2.0])):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        steps.append(row.method().backward(model, torch.randn(4, 3), row.wrap(squares), scale=scale))
+    for name in ("losses", "grad_norm", "skipped"):
+        first, second = (getattr(step, name) for step in steps)
+        assert (first is None and second is None) or torch.equal(first, second), name
+
+
+@pytest.mark.parametrize("method", [ESAM(), SubsetSAM()], ids=str)
+def test_a_part_of_several_micro_batches(method: Method) -> None:
+    with pytest.raises(ValueError, match=r"MicroBatches of 2.*backward\(\) for each.*scale=1 / 2"):
+        method.backward(nn.Linear(3, 1), MicroBatches([torch.randn(4, 3), torch.randn(4, 3)]), squares)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deltasam import select
 from helpers.problems import TRANSFORMER, grads, relative_error
 from helpers.promises import assert_intact, plain, rows, run, skip_exempt, snapshot
 from helpers.rows import Row
@@ -128,3 +129,15 @@ def test_an_inf_in_the_data_leaves_the_weights_finite(row: Row) -> None:
     x[1, 1] = float("inf")
     row.method().backward(model, x, row.wrap(lambda m, x: m(x).squeeze(-1).square()))
     assert_intact(model, before)
+
+
+def test_biases_of_recurrent_layers_and_attention_are_biases() -> None:
+    layers = {
+        "lstm": nn.LSTM(3, 2),
+        "attention": nn.MultiheadAttention(4, 2, add_bias_kv=True),
+        "norm": nn.LayerNorm(4),
+    }
+    chosen = select(nn.ModuleDict(layers), "no-bias-norm")
+    assert list(chosen) == [
+        "lstm.weight_ih_l0", "lstm.weight_hh_l0", "attention.in_proj_weight", "attention.out_proj.weight",
+    ]  # fmt: skip
