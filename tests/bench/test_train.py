@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from deltasam.bench.train import Pace, Trained, Training, cells, measure, show
 from deltasam.cli import main
@@ -95,17 +96,24 @@ def test_trains_from_a_local_folder_without_the_package_datasets(
     files = ("--data", data, "--output", tmp_path / "runs", "--json", tmp_path / "out.json")
     assert main([str(word) for word in ("bench", "train", "mrpc", "--model", bert, *SMALL, *methods, *files)]) == 0
     shown = capsys.readouterr()
+    gpu = torch.cuda.is_available()
     assert "x SAM" in shown.out
-    assert "sam captured" in shown.err  # progress
-    assert [way in shown.err for way in ("warm-up eager", "warm-up captured")] == [True, True]
+    assert [way in shown.err for way in ("warm-up eager", "warm-up captured")] == [True, gpu]
+    assert ("sam captured" in shown.err, "captured is left out: it needs a GPU" in shown.err) == (gpu, not gpu)
     stored = json.loads((tmp_path / "out.json").read_text())
     assert [row["name"] for row in stored["rows"]][:2] == ["sam", probing]
-    assert [row["way"] for row in stored["rows"]] == ["eager", "eager", "captured", "captured"]
+    assert [row["way"] for row in stored["rows"]] == ["eager", "eager", *["captured"] * 2 * gpu]
     assert [row["runs"][0]["forwards"] for row in stored["rows"][:2]] == [4, 6]
     assert all(row["runs"][0]["updates"] == 2 for row in stored["rows"])
     assert str(tmp_path) not in json.dumps(stored)  # no place of this machine
     assert not list(tmp_path.glob("runs/*/model"))
-    assert len(list(tmp_path.glob("runs/*/result.json"))) == 4
+    assert len(list(tmp_path.glob("runs/*/result.json"))) == 2 + 2 * gpu
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_on_a_cpu_nothing_is_called_captured(bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "train", "mrpc", "--model", str(bert), "--ways", "captured"]) == 2
+    assert "--ways captured: needs a GPU; use --ways eager" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ def test_a_risk_at_another_radius_is_measured_anew(runs: Path, capsys: pytest.Ca
     assert json.loads(kept.read_text())["settings"]["rho"] == 0.05
     assert main(["table", "glue", str(runs), "--rho", "0.5"]) == 2
     assert "--rho is for adversarial-risk" in capsys.readouterr().err
+    assert main(["table", "adversarial-risk", str(runs), "--rows", "8"]) == 2
+    assert "--rows is for --measure" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--task", "--model", "--set"])

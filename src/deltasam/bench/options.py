@@ -39,15 +39,15 @@ class StepOptions:
         precision: tf32 changes the matrix products, bf16 and fp16 run under autocast.
         methods: Methods and regularisers to measure beside ERM and SAM, e.g. delta-sam; all by default.
         ways: How to run every method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
-        compile_mode: The mode of ``torch.compile``; tuned: with the settings of :func:`deltasam.compiling.compiled`;
+        compile_mode: The mode of torch.compile; tuned: with the settings of deltasam.compiling.compiled;
             max-autotune-no-cudagraphs: tries out kernels for the products, too (slow).
-        field: Whether to measure the implementations of other packages too, where they are installed.
+        field: Measure the implementations of other packages, too, where they are installed; --no-field does not.
         adamw: Implementations of AdamW; the first one is behind everything, ERM and SAM run with the others, too.
         rounds: Timed rounds; in each, every contestant takes its turn.
         seconds: Steps in a row that last this long in all rounds together; by default 5 on a GPU, 1 on a CPU a round.
         warmup: Rounds before the clock starts.
         clock: Time on the wall, or of the processor, which a busy machine disturbs less.
-        memory: Whether to measure peak memory.
+        memory: Measure peak memory; --no-memory does not.
         isolate: Measure only norm + perturb + restore of SAM, against other packages.
         threads: Threads of torch on the CPU; torch's own choice by default.
         seed: Seed of the weights and the batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class BenchTrain:
     """Methods, each with options of its own if it needs some: name:option=value,option=value."""
 
     ways: tuple[TrainWay, ...] = ("eager", "captured")
-    """How to run every method; captured is eager where there is no GPU."""
+    """How to run every method; captured is left out where there is no GPU."""
 
     epochs: float = 3.0
     """Passes over the training data."""
@@ -92,11 +93,16 @@ class BenchTrain:
         from deltasam.cli._progress import bar, quiet
         from deltasam.experiments import run
 
-        plan = list(dict.fromkeys(train.Training(method, way) for way in self.ways for method in self.methods))
+        ways = [way for way in dict.fromkeys(self.ways) if way == "eager" or torch.cuda.is_available()]
+        if not ways:
+            raise InputError("--ways captured: needs a GPU; use --ways eager")
+        if len(ways) < len(set(self.ways)):
+            print("captured is left out: it needs a GPU", file=sys.stderr)
+        plan = list(dict.fromkeys(train.Training(method, way) for way in ways for method in self.methods))
         configs = {each: self.config(each) for each in plan}  # mistakes are told before any training
         quiet()
         # The first captured step of a process pays for more than the first eager one.
-        for way in dict.fromkeys(self.ways) if self.warmup else ():
+        for way in ways if self.warmup else ():
             with bar(f"warm-up {way}") as watch:
                 short = self.config(train.Training(self.methods[0], way), steps=self.warmup)
                 run(short, folder / "warm-up", watch=watch)

@@ -87,6 +87,9 @@ class TableCommand:
         for folder in self.folders:
             if not folder.is_dir():
                 raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` make run folders")
+        for option in ("rows", "data"):
+            if getattr(self, option) is not None and not self.measure:
+                raise InputError(f"--{option} is for --measure; without it nothing is measured")
         if self.rho is not None and self.table != "adversarial-risk":
             raise InputError(f"--rho is for adversarial-risk; {self.table} has no radius")
         runs = read_runs(*self.folders)
