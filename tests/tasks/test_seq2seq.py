@@ -74,6 +74,21 @@ def test_evaluation_reports_rouge(bart: str) -> None:
     assert all(0 <= found[name] <= 1 for name in TASK.metrics)
 
 
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (["в 2024 году шёл дождь", "昨日は雨だった"], True),
+        (["it rained in Łódź", "im Jahr 2024 regnete es über Köln", "12"], False),
+    ],
+)
+def test_other_scripts_than_rouge_reads_are_told_of(
+    targets: list[str], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They score 0, or by their digits alone, however right they are."""
+    Seq2SeqTask(name="own").check({"train": [{"source": "rain", "target": text} for text in targets]}, {})
+    assert ("train: ROUGE reads words of a-z and 0-9 alone" in caplog.text) == told
+
+
 def test_bad_rows() -> None:
     with pytest.raises(DataError, match="column 'target' is empty in row 1"):
         TASK.check({"train": [ROWS[0], {"source": "a", "target": "  "}]}, {})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +23,7 @@ from deltasam.tasks._tables import Table
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_log = logging.getLogger(__name__)
 _IGNORED = -100
 _INPUTS = ("input_ids", "attention_mask")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
@@ -80,6 +83,11 @@ class Seq2SeqTask(Table, Task):
             check_columns(rows, columns, origin)
             check_texts(rows, (self.source,), origin, allow_empty=not self.own)
             check_texts(rows, (self.target,), origin)
+            if self.own and not _is_read_by_rouge(row[self.target] for row in rows[:1000]):
+                _log.warning(
+                    "%s: ROUGE reads words of a-z and 0-9 alone, and most of column %r is in another script: its "
+                    "values say nothing of these texts, take a measure of your own", origin, self.target,
+                )  # fmt: skip
             checked[split] = [{column: row[column] for column in columns} for row in rows]
         return Data(checked, origins)
 
@@ -149,6 +157,12 @@ class Seq2SeqTask(Table, Task):
                 made = model.generate(**kept, **options)
                 found |= dict(zip(chunk, tokenizer.batch_decode(made, skip_special_tokens=True), strict=True))
         return [found[index] for index in range(len(rows))]
+
+
+def _is_read_by_rouge(texts: Iterable[str]) -> bool:
+    """Whether at least half of the letters are those that the package rouge-score keeps."""
+    letters = Counter(sign.isascii() for text in texts for sign in text if sign.isalpha())
+    return letters[True] >= letters[False]
 
 
 def by_sentence(text: str) -> str:
