@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -106,3 +107,13 @@ def test_odd_numbers_in_a_log_do_not_break_the_plots(tmp_path: Path, value: floa
         log.write_text("\n".join(lines))
     text = page(tmp_path)
     assert "nan," not in text
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 1, "loss": null}', '{"step": 1, "loss": "0.5"}', '{"loss": 0.5}', '{"step": "x"}']
+)
+def test_entries_of_a_log_that_make_no_sense_are_left_out(tmp_path: Path, line: str) -> None:
+    shutil.copytree(GOLDEN / "runs", tmp_path, dirs_exist_ok=True)
+    for log in tmp_path.rglob("metrics.jsonl"):
+        log.write_text(f"{line}\n{log.read_text()}")
+    assert page(tmp_path) == page(GOLDEN / "runs")

@@ -89,19 +89,20 @@ def summary(outcome: Outcome, console: Console) -> None:
     """Prints what the sweep came to."""
     from rich.table import Table
 
-    cells: dict[tuple[str, str], list[float]] = {}
-    metrics: dict[tuple[str, str], str] = {}
+    cells: dict[tuple[str, str, str], list[float]] = {}
+    metrics: dict[tuple[str, str, str], str] = {}
     for planned, result in outcome.results:
-        cell = (planned.setup, planned.method)
+        # The chosen point, or, where none is to be chosen, each for itself.
+        point = " ".join(f"{setting.rpartition('.')[2]}={value}" for setting, value in planned.point)
+        cell = (planned.setup, planned.method, point)
         cells.setdefault(cell, []).append(result.primary_value)
         metrics[cell] = result.primary_metric
-    table = Table("setup", "method", "metric", "runs", "mean", "std", "max", "chosen", box=None, header_style="bold")
-    for (setup, method), values in cells.items():
-        point = outcome.chosen.get((setup, method), ())
+    table = Table("setup", "method", "metric", "runs", "mean", "std", "max", "settings", box=None, header_style="bold")
+    for (setup, method, point), values in cells.items():
         table.add_row(
-            setup, method, metrics[setup, method], str(len(values)), f"{fmean(values):.4f}",
+            setup, method, metrics[setup, method, point], str(len(values)), f"{fmean(values):.4f}",
             f"{stdev(values):.4f}" if len(values) > 1 else "", f"{max(values):.4f}",
-            " ".join(f"{setting.rpartition('.')[2]}={value}" for setting, value in point),
+            point,
         )  # fmt: skip
     console.print(table)
     there = len(outcome.results)

@@ -84,12 +84,14 @@ class Run:
         return found if isinstance(found, dict) else None
 
     def log(self) -> list[dict[str, Any]]:
-        """The entries of ``metrics.jsonl``; none where there is no such file."""
+        """The numbers in ``metrics.jsonl``, by update; none where there is no such file."""
         try:
             lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         except OSError:
             return []
-        return [entry for line in lines if line.startswith("{") and isinstance(entry := _parsed(line), dict)]
+        found = [entry for line in lines if line.startswith("{") and isinstance(entry := _parsed(line), dict)]
+        numbers = [{name: value for name, value in e.items() if type(value) in (int, float)} for e in found]
+        return [entry for entry in numbers if "step" in entry]
 
 
 @dataclass(frozen=True)
