@@ -222,12 +222,41 @@ def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
     return made
 
 
+def remembered(value: Tensor, parameter: Tensor) -> Tensor:
+    """What a checkpoint holds of a tensor that lies as the parameter does, as the part of it that lies here.
+
+    Raises:
+        ValueError: It is the part of another process, or of another number of them.
+    """
+    saved: Any = value
+    here: Any = parameter
+    if is_shard(saved) and is_shard(here):
+        if saved.device_mesh is here.device_mesh:  # not from a checkpoint
+            return value
+        fits = _place(saved) == _place(here)
+    else:
+        fits = not is_shard(saved) and saved.shape == local(here).shape  # the part alone
+    if not fits:
+        raise ValueError(
+            f"the state holds part {shard_number(saved)} of a tensor, shape {tuple(local(saved).shape)}, this process "
+            f"part {shard_number(here)}, shape {tuple(local(here).shape)}: let every process save and load a file of "
+            "its own, torch.save(method.state_dict(), f'method-{rank}.pt'), with as many processes as before; or start "
+            "without state"
+        )
+    return shard_like(local(value).to(parameter.device), parameter)
+
+
 def shard_number(parameter: Any) -> tuple[int, ...]:
     """Which part lies here: the same for processes that hold the same part; () for an ordinary tensor."""
     if not is_shard(parameter):
         return ()
-    dims = [d for d, placement in enumerate(parameter.placements) if placement.is_shard()]
-    return tuple(parameter.device_mesh.get_local_rank(d) for d in dims)
+    place = parameter.device_mesh.get_coordinate()  # of a mesh from a checkpoint: where it was saved
+    return tuple(place[d] for d, placement in enumerate(parameter.placements) if placement.is_shard())
+
+
+def _place(shard: Any) -> tuple[Any, ...]:
+    """Which part of a tensor this is, and of which division of it."""
+    return shard_number(shard), shard.shape, tuple(shard.placements), shard.device_mesh.mesh.shape
 
 
 def total(values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -104,6 +104,13 @@ def test_refusals(ranks: list[dict[str, Any]]) -> None:
     assert "DeepSpeed" in said["deepspeed"]
 
 
+@shards
+def test_a_state_of_shards_belongs_to_its_process(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["kept"]["own"] < TOLERANCE
+        assert "let every process save and load a file of its own" in rank["kept"]["other"]
+
+
 def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert "self.trainer.strategy.model" in rank["inside"]["part"]

@@ -1,14 +1,15 @@
-"""A case of ``rank_cases.py``: layers with norms, each sharded by itself, as trainers shard them."""
+"""Cases of ``rank_cases.py``: layers with norms, each sharded by itself, and what is remembered of shards."""
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from deltasam import PerInstanceSAM
+from deltasam import LookSAM, PerInstanceSAM
 from helpers.problems import relative_error
 
 CAN_SHARD = hasattr(torch.cpu.current_stream(), "record_event")  # a model on a CPU, by this version of torch
@@ -39,3 +40,41 @@ def blocks(rank: int, world: int) -> dict[str, float]:
     PerInstanceSAM(rho=0.3).backward(alone, batch, objective)
     found = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
     return {"per-instance": relative_error(found, {name: p.grad for name, p in alone.named_parameters()})}
+
+
+def kept(rank: int, world: int) -> dict[str, Any]:
+    """What LookSAM remembers of shards, saved by every process for itself, or by the first one for all of them."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+    random = torch.Generator().manual_seed(rank)
+    batch = torch.randn(3, 4, generator=random).double()
+
+    def step(method: LookSAM) -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        model = nn.Linear(4, 2 * world).double()  # parts of one shape, so that none can be told from another by that
+        fully_shard(model, mesh=mesh)
+        method.backward(model, batch, lambda model, batch: model(batch).square().sum(1))
+        return {name: p.grad.full_tensor() for name, p in model.named_parameters()}  # type: ignore[union-attr]
+
+    method = LookSAM(rho=0.3, k=3, sharpness="global")
+    step(method)
+    file = io.BytesIO()
+    torch.save(method.state_dict(), file)
+    files: list[Any] = [None] * world
+    dist.all_gather_object(files, file.getvalue())
+    wanted = step(method)
+
+    def resumed(by: int) -> float:
+        again = LookSAM(rho=0.3, k=3, sharpness="global")
+        again.load_state_dict(torch.load(io.BytesIO(files[by])))
+        return relative_error(step(again), wanted)
+
+    found: dict[str, Any] = {"own": resumed(rank)}
+    try:
+        resumed((rank + 1) % world)
+    except ValueError as error:
+        found["other"] = str(error)
+    else:
+        found["other"] = "nothing was refused"
+    return found

@@ -24,7 +24,7 @@ from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
 from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, SubsetSAM
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
-from helpers.rank_blocks import CAN_SHARD, blocks
+from helpers.rank_blocks import CAN_SHARD, blocks, kept
 from helpers.rank_replicas import closures, compiled, held_back, inside, uneven
 from helpers.regulariser_rows import Outputs
 
@@ -365,7 +365,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 
 CASES: Any = (replicas, accumulation, held_back, closures, compiled, inside, uneven, communication, decisions)
 if CAN_SHARD:
-    CASES += (shards, gathered, blocks, directions, refusals)
+    CASES += (shards, gathered, blocks, kept, directions, refusals)
 
 
 def process(rank: int, world: int, port: int, folder: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.distributed import is_shard, shard_like
+from deltasam.distributed import is_shard, remembered
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Passes
 from deltasam.perturb import combine, dot, global_norm
@@ -71,8 +71,8 @@ class LookSAM(Method):
             return False
         for name, p in passes.trainable.items():
             value = kept.get(name)
-            if value is not None and is_shard(p) and not is_shard(value):
-                kept[name] = shard_like(value.to(p.device), p)
+            if value is not None and (is_shard(p) or is_shard(value)):
+                kept[name] = remembered(value, p)
         return True
 
     def _look(self, passes: Passes) -> Step:
