@@ -240,8 +240,8 @@ def remembered(value: Tensor, parameter: Tensor) -> Tensor:
         raise ValueError(
             f"the state holds part {shard_number(saved)} of a tensor, shape {tuple(local(saved).shape)}, this process "
             f"part {shard_number(here)}, shape {tuple(local(here).shape)}: let every process save and load a file of "
-            "its own, torch.save(method.state_dict(), f'method-{rank}.pt'), with as many processes as before; or start "
-            "without state"
+            "its own, torch.save(method.state_dict(), f'method-{rank}.pt'), with as many processes as before; or "
+            "start without state"
         )
     return shard_like(local(value).to(parameter.device), parameter)
 
