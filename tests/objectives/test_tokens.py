@@ -211,6 +211,18 @@ def test_no_cache_is_filled_and_no_labels_are_passed(name):
     assert outputs[0].past_key_values is None
 
 
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_no_cache_is_filled_under_an_adapter(name):
+    peft = pytest.importorskip("peft")
+    make, objective, build = MODELS[name]
+    model, outputs = make(), []
+    expected = objective()(model, build())
+    model.register_forward_hook(lambda _, __, out: outputs.append(out))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_2_SEQ_LM" if name == "t5" else "CAUSAL_LM"))
+    torch.testing.assert_close(objective()(adapted.eval(), build()), expected)
+    assert outputs[0].past_key_values is None
+
+
 def test_wrapped_models_are_looked_through():
     class Wrapper(nn.Module):
         def __init__(self, module):

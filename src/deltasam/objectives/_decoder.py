@@ -39,6 +39,8 @@ def without_cache(model: nn.Module, inputs: Any) -> Any:
     if not isinstance(inputs, Mapping) or "use_cache" in inputs:
         return inputs
     inner = unwrapped(model)
+    if hasattr(inner, "get_base_model"):  # PEFT's adapters hand on what they are called with
+        inner = inner.get_base_model()
     caches = getattr(getattr(inner, "config", None), "use_cache", False)
     if caches and "use_cache" in inspect.signature(inner.forward).parameters:
         return {**inputs, "use_cache": False}
