@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 STYLE = runpy.run_path(str(Path(__file__).with_name("speed_plots.py")))["STYLE"]
-LABELS, WIDTH, GAP = 236, 190, 30
+LETTER, WIDTH, GAP = 6.5, 190, 30
 TOP, ROW, BOTTOM = 30, 18, 34
 ABOVE, BELOW, CHANCE = "#2f9e5f", "#b5532a", "#8a8a8a"
 """The interval lies above 0, below it, or has it in it."""
@@ -27,19 +27,20 @@ def forest(found: Mapping[str, Mapping[str, Value]], *, x: str, across: int = 2)
         across: Panels in a row.
     """
     names = list(dict.fromkeys(name for values in found.values() for name in values))
+    labels = round(LETTER * max(map(len, names))) + 16
     height = TOP + ROW * len(names) + BOTTOM
     rows = math.ceil(len(found) / across)
     parts = [
-        f'<text x="{LABELS - 8}" y="{row * height + TOP + ROW * (n + 0.5) + 4:.0f}" text-anchor="end">'
+        f'<text x="{labels - 8}" y="{row * height + TOP + ROW * (n + 0.5) + 4:.0f}" text-anchor="end">'
         f"{escape(name)}</text>"
         for row in range(rows)
         for n, name in enumerate(names)
     ]
     for number, (title, values) in enumerate(found.items()):
-        left, top = LABELS + (WIDTH + GAP) * (number % across), height * (number // across)
+        left, top = labels + (WIDTH + GAP) * (number % across), height * (number // across)
         parts.append(f'<g transform="translate({left} {top})">{_panel(title, values, names, x)}</g>')
     label = escape(f"{x}: {', '.join(found)}")
-    size = f"{LABELS + (WIDTH + GAP) * min(across, len(found))} {height * rows}"
+    size = f"{labels + (WIDTH + GAP) * min(across, len(found))} {height * rows}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" aria-label="{label}">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>\n"

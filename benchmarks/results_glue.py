@@ -152,7 +152,7 @@ def ends(values: Sequence[float]) -> tuple[float, float, float]:
 def picture(name: str) -> str:
     """The plot, and how to read it."""
     return (
-        f"![Differences to plain training](_static/results/{name})\n\n"
+        f"![Differences with their intervals](_static/results/{name})\n\n"
         "Green and red: the interval, not corrected for the number of comparisons, is above or below 0."
     )
 

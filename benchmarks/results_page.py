@@ -62,6 +62,7 @@ def plots(results: Path = RESULTS) -> dict[str, str]:
         "weights.svg": part("weights")["plot"](results),
         **part("glue")["plots"](results),
         **part("radius")["plots"](results),
+        **part("pooled")["plots"](results),
     }
 
 

@@ -12,6 +12,7 @@ from deltasam.report import Run, holm, method_name, pooled_test
 
 HERE = Path(__file__).parent
 glue = runpy.run_path(str(HERE / "results_glue.py"))
+forest = runpy.run_path(str(HERE / "forest_plot.py"))["forest"]
 table, primary, TASKS = (glue[name] for name in ("table", "primary", "TASKS"))
 
 DIRECTIONAL, OWN, LOSS, SHUFFLED = (
@@ -20,7 +21,8 @@ DIRECTIONAL, OWN, LOSS, SHUFFLED = (
 PAIRS = [
     ("ERM+RDrop", "ERM"), ("FreeLB", "ERM"), ("ERM+SMART", "ERM"), ("ERM+R3F", "ERM"),
     ("SAM", "ERM"), ("DeltaSAM", "ERM"), ("PerInstanceSAM", "ERM"),
-    ("DeltaSAM", "SAM"), (DIRECTIONAL, "SAM"), (OWN, "SAM"), (LOSS, "SAM"), (SHUFFLED, "SAM"), ("PerInstanceSAM", "SAM"),
+    ("DeltaSAM", "SAM"), (DIRECTIONAL, "SAM"), (OWN, "SAM"), (LOSS, "SAM"), (SHUFFLED, "SAM"),
+    ("PerInstanceSAM", "SAM"),
     (LOSS, "DeltaSAM"), (SHUFFLED, "DeltaSAM"),
 ]  # fmt: skip
 RESAMPLES = 20_000
@@ -37,21 +39,37 @@ Differences = dict[str, list[float]]
 
 def pooled_section(results: Path) -> str:
     """A row for every pair of methods: over all tasks that both have, and over all but CoLA."""
-    cells = {
-        **glue["small_cells"](results),
-        **glue["larger_cells"](results),
-    }
-    found = [(first, second, differences(cells, first, second)) for first, second in PAIRS]
-    found = [(first, second, at) for first, second, at in found if len(at) > 1]
+    found = compared(results)
     if not found:
         return ""
-    columns = [column([at for _, _, at in found]), column([without(at, "cola") for _, _, at in found])]
+    columns = [column(list(found.values())), column([without(at, "cola") for at in found.values()])]
     rows = [
-        [f"{method_name(first)} - {method_name(second)}", str(len(at)), every, others, better(at)]
-        for (first, second, at), every, others in zip(found, *columns, strict=True)
+        [pair, str(len(at)), every, others, better(at)]
+        for (pair, at), every, others in zip(found.items(), *columns, strict=True)
     ]
     head = ["difference", "tasks", "all of them", "without CoLA", "first is better on"]
-    return "\n\n".join(["## GLUE, all tasks together", ABOUT, table(head, rows)])
+    return "\n\n".join(["## GLUE, all tasks together", ABOUT, glue["picture"]("pooled.svg"), table(head, rows)])
+
+
+def plots(results: Path) -> dict[str, str]:
+    """File name -> the same as a picture."""
+    found = compared(results)
+    if not found:
+        return {}
+    panels = {
+        "all tasks": {pair: mean_and_ends(at) for pair, at in found.items()},
+        "without CoLA": {pair: mean_and_ends(without(at, "cola")) for pair, at in found.items()},
+    }
+    return {"pooled.svg": forest(panels, x="points")}
+
+
+def compared(results: Path) -> dict[str, Differences]:
+    """The pairs of methods that have two tasks or more in common."""
+    cells = {**glue["small_cells"](results), **glue["larger_cells"](results)}
+    found = {
+        f"{method_name(first)} - {method_name(second)}": differences(cells, first, second) for first, second in PAIRS
+    }
+    return {pair: at for pair, at in found.items() if len(at) > 1}
 
 
 def differences(cells: Mapping[str, Mapping[str, Sequence[Run]]], first: str, second: str) -> Differences:
@@ -75,19 +93,19 @@ def column(found: Sequence[Differences]) -> list[str]:
     tests = [pooled_test({task: (values, [0.0] * len(values)) for task, values in at.items()}) for at in found]
     adjusted = holm([test.p for test in tests])
     return [
-        "{:.2f} [{:.2f}, {:.2f}] (p = {:.2g})".format(test.difference, *interval(at), p)
-        for at, test, p in zip(found, tests, adjusted, strict=True)
+        "{:.2f} [{:.2f}, {:.2f}] (p = {:.2g})".format(*mean_and_ends(at), p)
+        for at, p in zip(found, adjusted, strict=True)
     ]
 
 
-def interval(at: Differences) -> tuple[float, float]:
-    """95%, by drawing seeds again within each task."""
+def mean_and_ends(at: Differences) -> tuple[float, float, float]:
+    """Mean over the tasks with its 95% interval, by drawing seeds again within each task."""
     random = np.random.default_rng(0)
     means = np.mean([
         random.choice(np.asarray(values), size=(RESAMPLES, len(values))).mean(axis=1) for values in at.values()
     ], axis=0)  # fmt: skip
     low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
+    return float(np.mean([np.mean(values) for values in at.values()])), float(low), float(high)
 
 
 def better(at: Differences) -> str:

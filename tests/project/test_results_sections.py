@@ -159,6 +159,9 @@ def test_all_tasks_together_count_the_same(tmp_path: Path) -> None:
     assert row[2].startswith("1.00 [1.00, 1.00] (p = "), "the mean of 4, 1 and -2 points"
     assert row[3].startswith("-0.50 [-0.50, -0.50] (p = ")
     assert row[4] == "2 of 3"
+    drawn = script("pooled")["plots"](tmp_path)["pooled.svg"]
+    assert "SAM - ERM, all tasks: 1.00 [1.00, 1.00]" in drawn
+    assert "SAM - ERM, without CoLA: -0.50 [-0.50, -0.50]" in drawn
 
 
 @pytest.mark.parametrize(
