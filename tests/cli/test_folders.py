@@ -84,6 +84,17 @@ def test_a_broken_landscape_is_measured_anew(runs: Path, capsys: pytest.CaptureF
     assert set(json.loads(kept.read_text())) == {"settings", "lines", "planes"}
 
 
+def test_one_run_with_damaged_weights_does_not_cost_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = runs / "my/erm/model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert main(["analyze", "sharpness", str(runs / "my/erm"), str(runs / "my/delta-sam"), "--rows", "4"]) == 0
+    shown = capsys.readouterr()
+    assert "DeltaSAM" in shown.out
+    assert f"left out: {runs / 'my/erm'}: model " in shown.err
+    assert main(["analyze", "sharpness", str(runs / "my/erm"), "--rows", "4"]) == 2
+    assert "could not be loaded" in capsys.readouterr().err
+
+
 def test_a_risk_at_another_radius_is_measured_anew(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = runs / "my/erm/analysis/adversarial-risk.json"
     words = ["table", "adversarial-risk", str(runs / "my/erm"), "--measure"]

@@ -44,8 +44,8 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator[tuple[Path, Found]]:
     """Measures one run after the other. Of several, those that cannot be measured are told of and left out.
 
-    Those are: what is no run, runs that are not finished or have kept no weights, runs of another method than the
-    measurement is about, and runs whose weights it means nothing for.
+    Those are: what is no run, runs that are not finished or have kept no weights, or whose weights or data are damaged
+    or gone, runs of another method than the measurement is about, and runs whose weights it means nothing for.
     """
     from deltasam.experiments import ConfigError
 
@@ -65,15 +65,12 @@ def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator
 
 def _or_refusal(measure: Callable[[Path], Found], run: Path) -> Found | ConfigError:
     from deltasam.experiments import ConfigError
-    from deltasam.tasks import DataError
 
     try:
         return measure(run)
     except ConfigError as error:
         return error
-    except DataError:
-        raise
-    except ValueError as error:
+    except ValueError as error:  # a DataError among them
         return ConfigError(f"{run}: {error}")
 
 
