@@ -13,7 +13,7 @@ from deltasam.integrations import MethodMixin, MethodTrainer
 from deltasam.methods import ERM, SAM
 from deltasam.objectives import Classification, Tokens
 from helpers.tiny import causal, classifier, sentences
-from helpers.trainers import arguments
+from helpers.trainers import Bag, arguments, classification_data
 
 
 class Weighted(hf.Trainer):
@@ -95,3 +95,13 @@ def test_a_model_that_adds_a_term(tmp_path: Path) -> None:
 
 def test_a_usual_head_passes(tmp_path: Path) -> None:
     assert train(causal("gpt2"), tmp_path, tokens()).global_step == 1
+
+
+def test_a_model_without_a_loss_cannot_be_evaluated_by_one(tmp_path: Path) -> None:
+    options = {"args": arguments(tmp_path), "method": SAM(), "objective": Classification()}
+    data = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in classification_data()]
+    trainer = MethodTrainer(model=Bag(), train_dataset=data, eval_dataset=data, **options)
+    trainer.train()
+    with pytest.raises(ValueError, match=r"Bag returned a tensor.*first row.*\{\"loss\": ..., \"logits\": ...\}"):
+        trainer.evaluate()
+    assert len(trainer.predict([{"input_ids": row["input_ids"]} for row in data]).predictions) == len(data)

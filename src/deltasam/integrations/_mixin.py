@@ -173,6 +173,21 @@ class MethodMixin(_Base):
             torch.get_device_module(step.losses.device).empty_cache()
         return scale.share_of(self._losses.shown(step.loss)).to(self.args.device)
 
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        """The loss for evaluation: the model's own, or what the Trainer says.
+
+        Raises:
+            ValueError: The model returns a tensor, of which Trainer would take the first row for the loss, and the
+                others for the predictions. Without an objective it would not train, so it is noticed here only.
+        """
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        if isinstance(outputs, Tensor) and loss.data_ptr() == outputs.data_ptr():
+            raise ValueError(
+                f"{type(unwrapped(model)).__name__} returned a tensor, of which Trainer takes the first row for the "
+                'evaluation loss: let its forward return {"loss": ..., "logits": ...} when it is given labels'
+            )
+        return (loss, outputs) if return_outputs else loss
+
     def _up_to_date(self, captured: Captured) -> Captured:
         """Recorded steps of the method that there is now: hyperparameters and state are part of a recording."""
         before, now = captured.method, self.method

@@ -60,9 +60,7 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
             )
         return {"first": features[0], "second": features[1]}
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         """The loss for evaluation."""
         if self._base_objective is None:
             loss = self._own_loss(model, inputs)[1].mean()
