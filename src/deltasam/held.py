@@ -6,7 +6,7 @@ back to w *by value* and the gradient going to the parameters all the same; one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,7 +48,9 @@ class Scene(nn.Module):
         return self._function()
 
 
-def held_part(objective: Any, model: nn.Module, batch: Any, moved: Moved | None) -> Tensor | None:
+def held_part(
+    objective: Any, model: nn.Module, batch: Any, moved: Moved | None, at_w: Mapping[str, Tensor]
+) -> Tensor | None:
     """The part of the outputs that stays at w, or None if the objective holds none.
 
     Args:
@@ -57,20 +59,22 @@ def held_part(objective: Any, model: nn.Module, batch: Any, moved: Moved | None)
         batch: The batch.
         moved: The move, None at w. At w the part is a constant: a perturbation that does not reach it has no business
             following its gradient.
+        at_w: Without a move: weights by name that are not the model's own while a transform runs.
     """
     if not getattr(objective, "holds", False):
         return None
     held = objective.held
     if moved is None:
         with torch.no_grad():
-            part: Tensor | None = held(model, batch)
-        return part
+            return _with(model, at_w, lambda: held(model, batch))
     names = {id(p): name for name, p in model.named_parameters()}
-    back = {f"model.{names[id(p)]}": _at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
+    back = {names[id(p)]: _at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
+    with computed_again(lambda compute: _with(model, back, compute)):
+        return _with(model, back, lambda: held(model, batch))
 
-    def at_w(compute: Callable[[], Tensor | None]) -> Tensor | None:
-        found: Tensor | None = functional_call(Scene(model, compute), back, (), tie_weights=True)
-        return found
 
-    with computed_again(at_w):
-        return at_w(lambda: held(model, batch))
+def _with(model: nn.Module, values: Mapping[str, Tensor], compute: Callable[[], Tensor | None]) -> Tensor | None:
+    """What it computes while these parameters of the model have other values."""
+    named = {f"model.{name}": value for name, value in values.items()}
+    found: Tensor | None = functional_call(Scene(model, compute), named, (), tie_weights=True)
+    return found

@@ -7,7 +7,7 @@ random streams, buffers, counting and checking the losses are dealt with here, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -223,18 +223,13 @@ class Passes:
             self.ranks.share_gradients(list(self.trainable.values()))
         return self.joined(parts)
 
-    def evaluate(self, held: Sequence[Tensor | None] | None = None) -> Tensor:
+    def evaluate(self, at_w: Mapping[str, Tensor] | None = None) -> Tensor:
         """Losses of all instances (N,), scaled so that their mean is the objective: the caller sets the scene.
 
         Args:
-            held: What :meth:`held` gave, if the held parts are not to be computed with the others.
+            at_w: The weights of what stays at w (an objective's held part), by name, if the caller lends others.
         """
-        parts = held or [None] * len(self.batches)
-        return self.joined([self._evaluate(k, self.inner, held=part) for k, part in enumerate(parts)])
-
-    def held(self) -> list[Tensor | None]:
-        """The parts of the outputs that stay at w, one per micro-batch; mostly None."""
-        return [held_part(self.objective, self.inner, batch, None) for batch in self.batches]
+        return self.joined([self._evaluate(k, self.inner, at_w=at_w) for k in range(len(self.batches))])
 
     # -- helpers for the methods ---------------------------------------------------------------------------------
 
@@ -333,14 +328,21 @@ class Passes:
         return nullcontext() if at_w else self.extra()
 
     def _evaluate(
-        self, k: int, model: nn.Module, *, graph: bool = False, ascending: bool = False, held: Tensor | None = None
+        self,
+        k: int,
+        model: nn.Module,
+        *,
+        graph: bool = False,
+        ascending: bool = False,
+        at_w: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         batch = one_more(self.batches[k])
         before = versions(batch) if self._replay is not None else None
-        if held is None and (self._moved is not None or ascending) and getattr(self.objective, "holds", False):
+        held = None
+        if (self._moved is not None or ascending or at_w is not None) and getattr(self.objective, "holds", False):
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
-            held = held_part(self.objective, self.inner, batch, self._moved)
+            held = held_part(self.objective, self.inner, batch, self._moved, at_w or {})
         objective: Any = self.objective
         losses: Tensor
         with part_of_a_step(self._is_part):

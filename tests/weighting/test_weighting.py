@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from deltasam.batches import MicroBatches
+from deltasam.objectives import Contrastive
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction
 from deltasam.randomness import Seed
@@ -82,6 +84,15 @@ class OneNumber(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.w
+
+
+def test_a_view_that_stays_at_w_has_the_masks_of_its_micro_batch() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 6)).double()
+    views = [(torch.randn(4, 5).double(), torch.randn(4, 5).double()) for _ in range(3)]
+    batch, objective = MicroBatches(views), Contrastive(predict=lambda m, x: m(x))
+    near = weigh(FiniteDifference(radius=1e-4), model, batch, objective, 1e-4)
+    torch.testing.assert_close(weigh(Directional(), model, batch, objective, 1e-4), near, rtol=1e-3, atol=0)
 
 
 def test_weights_have_the_ratios_the_paper_derives() -> None:

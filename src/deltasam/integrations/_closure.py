@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ class ClosurePasses(Passes):
         """There are none."""
         raise needs_losses(self._method)
 
-    def evaluate(self, held: Sequence[Tensor | None] | None = None) -> Tensor:
+    def evaluate(self, at_w: Mapping[str, Tensor] | None = None) -> Tensor:
         """There is nothing without a gradient."""
         raise needs_losses(self._method)
 

@@ -69,8 +69,7 @@ def derivatives_along(passes: Passes, direction: dict[str, Tensor]) -> tuple[Ten
     at_w = {name: passes.params[name].detach() for name in direction}
     passes.count.forwards += 1
     with torch.no_grad(), passes.extra(), twice_differentiable():
-        held = passes.held()
-        scene = Scene(passes.inner, lambda: passes.evaluate(held))
+        scene = Scene(passes.inner, lambda: passes.evaluate(at_w))
 
         def losses_at(params: dict[str, Tensor]) -> Tensor:
             moved = {f"model.{n}": p for n, p in params.items()}
