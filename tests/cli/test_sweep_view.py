@@ -11,11 +11,11 @@ from rich.console import Console
 from deltasam.cli._sweep_view import summary
 
 
-def outcome(values: dict[tuple[tuple[str, Any], ...], list[float]]) -> Any:
+def outcome(values: dict[tuple[tuple[str, Any], ...], list[float]], *, higher: bool = True) -> Any:
     results = [
         (
             SimpleNamespace(setup="mrpc/bert", method="sam", point=point),
-            SimpleNamespace(primary_value=value, primary_metric="accuracy"),
+            SimpleNamespace(primary_value=value, primary_metric="score", higher_is_better=higher),
         )
         for point, found in values.items()
         for value in found
@@ -32,3 +32,11 @@ def test_points_of_a_grid_that_was_not_tuned_are_not_one_mean() -> None:
         ("2", "0.8500", "rho=0.01"),
         ("2", "0.3000", "rho=0.5"),
     ]
+
+
+def test_the_best_error_is_the_smallest() -> None:
+    for higher, best in ((True, "0.9000"), (False, "0.8000")):
+        told = io.StringIO()
+        summary(outcome({(): [0.8, 0.9]}, higher=higher), Console(file=told, width=200))
+        (line,) = (line.split() for line in told.getvalue().splitlines() if "mrpc/bert" in line)
+        assert line[-1] == best

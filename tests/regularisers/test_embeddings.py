@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -109,6 +111,13 @@ def test_batch_mask_where_the_call_shows_none() -> None:
     assert sites[0].mask.squeeze(-1).equal(batch["attention_mask"].bool())
 
 
+class Pair(nn.Embedding):
+    """As I-BERT's: the embeddings and the scale of their integers."""
+
+    def forward(self, ids: Tensor) -> Any:
+        return super().forward(ids), 1.0
+
+
 def test_errors_say_the_way_out() -> None:
     model = head("bert")
     with pytest.raises(RuntimeError, match="inputs_embeds"), perturbed_embeddings(model):
@@ -117,6 +126,12 @@ def test_errors_say_the_way_out() -> None:
         pass
     with pytest.raises(ValueError, match="named_modules"), perturbed_embeddings(Plain(), embeddings="nothing"):
         pass
+    pair = nn.Sequential(Pair(9, 4))
+    with (
+        pytest.raises(TypeError, match=r"Pair returns a tuple.*embeddings="),
+        perturbed_embeddings(pair, embeddings="0"),
+    ):
+        pair(torch.tensor([[3, 4]]))
     with pytest.raises(KeyError, match="mine"), perturbed_embeddings(model):
         raise KeyError("mine")
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

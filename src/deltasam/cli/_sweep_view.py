@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from deltasam.experiments import Result
     from deltasam.experiments.sweeps import Event, Outcome, Planned
 
 
@@ -89,20 +90,20 @@ def summary(outcome: Outcome, console: Console) -> None:
     """Prints what the sweep came to."""
     from rich.table import Table
 
-    cells: dict[tuple[str, str, str], list[float]] = {}
-    metrics: dict[tuple[str, str, str], str] = {}
+    cells: dict[tuple[str, str, str], list[Result]] = {}
     for planned, result in outcome.results:
         # The chosen point, or, where none is to be chosen, each for itself.
         point = " ".join(f"{setting.rpartition('.')[2]}={value}" for setting, value in planned.point)
-        cell = (planned.setup, planned.method, point)
-        cells.setdefault(cell, []).append(result.primary_value)
-        metrics[cell] = result.primary_metric
-    table = Table("setup", "method", "metric", "runs", "mean", "std", "max", "settings", box=None, header_style="bold")
-    for (setup, method, point), values in cells.items():
+        cells.setdefault((planned.setup, planned.method, point), []).append(result)
+    table = Table(
+        "setup", "method", "metric", "runs", "mean", "std", "best", "settings", box=None, header_style="bold"
+    )
+    for (setup, method, point), results in cells.items():
+        values = [result.primary_value for result in results]
+        best = max(values) if results[0].higher_is_better else min(values)
         table.add_row(
-            setup, method, metrics[setup, method, point], str(len(values)), f"{fmean(values):.4f}",
-            f"{stdev(values):.4f}" if len(values) > 1 else "", f"{max(values):.4f}",
-            point,
+            setup, method, results[0].primary_metric, str(len(values)), f"{fmean(values):.4f}",
+            f"{stdev(values):.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
         )  # fmt: skip
     console.print(table)
     there = len(outcome.results)

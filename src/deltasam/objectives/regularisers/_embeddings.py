@@ -152,9 +152,14 @@ class _State:
         return hook
 
     def adds(self, noise: Noise | None, detach: bool, table: int) -> Callable[..., Tensor | None]:
-        def hook(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        def hook(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
             if not self._inside:
                 return None
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"{type(layer).__name__} returns a {type(output).__name__}, noise can be added to a tensor only; "
+                    "name a module by embeddings=... that returns the embeddings alone"
+                )
             ids = args[0] if args and isinstance(args[0], Tensor) else None
             site = Site(
                 index=len(self.sites),
