@@ -32,8 +32,8 @@ of what the theory asks for. Where they help, on CoLA, the update is further fro
 | delta-SAM is more accurate than SAM on GLUE. | On one of eight tasks, and there at a radius too large for SAM: on \
 CoLA it is 2.4 [1.4, 3.3] above SAM at 0.01, the smallest radius of the paper's grid, and 0.7 [-0.75, 1.9] at 0.002. \
 **The loss itself as weight gives 1.8 [0.9, 2.5] at 0.01 without any probe**, at SAM's price. On the seven other \
-tasks together delta-SAM is -0.07 [-0.21, 0.07] above SAM. Which instances have the weights does matter: over all eight \
-tasks those of Eq. 5 are 0.45 [0.23, 0.67] above the same ones shuffled (p = 0.012). But unequal weights as such cost \
+tasks together delta-SAM is -0.07 [-0.21, 0.07] above SAM. Which instances have the weights does matter: over all \
+eight those of Eq. 5 are 0.45 [0.23, 0.67] above the same ones shuffled (p = 0.012). But unequal weights as such cost \
 something, and outside of CoLA theirs are not worth it. |
 | delta-SAM is better than SAM for self-supervised STS. | Yes, by 0.30 [0.22, 0.40] in the average of seven sets, \
 in all five seeds. With its weights shuffled it is better by 0.27 [0.17, 0.31]: unequal weights do it, not those of \
