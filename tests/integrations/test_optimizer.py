@@ -295,6 +295,14 @@ def test_no_closure_shows_the_lines_to_write() -> None:
         wrapped(closure="losses")[2].step()
 
 
+@pytest.mark.parametrize("name", ["first_step", "second_step"])
+def test_the_steps_of_other_packages_say_what_takes_their_place(name: str) -> None:
+    optimizer = wrapped()[2]
+    with pytest.raises(AttributeError, match=rf"MethodOptimizer has no {name}: step\(closure\) makes all passes"):
+        getattr(optimizer, name)(zero_grad=True)
+    assert not hasattr(optimizer, name)  # frameworks ask
+
+
 @pytest.mark.parametrize("inner", ["wrapper", "base"])
 @pytest.mark.parametrize("style", ["backward", "losses"])
 def test_a_closure_that_steps_is_refused(inner: str, style: Any) -> None:

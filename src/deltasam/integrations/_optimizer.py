@@ -188,6 +188,11 @@ class MethodOptimizer(torch.optim.Optimizer):
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # asked for before there is one, while unpickling
             raise AttributeError(name)
+        if name in ("first_step", "second_step"):  # of other packages' optimizers; not the wrapped one's fault
+            raise AttributeError(
+                f"MethodOptimizer has no {name}: step(closure) makes all passes of the method, and method.backward(model, "
+                "batch, objective) does without a closure"
+            )
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
