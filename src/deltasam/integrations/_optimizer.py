@@ -190,8 +190,8 @@ class MethodOptimizer(torch.optim.Optimizer):
             raise AttributeError(name)
         if name in ("first_step", "second_step"):  # of other packages' optimizers; not the wrapped one's fault
             raise AttributeError(
-                f"MethodOptimizer has no {name}: step(closure) makes all passes of the method, and method.backward(model, "
-                "batch, objective) does without a closure"
+                f"MethodOptimizer has no {name}: step(closure) makes all passes of the method, and "
+                "method.backward(model, batch, objective) does without a closure"
             )
         return getattr(self.optimizer, name)
 
