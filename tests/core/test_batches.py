@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deltasam import ESAM, SAM, Method, SubsetSAM
-from deltasam.batches import portion, repeat, take
+from deltasam.batches import batch_size, portion, repeat, take
 from deltasam.splitting import Splitting
 
 TEXTS = {"text": ["a", "bb", "ccc", "dddd"], "labels": torch.tensor([0, 1, 2, 0]), "size": (224, 224, 3, 1)}
@@ -30,6 +30,15 @@ def test_texts_go_with_their_instances() -> None:
     assert take((["a", "b"], torch.arange(2)), torch.tensor([1]), 2)[0] == ["b"]
     assert repeat(TEXTS, 2, 4)["text"] == [*TEXTS["text"], *TEXTS["text"]]
     assert take({"text": ["one", "two"], "x": torch.zeros(3)}, torch.tensor([0]), 3)["text"] == ["one", "two"]
+
+
+def test_the_labels_say_how_many_instances_there_are() -> None:
+    """Images of a batch may come all in one tensor, several an instance."""
+    patches = torch.zeros(6, 3)
+    assert batch_size({"pixel_values": patches, "labels": torch.tensor([0, 1])}) == 2
+    assert batch_size({"pixel_values": patches, "labels": torch.tensor(0.5)}) == 6  # one number is nobody's label
+    assert batch_size({"pixel_values": patches}) == batch_size([torch.tensor(1.0), patches]) == 6
+    assert batch_size({"text": ["a"]}) is None
 
 
 @pytest.mark.parametrize("method", [SubsetSAM(), ESAM(gamma=0.5)], ids=lambda method: type(method).__name__)

@@ -12,7 +12,7 @@ from torch import nn
 
 from deltasam import DeltaSAM
 from deltasam.branches import Branches, is_recorded
-from deltasam.perturb import _beside, _in_place
+from deltasam.perturb import _beside, _borrowed, _in_place
 from deltasam.weighting import FiniteDifference
 
 
@@ -61,3 +61,26 @@ def test_several_draws_hold_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) 
     method.backward(nn.Linear(2, 1), torch.rand(4, 2), lambda m, x: m(x).squeeze(-1) ** 2)
     assert most == [1, 2] * 3
     assert open_ == [0]
+
+
+@pytest.mark.parametrize("way", [_borrowed, _in_place, _beside])
+def test_every_way_to_move_comes_back_after_an_exception_and_is_seen_by_autocast(way: Any) -> None:
+    """On a GPU weights move in place, so that the way of the CPU says nothing of it."""
+    model, x = nn.Linear(8, 2), torch.randn(4, 8)
+    before = [p.detach().clone() for p in model.parameters()]
+    moved = [p + 1000 for p in before]  # large enough that w is lost in rounding
+    wanted = [nn.functional.linear(x.bfloat16(), *(v.bfloat16() for v in at)) for at in (before, moved)]
+    seen = []
+
+    def fail() -> None:
+        with way(list(model.parameters()), [torch.ones_like(p) for p in before], torch.tensor(1000.0)):
+            seen.append(model(x))
+            raise RuntimeError("in the middle")
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen.append(model(x))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            fail()
+        seen.append(model(x))
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True))
+    assert all(torch.equal(found, wanted[k]) for found, k in zip(seen, (0, 1, 0), strict=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods import ASAM, ERM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
-from deltasam.perturb import dot, global_norm
+from deltasam.perturb import dot, global_norm, step_size
 from deltasam.weighting import Directional, OwnGradient
 
 
@@ -123,3 +123,14 @@ def test_what_look_sam_remembers_follows_a_model_whose_dtype_was_changed() -> No
         model.zero_grad()
         method.backward(model, torch.randn(4, 3, dtype=dtype), lambda model, x: model(x).squeeze(-1) ** 2)
         assert all(p.grad.dtype is dtype for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_that_is_too_small_to_divide_by_is_no_step(dtype: torch.dtype) -> None:
+    """rho over the smallest number there is would be infinite, and so would be the weights."""
+    smallest = torch.tensor(5e-324 if dtype is torch.float64 else 1e-45, dtype=dtype)
+    assert smallest > 0
+    for norm in (smallest, torch.zeros_like(smallest), smallest / 0, torch.full_like(smallest, float("nan"))):
+        assert float(step_size(0.05, norm)) == 0
+    usable = torch.full_like(smallest, 1e-30)
+    assert float(step_size(0.05, usable)) == pytest.approx(0.05 / 1e-30)

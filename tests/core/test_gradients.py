@@ -73,3 +73,17 @@ def test_a_dense_gradient_keeps_its_address() -> None:
         p.grad = torch.full((3,), 2.0)
     assert p.grad is earlier
     assert torch.equal(p.grad, torch.full((3,), 3.0))
+
+
+def test_a_gradient_of_two_parameters_is_added_up_for_each() -> None:
+    """Autograd hands one tensor to both summands of a sum: added to in place, it would be counted twice."""
+    a, b, c = (nn.Parameter(torch.randn(3, dtype=torch.float64)) for _ in range(3))
+    total, wanted = module.Gradient([a, b, c]), torch.zeros(3, dtype=torch.float64)
+    for k in range(3):
+        x = torch.randn(3, dtype=torch.float64)
+        total.add(((a + b) * x).sum())
+        wanted += x
+        assert total.sum()[2] is None, k
+    for found in total.sum()[:2]:
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+    assert a.grad is b.grad is None

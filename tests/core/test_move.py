@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods import SAM
-from deltasam.perturb import _add_fused_
+from deltasam.perturb import _add_fused_, add_scaled_, random_direction
+from deltasam.randomness import Seed
 
 
 def objective(model: nn.Module, x: Tensor) -> Tensor:
@@ -129,3 +130,27 @@ def test_gradients_laid_out_in_other_ways_on_a_gpu() -> None:
         found.append([p.grad.cpu() for p in model.parameters()])
     for pair in zip(*found, strict=True):
         torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_step_of_zero_keeps_out_what_is_not_finite(sparse: bool) -> None:
+    """Zero times infinity is not a number; weights of several kinds, which no single kernel takes."""
+    weights = [torch.randn(3, 2), torch.randn(2, dtype=torch.float64)]
+    before = [w.clone() for w in weights]
+    bad = torch.full((3, 2), torch.inf)
+    direction = [bad.to_sparse(1) if sparse else bad, torch.full((2,), torch.nan, dtype=torch.float64)]
+    add_scaled_(weights, direction, torch.tensor(0.0))
+    assert all(torch.equal(*pair) for pair in zip(weights, before, strict=True))
+    add_scaled_(weights, [torch.ones(3, 2), torch.ones(2, dtype=torch.float64)], torch.tensor(0.5))
+    assert all(torch.equal(w, b + 0.5) for w, b in zip(weights, before, strict=True))
+
+
+def test_weights_of_several_kinds_have_numbers_of_their_own() -> None:
+    """Each kind is drawn in one call; float64 has float32's numbers, so that one stream for both would be seen."""
+    params = [torch.zeros(4, 3), torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, 3)]
+    first, second, third = random_direction(params, Seed(3, 0))
+    assert [r.dtype for r in (first, second, third)] == [p.dtype for p in params]
+    assert not torch.allclose(first.double(), second)
+    assert not torch.allclose(first, third)
+    alone = random_direction([params[0].double()], Seed(3, 0))[0]
+    assert torch.equal(alone, first.double())

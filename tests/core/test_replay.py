@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from deltasam.methods import SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.passes import Passes
-from deltasam.randomness import Replay, Seed
+from deltasam.randomness import RandomState, Replay, Seed
 
 
 def objective(model: nn.Module, x: Tensor) -> Tensor:
@@ -112,3 +115,52 @@ def test_seeds_below_zero_differ() -> None:
 def test_other_seeds_draw_what_they_always_drew() -> None:
     for parts in ((0, 0), (7, 3), (-2, 5), (3, 1, 4, 1)):
         assert Seed(parts[0], parts[1], parts[2:]).value == hash(parts) & (2**63 - 1)
+
+
+def _draws() -> tuple[float, ...]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 - what a model may draw from
+
+
+def test_independent_passes_draw_from_streams_of_their_own_and_consume_nothing() -> None:
+    """Of Python, of NumPy and of torch: other draws than at w, others in every pass, and those again from there."""
+    before, found = RandomState.now(()), []
+    for replay in [Replay(nn.Identity(), (), "independent") for _ in range(2)]:
+        for _ in range(2):
+            with replay.extra():
+                found.append(_draws())
+    assert before.agrees_on_the_host(RandomState.now(()))
+    assert found[:2] == found[2:]
+    for first, second, at_w in zip(*found[:2], _draws(), strict=True):
+        assert len({first, second, at_w}) == 3
+
+
+def test_shared_passes_draw_what_the_pass_at_w_draws() -> None:
+    replay, found = Replay(nn.Identity(), ()), []
+    for _ in range(2):
+        with replay.extra():
+            found.append(_draws())
+    assert found == [_draws()] * 2
+
+
+class Sharing(nn.Module):
+    """Two modules with one buffer: what the first counts the second reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Module(), nn.Module()
+        self.first.register_buffer("calls", torch.zeros(()))
+        self.second.register_buffer("calls", self.first.calls)
+
+    def forward(self) -> float:
+        self.first.calls += 1
+        return float(self.second.calls)
+
+
+def test_a_buffer_of_two_modules_stays_one_in_an_extra_pass() -> None:
+    model = Sharing()
+    replay = Replay(model, ())
+    for _ in range(2):
+        with replay.extra():
+            assert model() == 1
+    assert model() == 1
+    assert model.first.calls is model.second.calls

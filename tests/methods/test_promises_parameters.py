@@ -141,3 +141,24 @@ def test_biases_of_recurrent_layers_and_attention_are_biases() -> None:
     assert list(chosen) == [
         "lstm.weight_ih_l0", "lstm.weight_hh_l0", "attention.in_proj_weight", "attention.out_proj.weight",
     ]  # fmt: skip
+
+
+class Adapted(nn.Module):
+    """A table under a name that does not say so, a tied head, and what only sounds like a table or an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+        self.embeddings_projection = nn.Linear(4, 4)
+        self.explorator = nn.Linear(4, 4)
+        self.lora_A = nn.Linear(4, 2, bias=False)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.words.weight
+
+
+def test_what_the_presets_choose() -> None:
+    model = Adapted()
+    rest = [f"{layer}.{what}" for layer in ("embeddings_projection", "explorator") for what in ("weight", "bias")]
+    assert list(select(model, "no-embeddings")) == [*rest, "lora_A.weight"]
+    assert list(select(model, "lora")) == ["lora_A.weight"]
+    assert list(select(model)) == ["words.weight", *rest, "lora_A.weight"]

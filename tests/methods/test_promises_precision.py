@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deltasam.methods import ERM, SAM, LookSAM, Method
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT, grads, relative_error
 from helpers.promises import assert_intact, rows, skip_exempt, snapshot
 from helpers.rows import Row
@@ -106,3 +107,38 @@ def test_state_in_a_checkpoint_continues_exactly(row: Row) -> None:
     torch.set_rng_state(saved["rng"])
     train(other, method, optimizer, batch, wrapped, 3)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+class Island(nn.Module):
+    """A product that the user keeps out of autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inside(x))
+        with torch.autocast("cpu", enabled=False):
+            return self.outside(h.float()).squeeze(-1) ** 2
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(rho=1e-30)], ids=["erm", "sam"])
+def test_backward_runs_outside_of_the_users_autocast(method: Method) -> None:
+    """As torch's own examples have it: what is float32 in the forward pass is not rounded in backward."""
+    model, other, x = Island(), Island(), torch.randn(5, 6)
+    other.load_state_dict(model.state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        method.backward(model, x, lambda model, x: model(x))
+        loss = other(x).mean()
+    loss.backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_what_was_remembered_before_a_checkpoint_is_loaded_is_forgotten() -> None:
+    model, batch, objective = TRANSFORMER.make()
+    method = LookSAM(k=3)
+    for _ in range(2):
+        method.backward(model, batch, objective)
+    method.load_state_dict({"steps": 1})
+    assert method.state_dict() == {"steps": 1}
+    assert method.backward(model, batch, objective).forwards == 2  # nothing to reuse: it looks

@@ -192,3 +192,9 @@ def test_fisher_sam_renews_its_mask() -> None:
     assert masks[0] is masks[1]
     assert masks[1] is not masks[2]
     assert masks[2] is masks[3]
+
+
+def test_gsams_radius_follows_the_learning_rate_within_its_range() -> None:
+    ends = {"lr_max": 1e-3, "lr_min": 2e-4, "rho_max": 0.1, "rho_min": 0.02}
+    for lr, rho in ((1e-3, 0.1), (2e-4, 0.02), (6e-4, 0.06), (4e-4, 0.04)):
+        assert GSAM.rho_at(lr=lr, **ends) == pytest.approx(rho)

@@ -191,6 +191,16 @@ def test_what_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
         assert cell == [good]
 
 
+@pytest.mark.parametrize(("higher", "best"), [(True, "b"), (False, "a")])
+def test_the_best_settings_are_those_of_the_smallest_metric_where_less_is_better(
+    tmp_path: Path, higher: bool, best: str
+) -> None:
+    for name, value, precision in (("a", 0.2, "fp32"), ("b", 0.4, "bf16")):
+        write(tmp_path / name, value, config={"precision": precision}, higher_is_better=higher)
+    (cell,) = by_cell(read_runs(tmp_path).finished).values()
+    assert [run.run_id for run in cell] == [best]
+
+
 def test_repetitions_are_those_of_one_run_id_but_for_the_seed(tmp_path: Path) -> None:
     for seed in range(1, 6):
         others = {"workers": 2, "capture": True, "on_out_of_memory": "split"} if seed > 3 else {}

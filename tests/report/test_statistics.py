@@ -170,3 +170,26 @@ def test_wins_ties_and_metrics_where_less_is_better() -> None:
     first, second = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.0}, {"a": 2.0, "b": 1.0, "c": 3.0, "e": 0.0}
     assert str(count_wins(first, second)) == "1 of 3 (1 tie)"
     assert count_wins(first, second, lower_is_better={"a"}).wins == 2
+
+
+@given(st.lists(st.floats(0, 0.3), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_holm_equals_its_definition(ps: list[float]) -> None:
+    """The largest, over all that are not larger, of p times the number of hypotheses that are not smaller."""
+    ranked = sorted(ps)
+    factors = {rank: min(1.0, (len(ps) - rank) * p) for rank, p in enumerate(ranked)}
+    for p, adjusted in zip(ps, holm(ps), strict=True):
+        wanted = max(factor for rank, factor in factors.items() if ranked[rank] <= p)
+        assert adjusted == pytest.approx(wanted, rel=1e-12, abs=0)
+
+
+def test_signs_that_are_drawn_never_give_a_p_of_zero() -> None:
+    found = paired_test([1.0] * 44, [0.0] * 44)
+    assert not found.exact
+    assert found.p == found.smallest_p == 1 / 100_001
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_result_that_is_not_finite_is_not_tested(bad: float) -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        paired_test([1.0, bad, 2.0], [0.5, 0.5, 0.5])

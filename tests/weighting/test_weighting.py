@@ -217,3 +217,23 @@ def test_losses_that_are_not_finite_fall_back_to_uniform(losses: list[float]) ->
     weights = usable(difference_weights(a, [a + 1], [a - 2], 1e-4))
     if not torch.isfinite(a).all():
         assert torch.equal(weights, torch.ones_like(a))
+
+
+def test_the_other_side_of_w_is_seen_under_autocast() -> None:
+    """Autocast keeps its casts of the weights; a stale one would make the probe at w - r see w + r."""
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32)
+    params = [p for p in model.parameters() if p.requires_grad]
+    draws = random_direction(params, SEED.child(0))
+    r = [d / global_norm(draws) for d in draws]
+    at = []
+    for sign in (0.0, 1.0, -1.0):
+        moved, _, _ = TRANSFORMER_NO_DROPOUT.make(torch.float32)
+        with torch.no_grad():
+            torch._foreach_add_([p for p in moved.parameters() if p.requires_grad], r, alpha=sign)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            at.append(objective(moved, batch).detach())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = weigh(FiniteDifference(radius=1.0, precision="ambient"), model, batch, objective, 0.05)
+    wanted = difference_weights(at[0], [at[1]], [at[2]], 1e-12)
+    assert (at[1] - at[2]).abs().min() > 0.01
+    torch.testing.assert_close(found, wanted, rtol=0.2, atol=0.02)
