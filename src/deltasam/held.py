@@ -75,6 +75,8 @@ def held_part(
 
 def _with(model: nn.Module, values: Mapping[str, Tensor], compute: Callable[[], Tensor | None]) -> Tensor | None:
     """What it computes while these parameters of the model have other values."""
+    if not values:  # functional_call goes through all modules, and not only once
+        return compute()
     named = {f"model.{name}": value for name, value in values.items()}
     found: Tensor | None = functional_call(Scene(model, compute), named, (), tie_weights=True)
     return found

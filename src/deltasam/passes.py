@@ -125,7 +125,7 @@ class Passes:
         """Losses and the gradient of their weighted mean, leaving ``.grad`` alone. One forward, one backward.
 
         Args:
-            weights: g, shape (N,), or what computes them from the losses (a single batch only); uniform by default.
+            weights: g, shape (N,), or what computes them from the losses (of each micro-batch); uniform by default.
             at_w: As in :meth:`losses`.
             params: With respect to what; the parameters chosen for perturbation by default.
 
@@ -267,7 +267,7 @@ class Passes:
         """
         size = self.sizes[0] or batch_size(self.batches[0])
         if (n := len(self.batches)) > 1 or size is None:
-            which = f"MicroBatches of {n}: call backward() for each, with scale=1 / {n}" if n > 1 else "another one"
+            which = f"MicroBatches of {n}: call backward() for each, with scale=1 / {n}" if n > 1 else "one without"
             raise ValueError(f"a part of the batch can be taken from one batch of tensors only, not from {which}")
         other = copy(self)
         other.batches, other._is_part = MicroBatches([take(self.batches[0], index, size)]), True
@@ -338,16 +338,15 @@ class Passes:
     ) -> Tensor:
         batch = one_more(self.batches[k])
         before = versions(batch) if self._replay is not None else None
+        objective: Any = self.objective
         held = None
-        if (self._moved is not None or ascending or at_w is not None) and getattr(self.objective, "holds", False):
+        if (self._moved is not None or ascending or at_w is not None) and getattr(objective, "holds", False):
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
-            held = held_part(self.objective, self.inner, batch, self._moved, at_w or {})
-        objective: Any = self.objective
-        losses: Tensor
+            held = held_part(objective, self.inner, batch, self._moved, at_w or {})
         with part_of_a_step(self._is_part):
             if held is None:
-                losses = objective(model, batch)
+                losses: Tensor = objective(model, batch)
             else:
                 losses = objective.losses(objective.complete(model, batch, held), batch)
         if before is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +107,24 @@ def test_another_radius_is_another_recording() -> None:
     captured.method = captured.method.replace(rho=0.05)
     captured.backward(model, torch.ones(4, 2), objective)
     assert (captured.report.ordinary, captured.report.replayed) == (2, 3)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_method_that_cannot_be_hashed_is_told_apart_by_identity() -> None:
+    @dataclass  # not frozen, so without a hash
+    class Only:
+        names: list[str]
+
+        def __call__(self, name: str, p: nn.Parameter) -> bool:
+            return name in self.names
+
+    model = nn.Linear(2, 1)
+    captured = Captured(SAM(params=Only(["weight"])))
+    for _ in range(3):
+        captured.backward(model, torch.ones(4, 2), objective)
+    captured.method = SAM(params=Only(["weight"]))
+    captured.backward(model, torch.ones(4, 2), objective)
+    assert (captured.report.ordinary, captured.report.recorded, captured.report.replayed) == (2, 1, 2)
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -378,15 +378,18 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         MethodTrainer(model=model, args=args, method=SAM(), optimizers=(twice, None))
 
 
-def test_sequences_divided_among_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SimpleNamespace(cp_enabled=True, sp_enabled=False, sp_backend=None, cp_size=2, sp_size=1)
+@pytest.mark.parametrize("sizes", [{"cp": 2, "sp": 1}, {"cp": 1, "sp": 2}, {"cp": 2}])  # accelerate 1.10 has no sp
+def test_divided_sequences_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]) -> None:
+    config = SimpleNamespace(sp_backend=None)
+    for kind, size in sizes.items():
+        vars(config).update({f"{kind}_size": size, f"{kind}_enabled": size > 1})
 
     class Divided(MethodTrainer):
         def create_accelerator_and_postprocess(self) -> None:
             super().create_accelerator_and_postprocess()
             monkeypatch.setattr(Accelerator, "parallelism_config", config, raising=False)
 
-    with pytest.raises(ValueError, match=r"parallelism_config.*cp_size=2.* DDP or FSDP"):
+    with pytest.raises(ValueError, match=r"parallelism_config\([cs]p_size=2\).* DDP or FSDP"):
         Divided(model=fresh(), args=arguments(tmp_path), method=SAM())
 
 

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from deltasam.batches import MicroBatches
 from deltasam.capture._graph import Pool, RecordedStep
-from deltasam.capture._key import NotCapturableError, Same, batch_key, model_key, objective_key, surroundings_key
+from deltasam.capture._key import (
+    NotCapturableError,
+    Same,
+    batch_key,
+    method_key,
+    model_key,
+    objective_key,
+    surroundings_key,
+)
 from deltasam.capture._streams import Needs
 from deltasam.distributed import sharded_modules
 from deltasam.methods import Method, Step
@@ -54,8 +62,8 @@ class Captured:
     Args:
         method: The method. Its hyperparameters are part of the recording; another one, ``captured.method =
             captured.method.replace(rho=...)``, has recordings of its own.
-        max_graphs: How many shapes to keep; the least recently used one goes first. Keep shapes few with
-            :class:`PadToBuckets`.
+        max_graphs: How many recordings to keep, one per shape and method; the least recently used one goes first. Keep
+            shapes few with :class:`PadToBuckets`.
         optimizer: Makes :meth:`step` available: the optimizer's step is recorded too. It must be capturable, as
             ``torch.optim.AdamW(..., capturable=True)`` is; its learning rates become tensors, so that schedules work.
         max_grad_norm: Clip before the optimizer's step; only with ``optimizer``.
@@ -175,7 +183,7 @@ class Captured:
             raise NotCapturableError(
                 "fully_shard gathers the parameters outside of the graph; call the method itself, without Captured"
             )
-        here = (kind, self.method, self.method.phase(), objective_key(objective))
+        here = (kind, method_key(self.method), self.method.phase(), objective_key(objective))
         return (*here, batch_key(inputs), surroundings_key(device))
 
     def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:

@@ -37,6 +37,15 @@ def objective_key(objective: Any) -> Hashable:
     return Same(objective)
 
 
+def method_key(method: Any) -> Hashable:
+    """Methods are what their hyperparameters say; one without a hash (a predicate with a list) is itself alone."""
+    try:
+        hash(method)
+    except TypeError:
+        return Same(method)
+    return method  # type: ignore[no-any-return]
+
+
 def batch_key(batch: Any) -> Hashable:
     """Shapes, dtypes and devices of the tensors, and everything else by value.
 

@@ -67,10 +67,11 @@ def refuse_unsupported(trainer: Any) -> None:
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise ValueError(f"{name} does not work with DeepSpeed, whose engine owns the backward pass: use DDP or FSDP")
     divided: Any = getattr(trainer.accelerator, "parallelism_config", None)
-    if getattr(divided, "cp_enabled", False) or getattr(divided, "sp_enabled", False):
-        sizes = f"cp_size={divided.cp_size}, sp_size={divided.sp_size}"
+    kind = next((kind for kind in ("cp", "sp") if getattr(divided, f"{kind}_enabled", False)), None)
+    if kind is not None:
+        size = f"{kind}_size={getattr(divided, f'{kind}_size')}"
         raise ValueError(
-            f"{name} does not work with parallelism_config({sizes}), which divides the sequences among the processes, "
+            f"{name} does not work with parallelism_config({size}), which divides the sequences among the processes, "
             "where a method needs the loss of whole ones: use DDP or FSDP alone"
         )
     if trainer.args.n_gpu > 1:

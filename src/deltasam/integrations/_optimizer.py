@@ -207,8 +207,7 @@ class MethodOptimizer(torch.optim.Optimizer):
 
 def _refuse_lightning(method: Method, modules: tuple[Any, ...]) -> None:
     """Raises a ValueError for what Lightning's automatic optimization does to the gradients of single passes."""
-    trainers = [getattr(module, "_trainer", None) for module in modules]
-    for trainer in trainers:
+    for trainer in (getattr(module, "_trainer", None) for module in modules):
         batches, clip = getattr(trainer, "accumulate_grad_batches", 1), getattr(trainer, "gradient_clip_val", None)
         if batches > 1:
             raise ValueError(

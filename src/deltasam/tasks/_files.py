@@ -80,8 +80,8 @@ def _table(path: Path, text: str, delimiter: str) -> list[Row]:
         rows: list[Row] = list(reader)
     except csv.Error as error:
         raise DataError(
-            f"{path}: a quote in or before line {reader.reader.line_num} ({error}); put cells that hold "
-            "a quote in quotes and double it, or write JSON Lines (.jsonl)"
+            f"{path}: a quote in or before line {reader.reader.line_num} is not closed, or not doubled ({error}); put "
+            "cells that hold a quote in quotes and double it, or write JSON Lines (.jsonl)"
         ) from error
     finally:
         csv.field_size_limit(limit)
