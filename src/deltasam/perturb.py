@@ -39,7 +39,6 @@ def select(
         which: ``"all"``; ``"no-embeddings"``: all but the tables of ``nn.Embedding`` (tied heads included);
             ``"no-bias-norm"``: neither biases nor the parameters of normalisation layers; ``"norms"``: only those of
             normalisation layers; ``"lora"``: only adapters; or a predicate ``(name, parameter) -> bool``.
-
         among: The trainable parameters, if they are at hand.
 
     Returns:

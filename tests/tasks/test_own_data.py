@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +162,15 @@ def test_another_encoding_is_told_with_the_way_out(tmp_path: Path) -> None:
     path.write_bytes("text,label\nfrançais,good\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"a.csv: cannot be read .*utf-8.*; save it as UTF-8"):
         _task(path).load(DataSource())
+
+
+def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    whole = gzip.compress(b"text,label\n" + b"fine,good\n" * 9)
+    for number in range(10, len(whole)):  # after the header, which gzip checks itself
+        path.write_bytes(whole[:number] + bytes([whole[number] ^ 255]) + whole[number + 1 :])
+        with pytest.raises(DataError, match=r"a.csv.gz: cannot be read"):
+            _task(path).load(DataSource())
 
 
 def test_the_label_is_no_text() -> None:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def read_rows(path: Path) -> list[Row]:
         return _table(path, text, delimiter)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: cannot be read ({error}); save it as UTF-8") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
