@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deltasam import ESAM, SAM, Method, SubsetSAM
-from deltasam.batches import batch_size, portion, repeat, take
+from deltasam.batches import batch_size, portion, ratio, repeat, shares, take
 from deltasam.splitting import Splitting
 
 TEXTS = {"text": ["a", "bb", "ccc", "dddd"], "labels": torch.tensor([0, 1, 2, 0]), "size": (224, 224, 3, 1)}
@@ -39,6 +39,27 @@ def test_the_labels_say_how_many_instances_there_are() -> None:
     assert batch_size({"pixel_values": patches, "labels": torch.tensor(0.5)}) == 6  # one number is nobody's label
     assert batch_size({"pixel_values": patches}) == batch_size([torch.tensor(1.0), patches]) == 6
     assert batch_size({"text": ["a"]}) is None
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    inner: tuple[Tensor, str]
+
+
+def test_named_tuples_stay_named_tuples() -> None:
+    found = take(Pair(torch.arange(3), (torch.arange(3) * 10, "all")), torch.tensor([2, 0]), 3)
+    assert isinstance(found, Pair)
+    assert found.x.tolist() == [2, 0]
+    assert found.inner[0].tolist() == [20, 0]
+    assert found.inner[1] == "all"
+
+
+def test_shares_add_up_and_are_zero_where_there_is_nothing() -> None:
+    counts = [torch.tensor(n) for n in (1, 0, 2)]
+    assert [float(share) for share in shares(counts)] == [1 / 3, 0.0, 2 / 3]  # in double precision
+    assert [float(share) for share in shares([torch.tensor(0)] * 2)] == [0.0, 0.0]
+    assert shares([1, 3]) == [0.25, 0.75]
+    assert float(ratio(torch.tensor(0), torch.tensor(0))) == 0
 
 
 @pytest.mark.parametrize("method", [SubsetSAM(), ESAM(gamma=0.5)], ids=lambda method: type(method).__name__)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, SubsetSAM
 from deltasam.perturb import random_direction
 from deltasam.randomness import Seed
+from deltasam.weighting import Directional, FiniteDifference, LossWeights, RandomWeights, Weighting
 from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, Problem, grads, relative_error
 
 TOLERANCE = 1e-10
@@ -198,3 +199,24 @@ def test_gsams_radius_follows_the_learning_rate_within_its_range() -> None:
     ends = {"lr_max": 1e-3, "lr_min": 2e-4, "rho_max": 0.1, "rho_min": 0.02}
     for lr, rho in ((1e-3, 0.1), (2e-4, 0.02), (6e-4, 0.06), (4e-4, 0.04)):
         assert GSAM.rho_at(lr=lr, **ends) == pytest.approx(rho)
+
+
+def test_esam_perturbs_one_tensor_where_none_was_drawn_and_not_always_the_same() -> None:
+    method, draws = ESAM(beta=1e-9), []
+    for step in range(60):
+        method.state["steps"] = step
+        draws.append(method._draw(4))
+    assert all(sum(draw) == 1 for draw in draws)
+    assert all(any(column) for column in zip(*draws, strict=True))
+
+
+@pytest.mark.parametrize("weighting", [FiniteDifference(), Directional(), RandomWeights(of=LossWeights())], ids=str)
+def test_every_step_has_a_direction_of_its_own_and_the_same_after_a_resume(weighting: Weighting) -> None:
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
+    method = DeltaSAM(weighting=weighting)
+    weights = [method.backward(model, batch, objective).weights for _ in range(4)]  # no step between: all at one w
+    for later in weights[1:]:
+        assert not torch.allclose(later, weights[0], rtol=1e-3)
+    resumed = DeltaSAM(weighting=weighting)
+    resumed.load_state_dict({"steps": 3})
+    assert torch.equal(resumed.backward(model, batch, objective).weights, weights[3])

@@ -280,3 +280,15 @@ def test_a_sequence_without_targets_has_no_loss_and_spoils_nothing():
         losses = Tokens(reduction=reduction).losses(logits, (None, labels))
         assert losses[1].item() == 0
         assert bool(torch.autograd.grad(losses.sum(), logits)[0].isfinite().all())
+
+
+@pytest.mark.parametrize("kind", [Tokens, CausalLM])
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+def test_another_ignore_index_ignores_the_same_tokens(kind: type[Tokens], reduction: str) -> None:
+    model, tokens = nn.Embedding(7, 7).double(), torch.tensor([[1, 2, 3, 0], [4, 0, 0, 0], [5, 6, 1, 2]])
+    usual, other = kind(reduction=reduction), kind(reduction=reduction, ignore_index=0)
+    batch = (tokens, tokens.masked_fill(tokens == 0, -100))
+    wanted = usual(model, batch)
+    torch.testing.assert_close(other(model, (tokens, tokens)), wanted, rtol=1e-12, atol=0)
+    if reduction == "token":
+        assert int(other.items((tokens, tokens))) == int(usual.items(batch))

@@ -27,7 +27,7 @@ from deltasam.report import (
     to_markdown,
     usual_risk,
 )
-from deltasam.report._evaluation import STANDARD
+from deltasam.report._evaluation import STANDARD, Evaluation, usual
 from deltasam.report._runs import _LATER, _NOT_VARIANT, _SCHEMA
 from deltasam.report._words import summary_sentences
 from deltasam.tasks import find_task
@@ -181,6 +181,15 @@ def test_a_diverged_run_is_named_and_costs_the_others_nothing(tmp_path: Path, va
     assert "a metric is not finite: ERM3" in html_report(runs, tables)
 
 
+def test_a_run_of_which_any_metric_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    """Weights that are not finite predict one class, of which the accuracy is a number like any other."""
+    write(tmp_path / "good", 0.7, seed=1)
+    write(tmp_path / "bad", 0.8, seed=2, metrics={**BASE["metrics"], "loss": math.nan})
+    runs = read_runs(tmp_path)
+    assert [run.run_id for run in runs.finished] == ["good"]
+    assert runs.problems() == ["1 run left out, a metric is not finite: bad"]
+
+
 def test_what_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     write(tmp_path / "a", 0.8, config={"precision": "fp32"})
     write(tmp_path / "b", 0.7, config={"precision": "bf16"})
@@ -215,6 +224,15 @@ def test_repetitions_are_those_of_one_run_id_but_for_the_seed(tmp_path: Path) ->
     assert {name: fields for name, fields in later.items() if fields} == _LATER
 
 
+def test_an_option_that_came_later_makes_no_other_settings(tmp_path: Path) -> None:
+    """Runs from before it was there, and those that wrote its first values down, are repetitions of each other."""
+    for seed, option in enumerate([{}, {"factors": "exact"}, {"factors": "auto"}, {"factors": "bfloat16"}]):
+        config = {"method": {"name": "PerInstanceSAM", "rho": 0.01, **option}}
+        write(tmp_path / str(seed), 0.8, method="PerInstanceSAM", seed=seed, config=config)
+    variants = [run.variant for run in read_runs(tmp_path).finished]
+    assert variants[0] == variants[1] == variants[2] != variants[3]
+
+
 def test_standard_evaluations_are_those_of_the_tasks() -> None:
     for name, standard in STANDARD.items():
         task = find_task(name)
@@ -228,6 +246,24 @@ def risk(folder: Path, value: float, **settings: object) -> None:
     wanted = {"rho": 0.05, "rows": 256, "steps": 1, "split": None, **settings}
     text = json.dumps({"settings": wanted, "value": value, "loss": 0.1, "measured": 16})
     (folder / "analysis/adversarial-risk.json").write_text(text)
+
+
+def test_among_as_many_risks_the_papers_radius_and_the_most_rows_count(tmp_path: Path) -> None:
+    measured = ({"rho": 0.01}, {"rho": 0.05, "rows": 16}, {"rho": 0.05, "rows": 64}, {"rho": 0.01})
+    for seed, settings in enumerate(measured):
+        risk(write(tmp_path / f"s{seed}", 0.8, seed=seed), seed + 1.0, **settings)
+    runs = read_runs(tmp_path)
+    table = TABLES["adversarial-risk"](runs)
+    assert "Ours at rho = 0.05." in table.notes
+    assert row(table, "SAM").cells["mrpc risk"].values == (3.0,)
+    assert usual_risk(runs.finished, rho=0.05)["rows"] == 64
+
+
+def test_a_whole_split_stands_for_a_task_before_more_runs_on_a_sample() -> None:
+    whole, sample = Evaluation("validation", "f1", rows=90), Evaluation("validation", "f1", sample=20, rows=20)
+    part = Evaluation("train[90%:]", "f1", rows=200)
+    assert usual([("own", sample)] * 3 + [("own", whole)] + [("own", part)] * 5) == {"own": whole}
+    assert usual([("own", sample)] * 3 + [("own", part)] * 5) == {"own": sample}
 
 
 def test_risks_of_other_radii_are_not_averaged(tmp_path: Path) -> None:

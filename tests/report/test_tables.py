@@ -27,6 +27,8 @@ from deltasam.report import (
     to_markdown,
 )
 from deltasam.report import _formats as formats
+from deltasam.report._lines import lines, usual_note
+from deltasam.report._table import Column, Row, Table
 
 # Made with `deltasam sweep` from the files beside it: models of a few thousand weights, a few rows, a dozen updates.
 GOLDEN = Path(__file__).parent / "golden"
@@ -231,3 +233,16 @@ def test_other_weights_are_another_method(tmp_path: Path) -> None:
         "DeltaSAM",
         "DeltaSAM(RandomWeights)",
     }
+
+
+def test_other_numbers_of_seeds_are_written_into_the_cells() -> None:
+    """More of them as well as fewer, since the note below the table says how many the others have."""
+    columns = tuple(Column(key=key, header=key) for key in "abcd")
+    cells = {key: Cell(tuple(range(1, n + 1))) for key, n in zip("abcd", (2, 2, 3, 1), strict=True)}
+    table = Table(
+        name="own", title="Own", columns=columns, rows=(Row("model", "SAM", "SAM", cells),), aggregate="mean",
+        paper_aggregate="mean", source="Table 0",
+    )  # fmt: skip
+    (ours,) = [line for line in lines(table, spread="none") if line.kind == "ours"]
+    assert ours.cells == ("1.5", "1.5", "2.0 (n=3)", "1.0 (n=1)")
+    assert usual_note(table) == "n = 2 where a cell does not say otherwise."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deltasam.batches import MicroBatches
+from deltasam.methods import SAM, DeltaSAM
 from deltasam.objectives import Contrastive
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction
@@ -28,7 +31,7 @@ from deltasam.weighting import (
 from deltasam.weighting._base import usable
 from deltasam.weighting._directional import derivatives_along
 from deltasam.weighting._finite_difference import difference_weights
-from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, Problem
+from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, Problem, grads, relative_error
 
 SEED = Seed(11, 0)
 
@@ -237,3 +240,26 @@ def test_the_other_side_of_w_is_seen_under_autocast() -> None:
     wanted = difference_weights(at[0], [at[1]], [at[2]], 1e-12)
     assert (at[1] - at[2]).abs().min() > 0.01
     torch.testing.assert_close(found, wanted, rtol=0.2, atol=0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Weighting):
+    """Weights that are all the same."""
+
+    value: float
+
+    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+        return lambda losses: torch.full_like(losses, self.value)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), 1e-30, 1e30])
+def test_weights_are_taken_relative_to_their_mean_and_unusable_ones_are_uniform(value: float) -> None:
+    """The gradient that is followed has the magnitude of SAM's, whatever that of the weights: float16 needs it."""
+    results = []
+    for method in (DeltaSAM(rho=0.1, weighting=Given(value=value)), SAM(rho=0.1)):
+        model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32)
+        results.append((method.backward(model, batch, objective), grads(model)))
+    (weighted, found), (plain, wanted) = results
+    assert not weighted.skipped
+    torch.testing.assert_close(weighted.grad_norm, plain.grad_norm, rtol=1e-5, atol=0)
+    assert relative_error(found, wanted) < 1e-5

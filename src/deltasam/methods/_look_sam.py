@@ -88,9 +88,12 @@ class LookSAM(Method):
                 share = dot(list(gs.values()), list(g.values())) / dot(list(g.values()), list(g.values()))
                 one = torch.ones_like(share)
                 gv = {name: combine(one, gs[name], -share, g.pop(name)) for name in trained}
-                self.state["gv"] = {name: value for name, value in gv.items() if value is not None}
-                # Without a perturbation gs is g, and what is left of it is rounding (or not finite).
-                self.state["gv_usable"] = torch.isfinite(share) & ~ascent.skipped
+                found = self.state["gv"] = {name: value for name, value in gv.items() if value is not None}
+                # Without a perturbation, or where it only lengthens g, what is left of gs is rounding (or not finite).
+                whole = global_norm([value for value in gs.values() if value is not None])
+                rounding = 4 * max((torch.finfo(value.dtype).eps for value in found.values()), default=0.0) * whole
+                is_left = global_norm(list(found.values())) > rounding.to(share.device)
+                self.state["gv_usable"] = torch.isfinite(share) & ~ascent.skipped & is_left.to(share.device)
         return finish(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _reuse(self, passes: Passes) -> Step:
