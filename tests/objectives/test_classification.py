@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from deltasam.objectives import Classification, Regression
+from deltasam.objectives import Classification, Regression, Tokens
 from helpers.tiny import classifier, labelled, sentences
 
 LABELS = torch.tensor([2, 0, 1, 1])
@@ -131,6 +131,33 @@ def test_losses_and_divergences_are_float32_at_least(dtype):
     assert Regression().losses(logits[:, :1], (None, y)).dtype == exact
     assert Regression().divergence(logits, logits * 2, None).dtype == exact
     assert Classification(multi_label=True).divergence(logits, logits * 2, None).dtype == exact
+    assert Classification().directed(logits, logits * 2, None).dtype == exact
+
+
+@pytest.mark.parametrize("kind", ["one label", "several labels", "tokens"])
+def test_a_directed_divergence_is_half_of_the_symmetric_one_in_two_directions(kind):
+    """And is that of the loop over the distributions, computed from half precision as from the same numbers whole."""
+    a, b = torch.randn(2, 5, 4, 3, dtype=torch.float64)
+    labels = torch.tensor([[1, 2, 0, 1], [0, -100, -100, -100], [-100, 1, 1, -100], [2, 2, 2, 2], [0, 1, 2, -100]])
+    objective = Tokens() if kind == "tokens" else Classification(multi_label=kind == "several labels")
+    if kind != "tokens":
+        a, b = a[:, 0], b[:, 0]
+    batch = (None, labels)
+    p, q = (
+        torch.stack([x.sigmoid(), 1 - x.sigmoid()], -1) if kind == "several labels" else x.softmax(-1) for x in (a, b)
+    )
+    wanted = {
+        "one label": lambda: kl(p, q),
+        "several labels": lambda: kl(p, q).mean(-1),
+        "tokens": lambda: torch.where(labels != -100, kl(p, q), 0.0).sum(-1) * 5 / (labels != -100).sum(),
+    }[kind]()
+    found = objective.directed(a, b, batch)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=0)
+    both = 0.5 * (found + objective.directed(b, a, batch))
+    torch.testing.assert_close(objective.divergence(a, b, batch), both, rtol=1e-10, atol=0)
+    low = [x.bfloat16() for x in (a, b)]
+    whole = objective.directed(*(x.float() for x in low), batch)
+    assert torch.equal(objective.directed(*low, batch), whole)
 
 
 def test_bf16_autocast_gives_hugging_faces_loss():

@@ -161,3 +161,14 @@ def test_bad_arguments():
             Contrastive(**options)
     with pytest.raises(ValueError, match=r"\(4, 5\), but must have \(2, N, H\)"):
         Contrastive().losses(X, None)
+
+
+def test_a_text_without_any_token_spoils_nothing():
+    """Its mean is over nothing: an embedding of zeros, and losses that are numbers."""
+    model, batch = encoder("bert"), views()
+    whole = Contrastive(pooling="mean").forward(model, batch)
+    batch["second"]["attention_mask"][1] = 0
+    outputs = Contrastive(pooling="mean").forward(model, batch)
+    assert outputs[1, 1].eq(0).all()
+    torch.testing.assert_close(outputs[:, [0, 2, 3]], whole[:, [0, 2, 3]])
+    assert Contrastive(pooling="mean").losses(outputs, batch).isfinite().all()

@@ -292,3 +292,11 @@ def test_another_ignore_index_ignores_the_same_tokens(kind: type[Tokens], reduct
     torch.testing.assert_close(other(model, (tokens, tokens)), wanted, rtol=1e-12, atol=0)
     if reduction == "token":
         assert int(other.items((tokens, tokens))) == int(usual.items(batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_in_half_precision_have_losses_in_float32(dtype: torch.dtype) -> None:
+    logits, labels = torch.randn(3, 4, 7).to(dtype), torch.randint(7, (3, 4))
+    for reduction in ("token", "sequence"):
+        losses = Tokens(reduction=reduction).losses(logits, (None, labels))
+        assert torch.equal(losses, Tokens(reduction=reduction).losses(logits.float(), (None, labels)))

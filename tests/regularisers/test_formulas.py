@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from deltasam import R3F, SMART, VAT, Classification, EmbeddingNoise, RDrop, Regression
+from deltasam import R3F, SMART, VAT, Classification, EmbeddingNoise, RDrop, Regression, Tokens
 from helpers.heads import head, no_dropout, texts
 
 Logits = Callable[..., Tensor]
@@ -194,3 +194,12 @@ def test_rdrop(classes: int, passes: str, reduction: str) -> None:
 def test_nothing_to_regularise_is_plain_training(classes: int, wrap) -> None:
     model, batch, logits, _ = problem(classes)
     agree(model, wrap(objective(classes))(model, batch), loss(logits(), batch))
+
+
+def test_rdrop_as_released_sums_over_the_target_tokens() -> None:
+    first, second = torch.randn(2, 3, 4, 7, dtype=torch.float64)
+    labels = torch.tensor([[1, 2, 0, 1], [0, -100, -100, -100], [-100, 6, 5, -100]])
+    found = RDrop(Tokens(), alpha=0.5, reduction="released").combine((first, second), (None, labels))
+    apart = 0.5 * (kl(first, second) + kl(second, first))[labels != -100].sum()
+    plain = sum(cross_entropy(x.flatten(0, 1), labels.flatten()) for x in (first, second))
+    torch.testing.assert_close(found.mean(), plain + 0.5 * apart, rtol=1e-10, atol=0)

@@ -82,3 +82,13 @@ def test_micro_batches_are_probed_with_the_masks_they_are_trained_with() -> None
     DeltaSAM(weighting=OwnGradient()).backward(model, MicroBatches([x[:4], x[4:]]), objective)
     probes, trained = seen[:-6], seen[-4:-2]  # between them all losses at w, after them those at w + eps
     assert all(any(torch.equal(losses, one) for one in probes) for losses in trained)
+
+
+def test_a_small_gradient_is_not_divided_by() -> None:
+    """Below eta the weight is the second difference over eta: l = (w x)^2 / 2 has (h x)^2 for any w."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 1e-3)
+    x = torch.tensor([[1.0], [2.0], [5.0]]).double()
+    weighting = OwnGradient(radius=0.1)
+    step = DeltaSAM(eta=10.0, weighting=weighting).backward(model, x, lambda m, x: m(x).squeeze(1).square() / 2)
+    torch.testing.assert_close(step.weights, (0.1 * x.squeeze(1)).square() / 10, rtol=1e-9, atol=0)

@@ -263,3 +263,18 @@ def test_weights_are_taken_relative_to_their_mean_and_unusable_ones_are_uniform(
     assert not weighted.skipped
     torch.testing.assert_close(weighted.grad_norm, plain.grad_norm, rtol=1e-5, atol=0)
     assert relative_error(found, wanted) < 1e-5
+
+
+def test_several_derivatives_are_the_expectations_of_the_derivation() -> None:
+    """As for differences: the absolute mean of the second ones over the root mean square of the first."""
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
+    passes = Passes(model, batch, objective)
+    found = []
+    for draw in range(3):
+        r = random_direction(list(passes.params.values()), SEED.child(draw))
+        r = [0.05 * d / global_norm(r) for d in r]
+        found.append(derivatives_along(passes, dict(zip(passes.params, r, strict=True))))
+    first, second = (torch.stack(values) for values in zip(*found, strict=True))
+    assert (second.sign().sum(0).abs() < 3).any()  # else it makes no difference where the absolute value is taken
+    wanted = second.mean(0).abs() / (2 * first.square().mean(0).sqrt())
+    torch.testing.assert_close(weigh(Directional(samples=3), model, batch, objective, 0.05), wanted, rtol=1e-9, atol=0)
