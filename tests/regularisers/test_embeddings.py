@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.objectives import Seq2Seq, perturbed_embeddings
-from deltasam.objectives.regularisers import find_embeddings
+from deltasam.objectives.regularisers import Norm, find_embeddings, uphill
 from helpers.heads import FAMILIES, head, texts
 from helpers.tiny import sentences, seq2seq, target_tokens
 
@@ -177,3 +177,22 @@ def test_wrapped_models(wrap: str, tmp_path) -> None:
     finally:
         if wrap == "ddp":
             torch.distributed.destroy_process_group()
+
+
+def test_padding_may_have_any_number() -> None:
+    model, ids = nn.Sequential(nn.Embedding(9, 4, padding_idx=3), nn.Flatten()), torch.tensor([[0, 3, 5], [3, 3, 1]])
+    clean = model(ids).view(2, 3, 4)
+    with perturbed_embeddings(model, lambda site: site.empty().fill_(0.5), embeddings="0"):
+        noisy = model(ids).view(2, 3, 4)
+    torch.testing.assert_close(noisy, torch.where((ids != 3).unsqueeze(-1), clean + 0.5, clean))
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("size", [1e-35, 1.0, 1e35])
+def test_uphill_is_of_unit_length_however_small_or_large_the_gradient(norm: Norm, size: float) -> None:
+    """The squares of such float32 numbers are zero or infinite."""
+    gradient = torch.randn(4, 3, 5)
+    exact = gradient.double()
+    lengths = exact.flatten(1).norm(dim=1) if norm == "l2" else exact.flatten(1).abs().amax(1)
+    wanted = exact / lengths.view(-1, 1, 1)
+    torch.testing.assert_close(uphill(gradient * size, norm).double(), wanted, rtol=1e-5, atol=1e-6)

@@ -203,3 +203,11 @@ def test_rdrop_as_released_sums_over_the_target_tokens() -> None:
     apart = 0.5 * (kl(first, second) + kl(second, first))[labels != -100].sum()
     plain = sum(cross_entropy(x.flatten(0, 1), labels.flatten()) for x in (first, second))
     torch.testing.assert_close(found.mean(), plain + 0.5 * apart, rtol=1e-10, atol=0)
+
+
+def test_outputs_of_several_views_are_apart_by_the_mean_over_the_views() -> None:
+    first, second = torch.randn(2, 2, 5, 3, dtype=torch.float64)
+    wrapped, batch = RDrop(Classification()), (None, torch.zeros(5, dtype=torch.long))
+    torch.testing.assert_close(wrapped.directed(first, second, batch), kl(first, second).mean(0))
+    both = 0.5 * (kl(first, second) + kl(second, first))
+    torch.testing.assert_close(wrapped.divergence(first, second, batch), both.mean(0))

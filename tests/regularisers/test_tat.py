@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import SMART, TAT, VAT, Classification, Objective, RDrop
+from deltasam import SMART, TAT, VAT, Classification, FreeLB, Objective, RDrop
 from deltasam.methods import Method
 from helpers.heads import head, texts
 from helpers.problems import grads, relative_error
@@ -128,3 +128,17 @@ def test_objectives_with_an_adversary_of_their_own(objective: Objective) -> None
     step = method().backward(model, batch, objective)
     assert (step.forwards, step.backwards) == (3, 5)
     assert all(torch.isfinite(g).all() for g in grads(model).values())
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_the_norm_that_is_told_is_that_of_the_first_ascent(scale: float) -> None:
+    """Of the gradient of the mean loss, without the loss scale and the share of a pass; one still instance is none."""
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1)).double()
+    ids, factors = torch.randint(9, (4, 2)), torch.tensor([1.0, 0.0, 2.0, 1.0], dtype=torch.float64)
+    delta = torch.zeros(4, 2, 4, dtype=torch.float64, requires_grad=True)
+    losses = factors * model[2]((model[0](ids) + delta).flatten(1)).squeeze(-1) ** 2
+    (gradient,) = torch.autograd.grad(losses.mean(), delta)
+    method = FreeLB(adv_steps=3, init_magnitude=0.0, adv_lr=0.5, max_norm=None, embeddings="0")
+    step = method.backward(model, ids, lambda model, ids: factors * model(ids).squeeze(-1) ** 2, scale=scale)
+    torch.testing.assert_close(step.grad_norm, gradient.norm(), rtol=1e-10, atol=0)
+    assert not step.skipped
