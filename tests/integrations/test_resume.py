@@ -105,6 +105,21 @@ def test_another_number_of_processes_continues_without_the_state(
     assert "is of 2 processes, not 1; LookSAM starts without state" in caplog.text
 
 
+def test_the_state_of_another_process_is_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own file is missing, say because only the first node's folder was kept."""
+    trainer_for(tmp_path, LookSAM()).train()
+    checkpoint = tmp_path / "checkpoint-4"
+    for file in checkpoint.glob("method_state.*"):
+        file.rename(checkpoint / f"method_state_0{file.suffix}")
+    second = trainer_for(tmp_path, LookSAM())
+    monkeypatch.setattr(second, "_state_name", lambda: "method_state_1")
+    second.train(resume_from_checkpoint=str(checkpoint))
+    assert second.method.steps == 5
+    assert "holds the state of no method; LookSAM starts without state" in caplog.text
+
+
 def test_another_method_that_has_trained_before_continues_without_its_state(tmp_path: Path) -> None:
     trainer_for(tmp_path / "sam", SAM()).train()
     other = trainer_for(tmp_path / "look", LookSAM())

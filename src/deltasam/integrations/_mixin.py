@@ -285,11 +285,13 @@ class MethodMixin(_Base):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        # The names differ with the number of processes: what another number of them has left is not "no method".
-        names = dict.fromkeys((self._state_name(), "method_state", "method_state_0"))
-        states = (load_state(Path(checkpoint), each, self.args.device) for each in names)
-        state = next((found for found in states if found is not None), None)
         name, world = type(self.method).__name__, self.args.world_size
+        state = load_state(Path(checkpoint), self._state_name(), self.args.device)
+        if state is None:
+            # The names differ with the number of processes: what another number of them has left is not "no method".
+            names = ("method_state", "method_state_0")
+            others = (load_state(Path(checkpoint), each, self.args.device) or {} for each in names)
+            state = next((each for each in others if each.get("processes", world) != world), None)
         if state is None or state["type"] != name:
             saved = "no method" if state is None else state["type"]
             _log.warning("%s holds the state of %s; %s starts without state", checkpoint, saved, name)
