@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import SMART, TAT, VAT, Classification, FreeLB, Objective, RDrop
+from deltasam import SMART, TAT, VAT, Classification, FreeLB, MicroBatches, Objective, RDrop
 from deltasam.methods import Method
 from helpers.heads import head, texts
 from helpers.problems import grads, relative_error
@@ -142,3 +142,20 @@ def test_the_norm_that_is_told_is_that_of_the_first_ascent(scale: float) -> None
     step = method.backward(model, ids, lambda model, ids: factors * model(ids).squeeze(-1) ** 2, scale=scale)
     torch.testing.assert_close(step.grad_norm, gradient.norm(), rtol=1e-10, atol=0)
     assert not step.skipped
+
+
+def test_initial_noise_is_another_in_every_step_micro_batch_and_call_of_the_layer() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return (self.words(ids) - self.words(ids)).square().sum((1, 2))  # what the noise of two calls differs by
+
+    model, ids = Twice(), torch.randint(9, (3, 2))
+    method = FreeLB(adv_steps=1, init_magnitude=1.0, embeddings="words")
+    steps = [method.backward(model, MicroBatches([ids, ids]), lambda m, ids: m(ids)).losses for _ in range(2)]
+    found = torch.cat(steps).tolist()
+    assert min(found) > 0
+    assert len(set(found)) == 12
