@@ -156,11 +156,11 @@ anything beyond a tenth of a point is ruled out for this encoder, these radii an
 exact perturbation per instance (-0.05 [-0.18, 0.07]); that it is below SAM over all eight (-0.49 [-0.70, -0.28],
 p = 0.036) is CoLA at 0.005.
 
-**Which instances have the weights matters; to have them at all costs.** Shuffled, they are 0.25 [0.14, 0.37] below
-SAM without CoLA (p = 0.041) and, over all eight tasks, 0.45 [0.23, 0.67] below those of Eq. 5 (p = 0.012; that
-SAM has the same figures over plain training is chance; most of it is CoLA, without it 0.18 [0.03, 0.34], p = 0.3). So Eq. 5 makes good what unequal weights cost, on CoLA more than that.
-Exact derivatives along the same directions do no better (-0.12 [-0.26, 0.02] to SAM without CoLA), nor do the
-theory's own weights (-0.22 [-0.34, -0.10], p = 0.1).
+**Which instances have the weights matters; to have them at all costs.** Shuffled, they are 0.25 [0.14, 0.37] below SAM
+without CoLA (p = 0.041) and, over all eight tasks, 0.45 [0.23, 0.67] below those of Eq. 5 (p = 0.012; that SAM has the
+same figures over plain training is chance; most of it is CoLA, without it 0.18 [0.03, 0.34], p = 0.3). So Eq. 5 makes
+good what unequal weights cost, on CoLA more than that. Exact derivatives along the same directions do no better
+(-0.12 [-0.26, 0.02] to SAM without CoLA), nor do the theory's own weights (-0.22 [-0.34, -0.10], p = 0.1).
 
 **Against plain training SAM, delta-SAM and the exact perturbation each gain about 0.4 points without CoLA, and that is
 beyond chance after the correction** for fifteen comparisons: SAM 0.45 [0.23, 0.67] (p = 0.016), delta-SAM
