@@ -51,18 +51,16 @@ class Scene(nn.Module):
 def held_part(
     objective: Any, model: nn.Module, batch: Any, moved: Moved | None, at_w: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """The part of the outputs that stays at w, or None if the objective holds none.
+    """The part of the outputs that stays at w, or None if the objective holds none of this batch.
 
     Args:
-        objective: Anything; only those that say so (``holds``) hold something.
+        objective: One that says that it holds something (``holds``).
         model: The model, perhaps with its weights moved.
         batch: The batch.
         moved: The move, None at w. At w the part is a constant: a perturbation that does not reach it has no business
             following its gradient.
         at_w: Without a move: weights by name that are not the model's own while a transform runs.
     """
-    if not getattr(objective, "holds", False):
-        return None
     held = objective.held
     if moved is None:
         with torch.no_grad():
