@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from deltasam.cli import main
@@ -143,6 +145,49 @@ def test_other_errors_are_not_taken_for_deaths() -> None:
         lost_told(lambda: "Go on"),
     ):
         raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory"),
+        EOFError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_worker_dies_while_it_sends(broken: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A worker that was just killed still counts as alive to torch, which then raises what the broken connection gave.
+    def cut(*args: Any) -> Any:
+        raise broken
+
+    monkeypatch.setattr(resource_sharer._resource_sharer, "get_connection", cut)
+    loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1)
+    with pytest.raises(LostError, match=r"worker of the data loader has died.*Go on"), lost_told(lambda: "Go on"):
+        next(iter(loader))
+
+
+class Unreadable(Dataset[Any]):
+    """Rows that cannot be read."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise self.kind("the file server went away")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [ConnectionResetError, RuntimeError])
+def test_an_error_of_the_data_set_is_no_death(kind: type[Exception], workers: int) -> None:
+    loader = DataLoader(Unreadable(kind), num_workers=workers)
+    with pytest.raises(kind, match="the file server went away") as raised, lost_told(lambda: "Go on"):
+        next(iter(loader))
+    assert raised.type is kind
 
 
 def test_kill_inside_the_claim(one: RunConfig, wanted: dict[str, Tensor], tmp_path: Path) -> None:
