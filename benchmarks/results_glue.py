@@ -18,6 +18,9 @@ Cells = dict[str, dict[str, list[Run]]]
 
 EPOCHS = {**dict.fromkeys(TASKS, 3), "sst2": 1}
 SWEEPS = "configs/sweeps/evidence"
+ONE_SETTING = {"SAM": ("rho", 0.01), "DeltaSAM": ("rho", 0.01), "PerInstanceSAM": ("rho", 0.005),
+               "FreeLB": ("adv_lr", 0.01)}  # fmt: skip
+"""Method -> the setting of the larger tasks and of the second encoder: near what the small tasks chose."""
 FOLDERS = ("glue", "glue-weightings", "adversarial-risk")  # plain training there is the same run, by its id
 
 TUNING = """Mean of two seeds on the last tenth of the training set, trained on the rest. Bold: chosen. MRPC, RTE:
@@ -89,11 +92,21 @@ def tuning_section(results: Path) -> str:
     runs, _ = parts_of(results)
     if not runs:
         return ""
-    chosen = common["chosen_points"](runs)
-    tasks = [task for task in TASKS if any(run.task == task for run in runs)]
+    return "\n\n".join([
+        "## The radius, chosen on training data",
+        TUNING,
+        f"    deltasam sweep {SWEEPS}/glue.yaml --output results/glue",
+        grid_table(runs),
+    ])  # fmt: skip
+
+
+def grid_table(tuning: Sequence[Run]) -> str:
+    """A row for every setting that was tried, a column for every task, what was chosen in bold."""
+    chosen = common["chosen_points"](tuning)
+    tasks = [task for task in TASKS if any(run.task == task for run in tuning)]
     rows = []
-    for method in sorted({run.method for run in runs}, key=order):
-        mine = [run for run in runs if run.method == method]
+    for method in sorted({run.method for run in tuning}, key=order):
+        mine = [run for run in tuning if run.method == method]
         name = "adv_lr" if method == "FreeLB" else "rho"
         for value in sorted({dict(run.settings)[name] for run in mine}):
             here = [[r for r in mine if r.task == task and dict(r.settings)[name] == value] for task in tasks]
@@ -104,12 +117,7 @@ def tuning_section(results: Path) -> str:
                 for task, found in zip(tasks, here, strict=True)
             ]  # fmt: skip
             rows.append([method_name(method), f"{name} = {value:g}", *cells])
-    return "\n\n".join([
-        "## The radius, chosen on training data",
-        TUNING,
-        f"    deltasam sweep {SWEEPS}/glue.yaml --output results/glue",
-        table(["method", "setting", *(TASKS[task] for task in tasks)], rows),
-    ])  # fmt: skip
+    return str(table(["method", "setting", *(TASKS[task] for task in tasks)], rows))
 
 
 def small_cells(results: Path) -> Cells:
@@ -118,9 +126,18 @@ def small_cells(results: Path) -> Cells:
 
 
 def larger_cells(results: Path) -> Cells:
-    """The same on the larger tasks, where nothing was tuned."""
-    found = read_runs(results / "glue-larger").finished
-    return final_cells([], [run for run in found if run.model == common["MODEL"]])
+    """The same on the larger tasks, at one setting for all of them."""
+    return final_cells([], at_one_setting(read_runs(results / "glue-larger").finished))
+
+
+def at_one_setting(runs: Iterable[Run]) -> list[Run]:
+    """The final runs at the settings that were not chosen on the task; those that were stand in the same folder."""
+    found = []
+    for run in runs:
+        name, value = ONE_SETTING.get(run.method.partition("(")[0], ("", None))
+        if not run.split.endswith("]") and dict(run.settings).get(name) == value:
+            found.append(run)
+    return found
 
 
 def plots(results: Path) -> dict[str, str]:
@@ -201,13 +218,13 @@ def larger_section(results: Path) -> str:
 
 def second_encoder_section(results: Path) -> str:
     """The same methods on another encoder."""
-    runs = read_runs(results / "minilm").finished
-    cells = final_cells([], runs)
+    cells = final_cells([], at_one_setting(read_runs(results / "minilm").finished))
     if not cells:
         return ""
     commands = [
         f"    deltasam sweep {SWEEPS}/lr-minilm.yaml --output results/lr-minilm",
         f"    deltasam sweep {SWEEPS}/minilm.yaml --output results/minilm",
+        *([f"    deltasam sweep {SWEEPS}/minilm-stsb.yaml --output results/minilm"] if "stsb" in cells else []),
     ]
     rates: dict[float, list[str]] = {}
     for task, at in cells.items():

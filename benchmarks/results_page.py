@@ -32,7 +32,7 @@ def part(name: str) -> dict[str, Any]:
 
 def page(results: Path = RESULTS) -> str:
     """The whole page."""
-    text, glue, other = part("reading"), part("glue"), part("other")
+    text, glue, chosen, other = part("reading"), part("glue"), part("chosen"), part("other")
     sections = [
         (part("risk")["risk_section"](results), text["RISK_READING"]),
         (part("weights")["weights_section"](results), ""),
@@ -42,7 +42,9 @@ def page(results: Path = RESULTS) -> str:
         (glue["glue_section"](results), text["GLUE_READING"]),
         (part("radius")["radius_section"](results), text["RADIUS_READING"]),
         (glue["second_encoder_section"](results), text["SECOND_ENCODER_READING"]),
+        (chosen["second_encoder_section"](results), ""),
         (glue["larger_section"](results), text["LARGER_READING"]),
+        (chosen["larger_section"](results), ""),
         (part("pooled")["pooled_section"](results), text["POOLED_READING"]),
         (other["sts_section"](results), text["STS_READING"]),
         (other["summarization_section"](results), text["SUMMARIZATION_READING"]),

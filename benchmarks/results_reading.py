@@ -207,7 +207,7 @@ full float32 here (three forwards beside TF32 ones).
 MISSING = """\
 - The weights: other seeds and larger models; larger probes, several draws and more rows on more than one model on MRPC
   (`python benchmarks/weights_run.py --device cuda` makes all of them).
-- Radii and steps chosen on the larger tasks themselves, and below the paper's grid on other tasks than CoLA.
-- Radii tuned on the second encoder, and the larger tasks on it; the paper's own encoders, BERT-base and RoBERTa-large.
+- Radii below the paper's grid on other tasks than CoLA.
+- The larger tasks on the second encoder; the paper's own encoders, BERT-base and RoBERTa-large.
 - How long the larger tasks take."""
 """What is missing beside the sweeps, whose missing runs are counted."""

@@ -3,65 +3,12 @@
 from __future__ import annotations
 
 import json
-import runpy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from deltasam.experiments.sweeps import final_runs, read_sweep, tuning_runs
-from deltasam.report import read_runs
-
-ROOT = Path(__file__).parents[2]
-SWEEPS = ROOT / "configs" / "sweeps" / "evidence"
-
-
-def script(name: str) -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "benchmarks" / f"results_{name}.py"))
-
-
-def write_run(
-    folder: Path,
-    task: str,
-    method: dict[str, Any] | None = None,
-    *,
-    seed: int,
-    metrics: dict[str, float],
-    split: str = "validation",
-    epochs: float = 3,
-    lr: float = 1e-4,
-    regularisers: Sequence[dict[str, Any]] = (),
-    risk: float | None = None,
-) -> None:
-    """A result.json with what the page reads."""
-    own = {"name": "ERM", **(method or {})}
-    primary = next(iter(metrics))
-    config = {
-        "task": {"name": task, "eval_split": split, "train_rows": None}, "method": own,
-        "regularisers": list(regularisers), "optimizer": {"lr": lr}, "schedule": {"epochs": epochs, "steps": None},
-        "seed": seed,
-    }  # fmt: skip
-    name = "+".join([own["name"], *(each["name"] for each in regularisers)])
-    place = folder / f"run-{len(list(folder.glob('run-*'))) if folder.is_dir() else 0}"
-    place.mkdir(parents=True)
-    result = {
-        "run_id": str(place), "task": task, "model": "bert-small-wiki", "method": name, "seed": seed,
-        "primary_metric": primary, "higher_is_better": True, "best_value": metrics[primary] + 0.01,
-        "metrics": metrics, "steps": 10, "train_rows": 492, "eval_rows": 256, "train_seconds": 1.0,
-        "forward_passes": 10, "backward_passes": 10, "peak_memory_bytes": 1, "device": "cpu", "config": config,
-    }  # fmt: skip
-    (place / "result.json").write_text(json.dumps(result))
-    if risk is not None:
-        (place / "analysis").mkdir()
-        (place / "analysis" / "adversarial-risk.json").write_text(json.dumps({"value": risk}))
-
-
-def cells(page: str, first: str) -> list[list[str]]:
-    """The rows of tables that begin with this cell."""
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line[:1] == "|"]
-    return [row for row in rows if row[0] == first]
+from helpers.results import cells, script, write_run
 
 
 def test_no_results_no_sections(tmp_path: Path) -> None:
@@ -144,6 +91,34 @@ def test_larger_tasks_are_called_subsets(tmp_path: Path) -> None:
     assert "SST-2 on all 67,349 rows" in text
 
 
+def test_larger_tasks_at_the_radius_chosen_on_them(tmp_path: Path) -> None:
+    folder = tmp_path / "glue-larger"
+    for seed in (1, 2, 3):
+        write_run(folder, "qnli", seed=seed, metrics={"accuracy": 0.7})
+        write_run(folder, "qnli", {"name": "SAM", "rho": 0.01}, seed=seed, metrics={"accuracy": 0.72})
+        write_run(folder, "qnli", regularisers=({"name": "R3F"},), seed=seed, metrics={"accuracy": 0.75})
+    chosen = script("chosen")
+    assert chosen["larger_section"](tmp_path) == ""
+    for rho, score in ((0.01, 0.6), (0.02, 0.65)):
+        for seed in (101, 102):
+            method = {"name": "SAM", "rho": rho}
+            write_run(folder, "qnli", method, seed=seed, metrics={"accuracy": score}, split="train[90%:]")
+    assert chosen["second_encoder_section"](tmp_path) == ""
+    for seed in (1, 2, 3, 4):
+        write_run(folder, "qnli", {"name": "SAM", "rho": 0.02}, seed=seed, metrics={"accuracy": 0.71})
+    text = chosen["larger_section"](tmp_path)
+    assert cells(text, "SAM")[:2] == [["SAM", "rho = 0.01", "60.0"], ["SAM", "rho = 0.02", "**65.0**"]]
+    assert cells(text, "SAM")[2][1].startswith("71.0 [")
+    assert cells(text, "SAM - ERM")[0][1].startswith("1.00 [1.00, 1.00] (n = 3")
+    assert "R3F" not in text, "nothing of it was chosen"
+    # The section at one setting has neither the runs that chose nor those at what was chosen.
+    at_one = script("glue")["larger_section"](tmp_path)
+    assert cells(at_one, "SAM")[0][1].startswith("72.0 [")
+    assert "3 seeds." in at_one
+    page = script("page")["page"](tmp_path)
+    assert "## The radius, chosen on the larger tasks" in page
+
+
 def test_all_tasks_together_count_the_same(tmp_path: Path) -> None:
     for task, folder, metric, gain, seeds in (
         ("cola", "glue", "matthews", 0.04, (1, 2, 3, 4, 5, 6)), ("rte", "glue", "accuracy", 0.01, (1, 2, 3, 4)),
@@ -164,21 +139,6 @@ def test_all_tasks_together_count_the_same(tmp_path: Path) -> None:
     assert "SAM - ERM, without CoLA: -0.50 [-0.50, -0.50]" in drawn
 
 
-@pytest.mark.parametrize(
-    ("folder", "sweeps"),
-    [
-        ("glue-larger", ("glue-larger-nli", "glue-larger-qqp", "glue-larger-sst2")),
-        ("glue-weightings", ("glue-weightings-0.01", "glue-weightings-0.02")),
-        ("summarization", ("summarization", "summarization-untrained")),
-    ],
-)
-def test_committed_runs_are_planned(folder: str, sweeps: Sequence[str]) -> None:
-    planned = {run.config.run_id for name in sweeps for run in final_runs(read_sweep(SWEEPS / f"{name}.yaml"), {})}
-    runs = read_runs(ROOT / "results" / folder).finished
-    assert runs
-    assert [run.path.name for run in runs if run.run_id not in planned] == []
-
-
 def test_the_second_encoder_is_compared_with_its_own_plain_training(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_run(tmp_path / "minilm", "cola", seed=seed, metrics={"matthews": 0.2})
@@ -186,28 +146,6 @@ def test_the_second_encoder_is_compared_with_its_own_plain_training(tmp_path: Pa
     text = script("glue")["second_encoder_section"](tmp_path)
     assert "learning rate 0.0001" in text
     assert cells(text, "SAM - ERM")[0][1].startswith("5.00 ")
-
-
-def test_committed_runs_of_the_second_encoder_are_those_of_its_sweeps() -> None:
-    for name in ("lr-minilm", "minilm"):
-        planned = {run.config.run_id for run in final_runs(read_sweep(SWEEPS / f"{name}.yaml"), {})}
-        runs = read_runs(ROOT / "results" / name).finished
-        assert {run.run_id for run in runs} == planned
-
-
-def test_the_second_encoder_trains_at_the_learning_rate_that_plain_training_chose() -> None:
-    tried, primary = read_runs(ROOT / "results" / "lr-minilm").finished, script("common")["primary"]
-    used: dict[str, set[float]] = {}
-    for name in ("minilm", "minilm-stsb"):
-        for planned in final_runs(read_sweep(SWEEPS / f"{name}.yaml"), {}):
-            used.setdefault(planned.config.task.name, set()).add(planned.config.optimizer.lr)
-    assert set(used) == {run.task for run in tried}
-    for task, rates in used.items():
-        scores: dict[float, list[float]] = {}
-        for run in tried:
-            if run.task == task:
-                scores.setdefault(dict(run.settings)["lr"], []).append(primary(run))
-        assert rates == {max(scores, key=lambda lr: sum(scores[lr]))}, task
 
 
 def test_labels_have_a_row_for_every_weighting_and_model(tmp_path: Path) -> None:
@@ -287,54 +225,6 @@ def test_running_times_from_the_files_of_bench_train(tmp_path: Path) -> None:
     assert "Running times" not in script("page")["page"](tmp_path).partition("## Not measured yet")[2]
 
 
-def test_missing_runs_shrink_with_the_results(tmp_path: Path) -> None:
-    missing = script("missing")
-    sweep = yaml.safe_load((SWEEPS / "glue.yaml").read_text())
-    for seed in sweep["seeds"]:
-        write_run(tmp_path, "rte", seed=seed, metrics={"accuracy": 0.6})
-    write_run(tmp_path, "rte", {"name": "SAM", "rho": 0.02}, seed=101, metrics={"accuracy": 0.6}, split="train[90%:]")
-    write_run(tmp_path, "rte", {"name": "SAM", "rho": 0.02}, seed=1, metrics={"accuracy": 0.6})
-    write_run(tmp_path, "rte", {"name": "SAM", "rho": 0.01}, seed=2, metrics={"accuracy": 0.6})  # not the chosen one
-    found = missing["missing_runs"](sweep, tmp_path)
-    assert "erm" not in found["rte"]
-    assert found["rte"]["sam"] == (1, 10)
-    assert found["rte"]["delta-sam"] == (0, 10)
-    assert found["mrpc"]["erm"] == (0, 10)
-    text = missing["told"](found, tasks=4, methods=8)
-    assert "MRPC, STS-B, CoLA: all methods" in text
-    assert "9 of 10 seeds of sam" in text
-
-
-def test_an_option_that_the_grid_sets_is_no_reason_to_miss_a_run(tmp_path: Path) -> None:
-    sweep = yaml.safe_load((SWEEPS / "sts.yaml").read_text())
-    method = {"name": "SAM", "rho": 0.1}  # the sweep file says 0.02, and its grid has 0.1
-    settings: dict[str, Any] = {"metrics": {"sts_average": 0.6}, "epochs": 1, "lr": 5e-5}
-    write_run(tmp_path, "mirror", method, seed=101, split="validation", **settings)
-    for seed in sweep["seeds"]:
-        write_run(tmp_path, "mirror", method, seed=seed, split="test", **settings)
-    found = script("missing")["missing_runs"](sweep, tmp_path)
-    assert "mirror-sam" not in found["mirror"]
-    assert found["mirror"]["mirror-delta-sam"] == (0, 5)
-
-
-def test_every_radius_of_a_grid_that_chooses_nothing_is_missed_by_itself(tmp_path: Path) -> None:
-    sweep = yaml.safe_load((SWEEPS / "radius-cola.yaml").read_text())
-    for seed in sweep["seeds"]:
-        write_run(tmp_path, "cola", {"name": "SAM", "rho": 0.005}, seed=seed, metrics={"matthews": 0.2})
-    found = script("missing")["missing_runs"](sweep, tmp_path)["cola"]
-    assert "sam at 0.005" not in found
-    assert found["sam at 0.002"] == found["delta-sam at 0.005"] == (0, 10)
-
-
-def test_runs_on_a_sample_are_not_those_on_all_rows(tmp_path: Path) -> None:
-    sweep = yaml.safe_load((SWEEPS / "glue-larger-sst2.yaml").read_text())
-    for seed in sweep["seeds"]:
-        write_run(tmp_path, "sst2", seed=seed, metrics={"accuracy": 0.9}, epochs=1, lr=2e-4)
-    missing = script("missing")["missing_runs"]
-    assert "erm" not in missing(sweep, tmp_path)["sst2"]
-    assert missing({**sweep, "tasks": [{"name": "sst2", "train_rows": 20_000}]}, tmp_path)["sst2"]["erm"] == (0, 5)
-
-
 def test_radii_are_compared_at_the_same_radius(tmp_path: Path) -> None:
     assert script("radius")["radius_section"](tmp_path) == ""
     weighting = {"name": "FiniteDifference"}
@@ -350,30 +240,3 @@ def test_radii_are_compared_at_the_same_radius(tmp_path: Path) -> None:
     assert [value.partition(" ")[0] for value in cells(text, "SAM - ERM")[0][1:]] == ["10.00", "-10.00"]
     assert [value.partition(" ")[0] for value in cells(text, "δ-SAM - SAM")[0][1:]] == ["4.00", "-"]
     assert list(script("radius")["plots"](tmp_path)) == ["radius.svg"]
-
-
-def test_committed_runs_are_runs_of_the_sweep() -> None:
-    """A change of a sweep, or of an option's default, must not make the runs that are there worthless."""
-    sweep = read_sweep(SWEEPS / "glue.yaml")
-    tuning = tuning_runs(sweep)
-    points: dict[tuple[str, str], list[Any]] = {}
-    for run in tuning:
-        points.setdefault((run.setup, run.method), []).append(run.point)
-    planned = {run.config.run_id for run in tuning}
-    for which in range(0, 6, 2):  # three points of every grid, two seeds each
-        chosen = {cell: of_cell[which] for cell, of_cell in points.items()}
-        planned |= {run.config.run_id for run in final_runs(sweep, chosen)}
-    runs = read_runs(ROOT / "results" / "glue").finished
-    assert runs
-    assert [run.path.name for run in runs if run.run_id not in planned] == []
-
-
-def test_other_weights_have_the_radius_chosen_for_delta_sam() -> None:
-    tuning = [run for run in read_runs(ROOT / "results" / "glue").finished if run.split.endswith("]")]
-    chosen = script("common")["chosen_points"](tuning)
-    found = {
-        planned.config.task.name: planned.config.method.rho  # type: ignore[attr-defined]
-        for path in SWEEPS.glob("glue-weightings-*.yaml")
-        for planned in final_runs(read_sweep(path), {})
-    }
-    assert found == {task: dict(chosen[task, "DeltaSAM"])["rho"] for task in ("mrpc", "rte", "stsb", "cola")}
