@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
-from deltasam.bench._clock import Spread, interleaved, ratios
+from deltasam.bench._clock import Clock, Spread, interleaved, ratios
 from deltasam.bench._memory import idle_in_graphs, peak_bytes
 from deltasam.bench._passes import counted_passes
+from helpers.clocks import StoodClock
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -131,11 +130,32 @@ def test_rounds_are_interleaved_and_warmup_is_not_timed() -> None:
     assert {name: len(each) for name, each in seconds.items()} == {"a": 2, "b": 2}
 
 
-def test_the_clock_measures_the_work() -> None:
-    works = {"short": lambda: time.sleep(0.01), "long": lambda: time.sleep(0.05)}
-    seconds = interleaved(works, rounds=3, warmup=0, clock="wall", synchronize=lambda: None)
-    assert min(seconds["short"]) >= 0.01
-    assert ratios(seconds, "long", "short").median > 1.5
+@pytest.mark.parametrize(("clock", "name"), [("wall", "perf_counter"), ("cpu", "process_time")])
+def test_the_clock_measures_the_work_and_not_what_is_prepared(
+    clock: Clock, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stood = StoodClock(monkeypatch, name)
+    works = {"short": stood.work(1 / 64), "long": stood.work(1 / 8)}
+    seconds = interleaved(
+        works, rounds=3, warmup=1, clock=clock, synchronize=lambda: None, repeats={"short": 2}, prepare=stood.work(4)
+    )
+    assert seconds == {"short": [1 / 64] * 3, "long": [1 / 8] * 3}
+    assert ratios(seconds, "long", "short") == Spread(8.0, 8.0, 8.0)
+
+
+def test_the_device_is_awaited_before_and_after_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    stood = StoodClock(monkeypatch)
+    begun: list[float] = []
+
+    def synchronize() -> None:
+        stood.now += sum(begun)  # what was begun is done only now
+        begun.clear()
+
+    works = {"a": lambda: begun.append(1 / 4)}
+    seconds = interleaved(
+        works, rounds=2, warmup=0, clock="wall", synchronize=synchronize, prepare=lambda: begun.append(8.0)
+    )
+    assert seconds == {"a": [1 / 4, 1 / 4]}
 
 
 def test_spread_of_one_and_of_many() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from deltasam.bench._workbench import Workbench
 from deltasam.bench.options import StepOptions
 from deltasam.bench.report import Report
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM
+from helpers.clocks import StoodClock
 from helpers.data import REPOSITORY
 
 # Few instances and wide layers: parameters outweigh activations, so that extra memory is told in copies of them.
@@ -52,7 +53,24 @@ def test_sam_and_delta_sam_need_one_copy_of_the_parameters(measured: Report) -> 
 def test_ratios_are_to_erm_and_to_sam(measured: Report) -> None:
     assert row(measured, "ERM").times_erm.median == 1
     assert row(measured, "SAM").times_sam.median == 1
-    assert row(measured, "DeltaSAM").times_erm.median > row(measured, "ERM").times_erm.median
+    for base, found in (("ERM", row(measured, "DeltaSAM").times_erm), ("SAM", row(measured, "DeltaSAM").times_sam)):
+        pairs = zip(row(measured, "DeltaSAM").rounds, row(measured, base).rounds, strict=True)
+        assert found.median == pytest.approx(statistics.median(one / other for one, other in pairs))
+
+
+def known(clock: StoodClock, **seconds: float) -> list[Contestant]:
+    """Contestants whose steps take so long, by the clock."""
+    return [
+        Contestant(name, "field", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
+        for name, taken in seconds.items()
+    ]
+
+
+def test_the_times_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = StepOptions(**{**vars(SMALL), "memory": False, "hidden": 4})
+    result = measure(options, known(StoodClock(monkeypatch), ERM=1 / 64, SAM=1 / 32, other=1 / 8))
+    other = row(result, "other")
+    assert (other.seconds.median, other.times_erm.median, other.times_sam.median) == (1 / 8, 8.0, 4.0)
 
 
 def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
@@ -194,15 +212,12 @@ def test_the_engine_writes_out_what_low_rank_would_not_save() -> None:
     assert forms == {4: {"low-rank": 14, "materialised": 0}, 20: {"low-rank": 6, "materialised": 8}}
 
 
-def test_a_turn_lasts_as_long_as_it_is_given() -> None:
-    def sleeping(seconds: float) -> Contestant:
-        return Contestant(f"{seconds}", "field", lambda bench, optimizer: lambda: time.sleep(seconds), period=2)
-
-    options = StepOptions(**{**vars(SMALL), "seconds": 0.08, "memory": False, "hidden": 4})
-    result = measure(options, [of_method(ERM), of_method(SAM), sleeping(0.01), sleeping(0.001)])
-    assert row(result, "0.01").in_a_row in (2, 4)  # 0.04 s in a round are 4 steps, fewer if the machine is busy
-    assert row(result, "0.001").in_a_row > 4
-    assert row(result, "0.001").in_a_row % 2 == 0  # whole periods
+def test_a_turn_lasts_as_long_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = StepOptions(**{**vars(SMALL), "seconds": 1 / 8, "memory": False, "hidden": 4})
+    contesting = known(StoodClock(monkeypatch), ERM=1 / 64, SAM=1 / 1024, odd=3 / 128, slow=1.0)
+    result = measure(options, contesting)
+    # A round has 1/16 s. Of the third, three steps would last long enough, and are not whole periods.
+    assert {each.name: each.in_a_row for each in result.rows} == {"ERM": 4, "SAM": 64, "odd": 4, "slow": 2}
 
 
 def test_threads_are_respected() -> None:

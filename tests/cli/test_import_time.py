@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -18,14 +17,14 @@ def loaded_after(code: str) -> set[str]:
     return set(result.stderr.split())
 
 
-def best_seconds(code: str, repeats: int) -> float:
-    """The shortest of some runs: noise of a busy machine only ever adds."""
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+def processor_seconds(code: str) -> float:
+    """Time of the processor, from the start of Python on: a busy machine lets others have theirs in between."""
+    told = "import sys, time; print(time.process_time(), file=sys.stderr)"
+    command = [sys.executable, "-c", f"{code}\n{told}"]
+    return min(
+        float(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split()[-1])
+        for _ in range(2)  # noise only ever adds
+    )
 
 
 def test_import_of_the_package_loads_nothing_heavy() -> None:
@@ -55,22 +54,24 @@ except SystemExit as end:
 
 
 def test_help_answers_in_well_under_a_second() -> None:
-    assert best_seconds("from deltasam.cli import main; main(['--help'])", repeats=3) < 0.6
+    """In a tenth of what torch alone takes to be imported, two seconds: a slow machine is slow at both."""
+    help_text = processor_seconds("from deltasam.cli import main; main(['--help'])")
+    assert help_text < 0.1 * processor_seconds("import torch")
 
 
 def test_import_adds_little_to_torch() -> None:
-    """Both in one process; beside a fixed bound a share of torch's own import, which a busy machine slows as much."""
+    """Both in one process; beside a fixed bound a share of torch's own import, which a slow machine slows as much."""
     code = """
-import time
-start = time.perf_counter()
+from time import process_time  # not that of the wall, on which a busy machine does other things in between
+start = process_time()
 import torch
-torch_is_there = time.perf_counter()
+torch_is_there = process_time()
 import deltasam
-package, from_here = time.perf_counter() - torch_is_there, time.perf_counter()
+package, from_here = process_time() - torch_is_there, process_time()
 from deltasam import SAM
-method = time.perf_counter() - from_here
+method = process_time() - from_here
 bound = max(0.2, 0.12 * (torch_is_there - start))
-assert package < 0.2, f"import deltasam took {package:.2f} s beyond torch"
+assert package < bound / 2, f"import deltasam took {package:.2f} s beyond torch, the bound is {bound / 2:.2f} s"
 assert method < bound, f"the first method took {method:.2f} s beyond torch, the bound is {bound:.2f} s"
 """
     for _ in "ab":  # a second chance: noise only ever adds

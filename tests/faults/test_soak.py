@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,13 @@ def tensors() -> int:
 
 
 def resident() -> int:
-    """Bytes of memory that the process holds, where the system tells."""
-    pages = Path("/proc/self/statm")
-    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
+    """Bytes of memory that the process holds and no file does, where the system tells.
+
+    Pages of libraries come and go with what the rest of the machine needs.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
 
 
 def handles() -> int:
@@ -77,8 +80,8 @@ def soak(name: str, steps: int, build: Callable[[], nn.Module]) -> None:
         step()
     grown, seconds = resident() - memory, time.process_time() - start
     print(f"{name}: {steps} steps in {seconds:.0f} s of processor time, memory grew by {grown / 2**20:.2f} MiB")
-    assert tensors() == alive
-    assert handles() == files
+    assert tensors() <= alive  # fewer: what an earlier test had left
+    assert handles() <= files
     assert hooks(model) == 0
     assert grown < 8 * 2**20
     assert addresses == [p.data_ptr() for p in model.parameters()]

@@ -6,8 +6,6 @@ Run as a script it starts the processes by fork, so that torch is imported once:
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -368,10 +366,10 @@ if CAN_SHARD:
     CASES += (shards, gathered, blocks, kept, directions, refusals)
 
 
-def process(rank: int, world: int, port: int, folder: Path) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def process(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    # They meet in a file: a port that is free now may be another's by the time the first of them listens there.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
     found = {case.__name__: case(rank, world) for case in CASES}
     (folder / f"{world}-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
@@ -379,11 +377,8 @@ def process(rank: int, world: int, port: int, folder: Path) -> None:
 
 
 def launch(folder: Path, world: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     context = torch.multiprocessing.get_context("fork")
-    started = [context.Process(target=process, args=(r, world, port, folder)) for r in range(world)]
+    started = [context.Process(target=process, args=(r, world, folder)) for r in range(world)]
     for one in started:
         one.start()
     for one in started:
