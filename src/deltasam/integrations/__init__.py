@@ -3,6 +3,7 @@
 =========================================  ==========================================================================
 :class:`MethodTrainer`                     Hugging Face ``Trainer``: ``MethodTrainer(model, args, method=DeltaSAM())``
 :class:`Seq2SeqMethodTrainer`              the same over ``Seq2SeqTrainer``
+:class:`SFTMethodTrainer`                  the same over TRL's ``SFTTrainer``
 :class:`SentenceTransformerMethodTrainer`  the same over sentence-transformers' trainer
 :class:`MethodMixin`                       the part they share, for a ``Trainer`` subclass of your own
 :class:`MethodOptimizer`                   any ``torch.optim.Optimizer``, stepped with a closure
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from deltasam.integrations._mixin import MethodMixin as MethodMixin
     from deltasam.integrations._optimizer import MethodOptimizer as MethodOptimizer
     from deltasam.integrations._sentence import SentenceTransformerMethodTrainer as SentenceTransformerMethodTrainer
+    from deltasam.integrations._sft import SFTMethodTrainer as SFTMethodTrainer
     from deltasam.integrations._trainer import MethodTrainer as MethodTrainer
     from deltasam.integrations._trainer import Seq2SeqMethodTrainer as Seq2SeqMethodTrainer
 
@@ -32,15 +34,20 @@ _HOME = {
     "MethodMixin": "_mixin",
     "MethodOptimizer": "_optimizer",
     "MethodTrainer": "_trainer",
+    "SFTMethodTrainer": "_sft",
     "SentenceTransformerMethodTrainer": "_sentence",
     "Seq2SeqMethodTrainer": "_trainer",
 }
+
+_EXTRAS = {"_mixin": "hf", "_trainer": "hf", "_sft": "trl", "_sentence": "sts"}
+"""Module -> the extra that brings what it imports."""
 
 __all__ = [
     "LostError",
     "MethodMixin",
     "MethodOptimizer",
     "MethodTrainer",
+    "SFTMethodTrainer",
     "SentenceTransformerMethodTrainer",
     "Seq2SeqMethodTrainer",
 ]
@@ -49,4 +56,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    home = _HOME[name]
+    try:
+        return getattr(import_module(f"{__name__}.{home}"), name)
+    except ModuleNotFoundError as error:
+        if home not in _EXTRAS or (error.name or "deltasam").startswith("deltasam"):
+            raise
+        way_out = f"pip install 'deltasam[{_EXTRAS[home]}]'"
+        raise ModuleNotFoundError(f"{name} needs {error.name}: {way_out}", name=error.name) from error

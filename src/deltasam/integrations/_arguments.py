@@ -21,20 +21,21 @@ def check_method(method: Any) -> None:
     raise TypeError(f"method={shown(method)} must be a method such as DeltaSAM(rho=0.05)")
 
 
-def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool) -> None:
+def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool, accounted_for: tuple[type, ...] = ()) -> None:
     """One clear error where a Trainer's own loss, or own step, would be left out without a word.
 
     Args:
         trainer: The class of the trainer.
         mixin: What takes its gradients; a ``training_step`` of a class behind it is never called.
         has_objective: Whether the user has said what is to be minimized.
+        accounted_for: Classes whose loss and step are known, and made up for.
 
     Raises:
         ValueError: A class of the user's own has a ``compute_loss``, and there is no objective; or it has a
             ``training_step`` that cannot be reached.
     """
     libraries = ("transformers.", "sentence_transformers.", "deltasam.")
-    own = [each for each in trainer.__mro__ if not each.__module__.startswith(libraries)]
+    own = [each for each in trainer.__mro__ if not each.__module__.startswith(libraries) and each not in accounted_for]
     weighed = next((each for each in own if "compute_loss" in vars(each)), None)
     if weighed is not None and not has_objective:
         raise ValueError(

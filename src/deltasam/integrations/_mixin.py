@@ -75,6 +75,8 @@ class MethodMixin(_Base):
     """
 
     method: Method
+    _accounted_for: tuple[type, ...] = ()
+    """Trainers whose ``compute_loss`` and ``training_step`` a subclass makes up for."""
 
     def __init__(
         self,
@@ -87,7 +89,8 @@ class MethodMixin(_Base):
     ) -> None:
         check_method(method)
         check_out_of_memory(on_out_of_memory, capture=capture)
-        refuse_overrides(type(self), MethodMixin, has_objective=objective is not None)
+        known = objective is not None
+        refuse_overrides(type(self), MethodMixin, has_objective=known, accounted_for=self._accounted_for)
         self._unchecked = False  # whether the objective was inferred, and not compared with the model's loss yet
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
@@ -103,7 +106,7 @@ class MethodMixin(_Base):
         if self.splitting is not None:
             self.splitting.check(self._objective)
         self.forwards = self.backwards = 0
-        self._metrics = StepMetrics()
+        self._step_metrics = StepMetrics()
         self._losses = ShownLosses()
         self._operations: dict[Any, Any] = {}
 
@@ -167,7 +170,7 @@ class MethodMixin(_Base):
                 step = self.method.backward(model, batch, self._objective, scale=scale)
         self.forwards += step.forwards
         self.backwards += step.backwards
-        self._metrics.add(step)
+        self._step_metrics.add(step)
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0 and step.losses.device.type != "cpu":
             torch.get_device_module(step.losses.device).empty_cache()
@@ -180,13 +183,15 @@ class MethodMixin(_Base):
             ValueError: The model returns a tensor, of which Trainer would take the first row for the loss, and the
                 others for the predictions. Without an objective it would not train, so it is noticed here only.
         """
+        if not return_outputs:
+            return super().compute_loss(model, inputs, **kwargs)
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         if isinstance(outputs, Tensor) and loss.data_ptr() == outputs.data_ptr():
             raise ValueError(
                 f"{type(unwrapped(model)).__name__} returned a tensor, of which Trainer takes the first row for the "
                 'evaluation loss: let its forward return {"loss": ..., "logits": ...} when it is given labels'
             )
-        return (loss, outputs) if return_outputs else loss
+        return loss, outputs
 
     def _up_to_date(self, captured: Captured) -> Captured:
         """Recorded steps of the method that there is now: hyperparameters and state are part of a recording."""
@@ -237,7 +242,7 @@ class MethodMixin(_Base):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds what the steps since the last entry have reported."""
         if "loss" in logs:
-            logs.update(self._metrics.drain(lambda values: self.accelerator.reduce(values, "mean")))
+            logs.update(self._step_metrics.drain(lambda values: self.accelerator.reduce(values, "mean")))
             if "skipped" in self.method.state:
                 logs["skipped"] = self.method.skipped
         if "train_runtime" in logs:
@@ -311,7 +316,7 @@ class MethodMixin(_Base):
         if self.splitting is not None:
             self.splitting.largest = state.get("largest_part")  # not there in older checkpoints
         self._losses.last = state.get("last_finite")  # neither
-        self._metrics = StepMetrics()
+        self._step_metrics = StepMetrics()
 
     def _state_name(self) -> str:
         # The processes see different data, and so may their methods remember different gradients.

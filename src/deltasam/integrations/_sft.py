@@ -1,0 +1,64 @@
+"""TRL's trainer for supervised fine-tuning of causal language models, with a method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl import SFTTrainer
+
+from deltasam.integrations._mixin import MethodMixin
+from deltasam.methods import Method
+from deltasam.passes import ObjectiveLike
+
+
+class SFTMethodTrainer(MethodMixin, SFTTrainer):
+    """TRL's ``SFTTrainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
+
+    Everything before the step is TRL's: chat templates, completion-only losses, truncation, ``peft_config``. An
+    instance is a row of the batch, its loss the mean over its target tokens times their share
+    (:class:`~deltasam.objectives.CausalLM`), so that with ``SAM(rho=0)`` it is the plain ``SFTTrainer`` up to
+    rounding: TRL sums its losses in another order.
+
+    TRL's own ``entropy`` and ``mean_token_accuracy`` are logged by evaluations alone, ``num_tokens`` never: they are
+    by-products of a loss that the training does not compute.
+
+    Args:
+        *args: ``SFTTrainer``'s.
+        method: What takes the gradients.
+        objective: Losses of the instances; by default :class:`~deltasam.objectives.CausalLM`, the mean over tokens.
+        capture: Record steps as CUDA graphs, one per batch shape; set ``pad_to_multiple_of`` in ``SFTConfig``.
+        **kwargs: ``SFTTrainer``'s.
+
+    Raises:
+        ValueError: ``SFTConfig`` has what would be left out without a word: another loss than "nll", batches in which
+            the instances are not rows (``padding_free``, ``packing`` by its default strategy), activation offloading.
+    """
+
+    _accounted_for = (SFTTrainer,)
+
+    def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, method=method, objective=objective, **kwargs)
+        if self.args.activation_offloading:
+            raise ValueError(
+                "activation_offloading=True follows one forward and one backward pass, a method makes several: set it "
+                "to False; gradient_checkpointing=True saves memory too"
+            )
+        if objective is not None:
+            return
+        if self.args.loss_type not in ("nll", "chunked_nll"):  # the second is the first, in parts of the tokens
+            raise ValueError(
+                f"loss_type={self.args.loss_type!r} is a loss that the method does not know: set loss_type='nll', or "
+                "pass objective=..., a callable objective(model, batch) -> losses of shape (N,)"
+            )
+        if self.padding_free:
+            raise ValueError(
+                "padding_free=True, and packing=True with packing_strategy='bfd', lay the whole batch end to end in "
+                "one row, and a row is what a method takes for an instance: set packing=False, or "
+                "packing_strategy='wrapped', whose rows are pieces of one length"
+            )
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Logs; without the number of tokens, which TRL counts in a loss that the training does not compute."""
+        for metrics in self._metrics.values():
+            metrics.pop("num_tokens", None)
+        super().log(logs, *args, **kwargs)

@@ -1,0 +1,193 @@
+"""TRL's SFTTrainer with a method."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+pytest.importorskip("trl", reason="needs a newer transformers than the oldest one")
+
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from trl import SFTConfig, SFTTrainer
+
+from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM
+from deltasam.integrations import MethodMixin, SFTMethodTrainer
+from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(return_outputs|label_smoothing_factor|lr_scheduler.step).*")
+
+WORDS = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", "a", "b", "c", "d", "e", "f", "g", "h"])}
+
+
+def tokenizer() -> hf.PreTrainedTokenizerFast:
+    inner = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def rows(n: int = 20) -> Dataset:
+    """Prompts, which do not count, and completions of very different lengths."""
+    ends = ["d", "e", "f", "g", "h"]
+    return Dataset.from_list([
+        {"prompt": "a b" + " c" * (i % 3), "completion": " " + " ".join(ends[i % 5 :] * (1 + i % 2))}
+        for i in range(n)
+    ])  # fmt: skip
+
+
+def fresh(dropout: float = 0.1) -> hf.PreTrainedModel:
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(
+        vocab_size=len(WORDS), num_key_value_heads=1, max_position_embeddings=32, attention_dropout=dropout, **sizes,
+    ))  # fmt: skip
+
+
+def sft(folder: Path, method: Method | None, *, model: Any = None, objective: Any = None, **options: Any) -> Any:
+    """A trainer in float32 with plain gradient descent, whose weights show the gradients."""
+    defaults = {
+        "kind": SFTConfig,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+    }
+    peft = options.pop("peft_config", None)
+    given = {"model": model or fresh(), "args": arguments(folder, **(defaults | options)), "train_dataset": rows(),
+             "eval_dataset": rows(8), "processing_class": tokenizer(), "peft_config": peft}  # fmt: skip
+    if method is None:
+        return SFTTrainer(**given)
+    return SFTMethodTrainer(**given, method=method, objective=objective)
+
+
+def trained(*args: Any, **options: Any) -> dict[str, Tensor]:
+    trainer = sft(*args, **options)
+    trainer.train()
+    return weights(trainer.model)
+
+
+@pytest.mark.parametrize(
+    ("options", "dropout"),
+    # With smoothing TRL makes a forward more in every step, whose dropout takes numbers from the generator.
+    [({}, 0.1), ({"gradient_accumulation_steps": 3}, 0.1), ({"label_smoothing_factor": 0.1}, 0.0)],
+    ids=str,
+)
+def test_without_a_perturbation_it_is_the_plain_trainer(
+    options: dict[str, Any], dropout: float, tmp_path: Path
+) -> None:
+    def by(method: Method | None) -> dict[str, Tensor]:
+        return trained(tmp_path, method, model=fresh(dropout), **options)
+
+    plain = by(None)
+    assert largest_difference(plain, by(ERM())) < 1e-7
+    assert largest_difference(plain, by(SAM(rho=0.0))) < 1e-7
+    assert largest_difference(plain, by(SAM(rho=0.05))) > 1e-5
+
+
+def test_it_minimizes_the_loss_of_the_completions(tmp_path: Path) -> None:
+    """One step of SAM by hand: the tokens of the prompts are no targets."""
+    model = fresh(dropout=0.0).double()
+    options: dict[str, Any] = {"max_steps": 1, "learning_rate": 0.5, "lr_scheduler_type": "constant"}
+    trainer = sft(tmp_path, SAM(rho=0.1), model=model, **options)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert (batch["labels"] == -100).any(), "prompts or padding"
+    before = weights(model)
+
+    def gradient() -> dict[str, Tensor]:
+        model.zero_grad()
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        flat, labels = logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+        torch.nn.functional.cross_entropy(flat, labels).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    first = gradient()
+    length = torch.stack([g.norm() for g in first.values()]).norm()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p += 0.1 * first[name] / length
+    second = gradient()
+    model.load_state_dict(before)
+    model.zero_grad()
+    trainer = sft(tmp_path, SAM(rho=0.1), model=model, **options)
+    trainer.train()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] - 0.5 * second[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [DeltaSAM(rho=0.05), PerInstanceSAM(rho=0.05)], ids=lambda m: type(m).__name__)
+def test_as_people_set_it_up(method: Method, tmp_path: Path) -> None:
+    """bfloat16, checkpointing and LoRA, as SFTConfig has them, or as most add them; evaluation and a resume."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    options: dict[str, Any] = {
+        "bf16": True, "gradient_checkpointing": True, "optim": "adamw_torch", "max_grad_norm": 1.0,
+        "save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3,
+        "logging_strategy": "steps", "logging_steps": 1, "peft_config": lora,
+    }  # fmt: skip
+    trainer = sft(tmp_path / "whole", method, **options)
+    trainer.train()
+    logged = trainer.state.log_history
+    assert "sharpness" in logged[0]
+    (first, _) = [entry for entry in logged if "eval_loss" in entry]
+    assert "eval_mean_token_accuracy" in first
+    assert "eval_num_tokens" not in first, "they are not counted"
+    again = sft(tmp_path / "whole", method, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert_same_bits(weights(trainer.model), weights(again.model))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss_type": "dft"}, r"loss_type='dft'.*loss_type='nll', or pass objective="),
+        ({"padding_free": True, "max_length": None}, r"padding_free=True.*packing=False"),
+        ({"packing": True, "max_length": 16}, r"packing_strategy='bfd'.*packing_strategy='wrapped'"),
+        ({"activation_offloading": True}, r"activation_offloading=True.*gradient_checkpointing=True"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_would_be_left_out_is_refused(
+    options: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "activation_offloading" in options:  # TRL looks for a GPU there
+        monkeypatch.setattr("trl.trainer.sft_trainer.get_act_offloading_ctx_manager", lambda model: nullcontext())
+    with pytest.raises(ValueError, match=said):
+        sft(tmp_path, SAM(), **options)
+
+
+def test_pieces_of_one_length_and_an_objective_of_ones_own(tmp_path: Path) -> None:
+    packed = {"packing": True, "packing_strategy": "wrapped", "max_length": 8, "max_steps": 2}
+    assert trained(tmp_path, DeltaSAM(), **packed)
+    found: list[int] = []
+
+    class Counted(CausalLM):
+        def __call__(self, model: Any, batch: Any) -> Tensor:
+            found.append(len(batch["input_ids"]))
+            return super().__call__(model, batch)
+
+    assert trained(tmp_path, SAM(), objective=Counted(), loss_type="dft", max_steps=1)
+    assert found == [4, 4]
+
+
+def test_other_trainers_of_trl_are_not_taken_for_it(tmp_path: Path) -> None:
+    class Mine(MethodMixin, SFTTrainer):
+        pass
+
+    with pytest.raises(ValueError, match=r"SFTTrainer.compute_loss.*pass objective="):
+        Mine(model=fresh(), args=arguments(tmp_path, kind=SFTConfig), method=SAM())
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deltasam import integrations
+
+    monkeypatch.delitem(sys.modules, "deltasam.integrations._sft")
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(ModuleNotFoundError, match=r"SFTMethodTrainer needs trl: pip install 'deltasam\[trl\]'"):
+        _ = integrations.SFTMethodTrainer
