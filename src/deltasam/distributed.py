@@ -238,8 +238,7 @@ def remembered(value: Tensor, parameter: Tensor) -> Tensor:
         fits = not is_shard(saved) and saved.shape == local(here).shape  # the part alone
     if not fits:
         raise ValueError(
-            f"the state holds part {shard_number(saved)} of a tensor, shape {tuple(local(saved).shape)}, this process "
-            f"part {shard_number(here)}, shape {tuple(local(here).shape)}: let every process save and load a file of "
+            f"the state holds {_told(saved)}, this process {_told(here)}: let every process save and load a file of "
             "its own, torch.save(method.state_dict(), f'method-{rank}.pt'), with as many processes as before; or "
             "start without state"
         )
@@ -252,6 +251,11 @@ def shard_number(parameter: Any) -> tuple[int, ...]:
         return ()
     place = parameter.device_mesh.get_coordinate()  # of a mesh from a checkpoint: where it was saved
     return tuple(place[d] for d, placement in enumerate(parameter.placements) if placement.is_shard())
+
+
+def _told(tensor: Tensor) -> str:
+    number = shard_number(tensor)
+    return f"{f'part {number} of a' if number else 'a whole'} tensor, shape {tuple(local(tensor).shape)}"
 
 
 def _place(shard: Any) -> tuple[Any, ...]:

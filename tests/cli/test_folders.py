@@ -118,6 +118,33 @@ def test_a_risk_at_another_radius_is_measured_anew(runs: Path, capsys: pytest.Ca
     assert "--rows is for --measure" in capsys.readouterr().err
 
 
+def damage(runs: Path, *names: str) -> None:
+    for name in names:
+        weights = runs / f"my/{name}/model/model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100])
+
+
+def test_a_damaged_run_does_not_cost_the_others_their_risk(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(runs, "delta-sam")  # the first one
+    words = ["table", "adversarial-risk", str(runs), "--measure", "--rows", "4"]
+    for _ in range(2):  # the second time there is nothing else to measure
+        assert main(words) == 0
+        shown = capsys.readouterr()
+        assert f"left out: {runs / 'my/delta-sam'}: model " in shown.err
+        assert "Ours at rho = 0.05." in shown.out
+        assert (runs / "my/erm/analysis/adversarial-risk.json").is_file()
+
+
+def test_where_no_risk_can_be_measured_the_first_reason_is_told(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(runs, "erm", "delta-sam")
+    assert main(["table", "adversarial-risk", str(runs), "--measure"]) == 2
+    shown = capsys.readouterr()
+    assert f"deltasam table: {runs / 'my/delta-sam'}: model " in shown.err
+    assert shown.out == ""
+
+
 @pytest.mark.parametrize("option", ["--task", "--model", "--set"])
 def test_a_run_folder_has_its_own_task(runs: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     value = "task.max_length=8" if option == "--set" else "rte"
@@ -152,6 +179,8 @@ def test_a_run_that_diverged_does_not_keep_the_others_from_being_measured(
     assert "erm: the gradient of the mean loss has norm nan" in capsys.readouterr().err
     assert main(["evaluate", str(runs / "my/erm"), "--json"]) == 0
     assert '"loss": null' in capsys.readouterr().out  # JSON has no NaN
+    assert main(["table", "adversarial-risk", str(runs), "--measure", "--rows", "4"]) == 0
+    assert f"left out: {runs / 'my/erm'}: the adversarial risk is nan; the run has diverged" in capsys.readouterr().err
 
 
 def test_brackets_in_a_path_are_no_styles(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,37 @@ def test_what_the_model_has_no_position_for(tmp_path: Path, texts: dict[str, Any
         load(one, split=split)
 
 
+@pytest.mark.parametrize(
+    ("text", "pairing", "least"), [(["a"], "joint", 3), (["a", "b"], "joint", 5), (["a", "b"], "siamese", 3)]
+)
+def test_what_leaves_no_room_for_a_text_beside_the_special_tokens(
+    tmp_path: Path, text: list[str], pairing: str, least: int
+) -> None:
+    """Fewer tokens than the special ones and the tokenizer cuts nothing; as many and every text is the same."""
+    (tmp_path / "rows.csv").write_text("a,b,label\na cat sat,on it,1\na dog ran,to it,0\n")
+    own = {"files": dict.fromkeys(("train", "validation"), str(tmp_path / "rows.csv")), "text": text}
+    for length in range(1, least + 1):
+        task = {"name": "classification", **own, "pairing": pairing, "max_length": length}
+        steps = {"schedule": {"steps": 1}, "checkpoint_every": "never"}
+        one = RunConfig.from_plain({"task": task, "model": str(bert_folder(tmp_path / "bert")), **steps})
+        if length == least:
+            assert load(one).rows
+            continue
+        told = rf"task.max_length={length}: .* special tokens.* set task.max_length={least} or more"
+        with pytest.raises(ConfigError, match=told):
+            run(one, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_what_leaves_no_room_for_a_summary(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"source": "the file", "target": "the name"}\n' * 2)
+    files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl"))
+    task = {"name": "seq2seq", "files": files, "max_target_length": 2}
+    one = RunConfig.from_plain({"task": task, "model": str(bart_folder(tmp_path / "bart"))})
+    with pytest.raises(ConfigError, match=r"task.max_target_length=2: .* set task.max_target_length=3 or more"):
+        run(one, tmp_path / "run")
+
+
 def test_summaries_that_the_decoder_has_no_position_for(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"source": "the file", "target": "the name"}\n' * 2)
     files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl"))

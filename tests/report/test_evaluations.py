@@ -293,7 +293,16 @@ def test_risks_of_other_radii_are_not_averaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[1]", '{"settings": {"rho": 0.05}', '{"settings": {"rho": 0.05}, "value": null}']
+    "text",
+    [
+        "{}",
+        "[1]",
+        '{"settings": {"rho": 0.05}',
+        '{"settings": {"rho": 0.05}, "value": null}',
+        f'{{"settings": {{"rho": 0.05}}, "value": {10**400}, "lines": {{"a": {{"x": [0], "loss": [{10**400}]}}}}}}',
+        f'{{"settings": {{"rho": 1{10**400}}}, "value": 1, "examples": [], "weights": [{10**400}]}}',
+    ],
+    ids=lambda text: text[:40],
 )
 def test_broken_measurements_are_not_measured_and_told_of(tmp_path: Path, text: str) -> None:
     folder = write(tmp_path / "one", 0.8)
@@ -340,7 +349,17 @@ def test_what_is_not_in_points_is_compared_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "altered", [[], {"config": {"method": "SAM"}}, {"steps": 0}, {"config": []}, {"metrics": [1]}]
+    "altered",
+    [
+        [],
+        {"config": {"method": "SAM"}},
+        {"steps": 0},
+        {"config": []},
+        {"metrics": [1]},
+        {"metrics": {"accuracy": 10**400}},
+        {"best_value": 10**400},
+    ],
+    ids=lambda altered: str(altered)[:40],
 )
 def test_a_result_that_was_altered_is_unreadable_and_costs_the_others_nothing(tmp_path: Path, altered: Any) -> None:
     write(tmp_path / "sound", 0.8)
@@ -350,6 +369,14 @@ def test_a_result_that_was_altered_is_unreadable_and_costs_the_others_nothing(tm
     assert [run.path.name for run in runs.finished] == ["sound"]
     assert list(runs.unreadable) == [path.parent]
     assert "1 run unreadable" in html_report(runs, [])
+
+
+@pytest.mark.parametrize("altered", [{"metrics": [1]}, {"metrics": {"accuracy": 10**400}}, {"primary_value": 10**400}])
+def test_numbers_that_are_none_are_no_result(tmp_path: Path, altered: dict[str, Any]) -> None:
+    path = write(tmp_path / "altered", 0.9) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **altered}))
+    with pytest.raises(ConfigError, match=r"result.json: not a result of this version .*; remove it"):
+        Result.read(path)
 
 
 def test_a_training_that_took_no_time_does_not_break_the_ratios(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_empty_report_says_so(tmp_path: Path) -> None:
     assert "no finished run" in html_report(read_runs(tmp_path), [])
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1e300])
+@pytest.mark.parametrize("value", [float("nan"), 1e300, 10**400], ids=["nan", "1e300", "400 digits"])
 def test_odd_numbers_in_a_log_do_not_break_the_plots(tmp_path: Path, value: float) -> None:
     hostile_runs(GOLDEN / "runs", tmp_path)
     for log in tmp_path.rglob("metrics.jsonl"):

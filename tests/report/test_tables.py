@@ -154,7 +154,22 @@ def test_broken_and_unfinished_folders_are_told_of(tmp_path: Path) -> None:
     assert "1 run unreadable" in text
 
 
+def test_a_run_that_failed_and_then_finished_has_not_failed(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "runs", tmp_path / "runs")
+    (tmp_path / "runs/failures").mkdir()
+    done = read_runs(tmp_path / "runs").finished[0].path.name
+    for name in (done, "lost"):
+        (tmp_path / f"runs/failures/{name}.txt").write_text("Traceback")
+    found = read_runs(tmp_path / "runs")
+    assert [path.stem for path in found.failed] == ["lost"]
+    assert "1 run failed, see failures/ of the sweep" in found.problems()
+
+
 def test_the_same_run_in_two_folders_counts_once(tmp_path: Path, runs) -> None:
+    one = runs.finished[0].path
+    for name in ("d", "b", "e", "a", "c"):  # not the order in which the disk has them
+        shutil.copytree(one, tmp_path / "several" / name)
+    assert [run.path.name for run in read_runs(tmp_path / "several").finished] == ["a"]
     shutil.copytree(GOLDEN / "runs", tmp_path / "copy")
     assert len(read_runs(GOLDEN / "runs", tmp_path / "copy").finished) == len(runs.finished)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,12 @@ import pytest
 import torch
 import yaml
 
-from deltasam.experiments import ConfigError, RunConfig, run
-from deltasam.experiments.sweeps import LocalPool, read_sweep, run_sweep
+from deltasam.experiments import ConfigError, DivergedError, RunConfig, run
+from deltasam.experiments._errors import HeldError
+from deltasam.experiments.sweeps import Job, LocalPool, _ray, _worker, read_sweep, run_sweep
+from deltasam.plugins import PluginError
+from deltasam.storage import StorageError
+from deltasam.tasks import DataError
 from helpers.pretrained import bert_folder
 
 
@@ -50,6 +56,97 @@ def test_after_a_failure_another_process_goes_on(tmp_path: Path) -> None:
     outcome = run_sweep(sweep(tmp_path, methods=methods), tmp_path / "out", LocalPool(workers=1, gpus=("",)))
     assert len(outcome.failed) == 2
     assert len(losses(tmp_path / "out")) == 2
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+ERRORS = [
+    (ConfigError("batch.size=25 leaves no batch"), False),
+    (DataError("model 'gone': there is no such folder"), False),
+    (PluginError("own.py cannot be imported"), False),
+    (DivergedError("25 updates in a row"), False),
+    (caused(DataError("mrpc could not be loaded from the hub"), ConnectionError("reset")), True),
+    (caused(DataError("no tokenizer"), caused(OSError("the hub"), TimeoutError())), True),
+    (caused(DataError("no tokenizer"), OSError("not a valid model identifier")), False),
+    (HeldError("another process is making this run"), True),
+    (StorageError("the disk is full"), True),
+    (torch.OutOfMemoryError("out of memory"), True),
+    (RuntimeError("a bug, or the device"), True),
+]
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def make(*_: Any) -> Any:
+        raise error
+
+    return make
+
+
+@pytest.mark.parametrize(("error", "again"), ERRORS, ids=lambda value: type(value).__name__)
+def test_only_what_may_end_otherwise_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
+) -> None:
+    monkeypatch.setattr(_worker, "make", failing(error))
+    job = Job(name="one", config={}, folder=tmp_path)
+    assert _worker.attempt(job, 1, print) == ("failed", f"{type(error).__name__}: {error}", again)
+    assert str(error) in job.failure.read_text()
+
+
+class FakeRay:
+    """As much of Ray as tells what became of a task."""
+
+    class exceptions:  # noqa: N801 - a module there
+        RayTaskError = KeyError
+        RayError = LookupError
+
+    @staticmethod
+    def get(ref: Any) -> Any:
+        if isinstance(ref, Exception):
+            raise ref
+        return ref
+
+
+@pytest.mark.parametrize(
+    ("ref", "attempt", "lost", "kind", "following"),
+    [
+        (("finished", True, "accuracy", 0.5), 1, 0, "finished", None),
+        (("finished", False, "accuracy", 0.5), 1, 0, "found", None),
+        (("failed", "RuntimeError: x", True), 1, 0, "retried", (2, 0)),
+        (("failed", "RuntimeError: x", True), 2, 0, "failed", None),
+        (("failed", "ConfigError: x", False), 1, 0, "failed", None),
+        (LookupError("a node died"), 1, 3, "retried", (1, 4)),
+        (LookupError("a node died"), 1, 4, "failed", None),
+    ],
+)
+def test_what_becomes_of_a_run_on_a_cluster(
+    tmp_path: Path, ref: Any, attempt: int, lost: int, kind: str, following: tuple[int, int] | None
+) -> None:
+    job = Job(name="one", config={}, folder=tmp_path)
+    event, again = _ray._outcome(FakeRay, ref, job, attempt, lost)
+    assert (event.kind, event.attempt, again) == (kind, attempt, following)
+
+
+def dying(job: Job, connection: Any, more: Any, gpu: str | None, threads: int) -> None:
+    """A process that is killed, as by the system where memory is short: at its first try, or always."""
+    tries = job.folder / job.name
+    tries.write_text(tries.read_text() + "x" if tries.is_file() else "x")
+    if job.name == "always" or tries.read_text() == "x":
+        os._exit(9)
+    connection.send(("finished", True, "accuracy", 0.5))
+
+
+def test_a_process_that_died_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltasam.experiments.sweeps._pool.work", dying)
+    jobs = [Job(name=name, config={}, folder=tmp_path) for name in ("always", "once")]
+    events = list(LocalPool(workers=1).run(jobs))
+    for name, last in (("always", "failed"), ("once", "finished")):
+        of_one = [event for event in events if event.run == name]
+        assert [event.kind for event in of_one] == ["started", "retried", "started", last]
+        assert [event.attempt for event in of_one] == [1, 1, 2, 2]
+        assert of_one[1].error == "the process died with exit code 9"
 
 
 def test_tf32_needs_a_gpu(tmp_path: Path) -> None:

@@ -100,18 +100,25 @@ def test_runs_are_made_once_measured_tidied_and_not_repeated(bert: str, tmp_path
     assert {name: at for name, at in results(out).items() if name in made} == made
 
 
-def test_a_failing_run_is_tried_twice_recorded_and_the_others_go_on(bert: str, tmp_path: Path, here: Sweep) -> None:
+def test_what_another_try_cannot_mend_is_tried_once_recorded_and_the_others_go_on(
+    bert: str, tmp_path: Path, here: Sweep
+) -> None:
     # More rows per batch than there are, with drop_last: a mistake that shows only when the data is there.
-    methods = {"erm": {"method": "erm"}, "broken": {"method": "sam", "batch": {"size": 25, "drop_last": True}}}
+    methods = {
+        "erm": {"method": "erm"},
+        "broken": {"method": "sam", "batch": {"size": 25, "drop_last": True}},
+        "gone": {"method": "sam", "model": {"path": str(tmp_path / "gone")}},
+    }
     out = tmp_path / "out"
     code, text, _ = here(write(tmp_path / "s.yaml", bert, methods=methods, seeds=[1]), "--output", out)
     assert code == 1
-    assert "1 results, 1 runs made now, 1 failed" in text
+    assert "1 result, 1 run made now, 2 failed" in text
     assert "leaves no batch" in text
-    (failure,) = (out / "failures").iterdir()
-    assert "ConfigError" in failure.read_text()
-    kinds = [event["kind"] for event in journal(out) if event["run"] == failure.stem]
-    assert kinds == ["started", "retried", "started", "failed"]
+    assert "there is no such folder" in text
+    failures = {path.stem: path.read_text() for path in (out / "failures").iterdir()}
+    assert sorted("ConfigError" in failure for failure in failures.values()) == [False, True]
+    for run in failures:
+        assert [event["kind"] for event in journal(out) if event["run"] == run] == ["started", "failed"]
 
 
 def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp_path: Path, here: Sweep) -> None:

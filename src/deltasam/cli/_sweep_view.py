@@ -39,6 +39,8 @@ class SweepView:
 
     def announce(self, runs: Sequence[Planned], known: dict[str, float]) -> None:
         """The runs of a stage, and the values of those that are there."""
+        from deltasam.report._names import counted
+
         stage = "with the chosen points: " if self._cell else ""
         for planned in runs:
             name = planned.config.run_name
@@ -49,7 +51,9 @@ class SweepView:
                 self._state.setdefault(name, "waiting")
         done = sum(planned.config.run_name in known for planned in runs)
         if self._live is None:
-            self._console.print(f"{stage}{len(runs)} runs, {done} of them finished already", highlight=False)
+            self._console.print(
+                f"{stage}{counted(len(runs), 'run')}, {done} of them finished already", highlight=False
+            )
 
     def watch(self, event: Event) -> None:
         """One event."""
@@ -90,6 +94,8 @@ def summary(outcome: Outcome, console: Console) -> None:
     """Prints what the sweep came to."""
     from rich.table import Table
 
+    from deltasam.report._names import counted
+
     cells: dict[tuple[str, str, str], list[Result]] = {}
     for planned, result in outcome.results:
         # The chosen point, or, where none is to be chosen, each for itself.
@@ -106,7 +112,7 @@ def summary(outcome: Outcome, console: Console) -> None:
             f"{stdev(values):.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
         )  # fmt: skip
     console.print(table)
-    there = len(outcome.results)
-    console.print(f"\n{there} results, {outcome.trained} runs made now, {len(outcome.failed)} failed", highlight=False)
+    there, made = counted(len(outcome.results), "result"), counted(outcome.trained, "run")
+    console.print(f"\n{there}, {made} made now, {len(outcome.failed)} failed", highlight=False)
     for name, error in outcome.failed.items():
         console.print(f"failed: {name}: {error}", highlight=False, style="red")

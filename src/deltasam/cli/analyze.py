@@ -52,7 +52,7 @@ def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator
     refused: list[ConfigError] = []
     with bad_input():
         for run in runs:
-            found = _or_refusal(measure, run)
+            found = or_refusal(measure, run)
             if not isinstance(found, ConfigError):
                 yield run, found
                 continue
@@ -63,13 +63,16 @@ def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator
             raise refused[0]
 
 
-def _or_refusal(measure: Callable[[Path], Found], run: Path) -> Found | ConfigError:
-    from deltasam.experiments import ConfigError
+def or_refusal(measure: Callable[[Path], Found], run: Path) -> Found | ConfigError:
+    """What is measured of a run, or why it cannot be."""
+    from deltasam.experiments import ConfigError, DivergedError
 
     try:
         return measure(run)
     except ConfigError as error:
         return error
+    except DivergedError as error:
+        return ConfigError(str(error))
     except ValueError as error:  # a DataError among them
         return ConfigError(f"{run}: {error}")
 

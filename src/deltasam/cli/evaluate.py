@@ -60,12 +60,14 @@ class Evaluate:
         from rich.text import Text
 
         from deltasam.cli._progress import quiet
+        from deltasam.report._names import counted
 
         check_positive(rows=self.rows, batch_size=self.batch_size)
         quiet()
         with bad_input():
             loaded = self._load()
-        with Console(stderr=True).status(Text(f"Evaluating on {len(loaded.rows)} rows of {loaded.origin}")):
+        rows = f"{counted(len(loaded.rows), 'row')} of {loaded.origin}"
+        with Console(stderr=True).status(Text(f"Evaluating on {rows}")):
             metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
         if self.json:
             found = {"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}
@@ -78,7 +80,7 @@ class Evaluate:
             table.add_row(name, f"{value:.4f}")
         console = wide_console()
         console.print(table)
-        console.print(f"\n{len(loaded.rows)} rows of {loaded.origin}", highlight=False)
+        console.print(f"\n{rows}", highlight=False)
 
     def _load(self) -> Loaded:
         from deltasam.experiments import load, load_run, resolve

@@ -33,6 +33,7 @@ class ReportCommand:
     def run(self) -> None:
         """Reads the runs and writes the page."""
         from deltasam.report import TABLES, html_report, read_runs
+        from deltasam.report._names import counted
 
         for folder in self.folders:
             if not folder.is_dir():
@@ -45,5 +46,4 @@ class ReportCommand:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
         self.output.write_text(page, encoding="utf-8", errors="replace")
-        count = len(runs.finished)
-        print(f"{count} run{'s' * (count > 1)}, {len(page) / 1e6:.1f} MB: {self.output}")
+        print(f"{counted(len(runs.finished), 'run')}, {len(page) / 1e6:.1f} MB: {self.output}")

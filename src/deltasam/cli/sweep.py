@@ -26,7 +26,8 @@ class SweepCommand:
     """Runs what is missing of a sweep file: setups x methods x grid x seeds. Stop it at any time and call it again.
 
     Finished runs are not repeated, interrupted ones go on from their last checkpoint. A failed run is tried once more
-    and then recorded under failures/; the others go on. Two calls on the same folder share the work.
+    where that may help, and then recorded under failures/; the others go on. Two calls on the same folder share the
+    work.
 
     Examples:
       deltasam sweep configs/sweeps/quick.yaml
@@ -125,11 +126,13 @@ def _known(runs: Sequence[Planned], folder: Path) -> dict[str, float]:
 
 
 def _list(runs: list[Planned], folder: Path, console: Console) -> int:
+    from deltasam.report._names import counted
+
     for planned in runs:
         name = planned.config.run_name
         mark = "finished" if (folder / name / "result.json").is_file() else "missing "
         console.print(f"{mark}  {name}  {' '.join(f'{k}={v}' for k, v in planned.point)}", highlight=False)
-    console.print(f"{len(runs)} runs", highlight=False)
+    console.print(counted(len(runs), "run"), highlight=False)
     return 0
 
 

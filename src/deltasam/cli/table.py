@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,20 +16,6 @@ if TYPE_CHECKING:
     from deltasam.report import Runs
 
 Which = Literal["glue", "sts", "summarization", "adversarial-risk", "hyperparameters", "running-time"]
-
-
-@contextmanager
-def _told_if_not_finite() -> Iterator[None]:
-    """A run whose risk is not finite must not keep the others from being measured."""
-    from deltasam.experiments import ConfigError
-    from deltasam.tasks import DataError
-
-    try:
-        yield
-    except (ConfigError, DataError):
-        raise
-    except ValueError as error:
-        print(f"left out: {error}", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +101,11 @@ class TableCommand:
             self.output.write_text(text, encoding="utf-8")
 
     def _measure(self, runs: Runs) -> None:
+        """Measures what is missing. A run that cannot be measured is told of, and costs the others nothing."""
         from deltasam.cli._progress import quiet
-        from deltasam.cli._runs import bad_input, check_positive
+        from deltasam.cli._runs import check_positive
+        from deltasam.cli.analyze import or_refusal
+        from deltasam.experiments import ConfigError
         from deltasam.experiments.sweeps import record_risk
         from deltasam.report import usual_risk
 
@@ -128,10 +115,20 @@ class TableCommand:
         quiet()
         data = None if self.data is None else str(self.data.resolve())
         wanted = usual_risk(runs.finished, rho=self.rho, rows=self.rows)
-        for run in runs.finished:
-            known = run.risk()
-            if (known is None or known["settings"] != wanted) and (run.path / "model").is_dir():
-                if known is None:  # what is cut short or altered
-                    (run.path / "analysis" / "adversarial-risk.json").unlink(missing_ok=True)
-                with bad_input(), _told_if_not_finite():
-                    record_risk(run.path, **wanted, data=data)
+        known = {run.path: run.risk() for run in runs.finished}
+        there = [path for path, risk in known.items() if risk is not None and risk["settings"] == wanted]
+        refused: list[ConfigError] = []
+        for path in known:
+            if path in there or not (path / "model").is_dir():
+                continue
+            if known[path] is None:  # what is cut short or altered
+                (path / "analysis" / "adversarial-risk.json").unlink(missing_ok=True)
+            found = or_refusal(lambda path: record_risk(path, **wanted, data=data), path)
+            if isinstance(found, ConfigError):
+                refused.append(found)
+            else:
+                there.append(path)
+        if refused and not there:
+            raise InputError(str(refused[0]))
+        for one in refused:
+            print(f"left out: {one}", file=sys.stderr)

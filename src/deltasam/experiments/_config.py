@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,7 +178,7 @@ def read_yaml(path: Path) -> Plain:
         line = "" if mark is None else f", line {mark.line + 1}"
         raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]}{line})") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {found!r}")
+        raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {reprlib.repr(found)}")
     return found
 
 

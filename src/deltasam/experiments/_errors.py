@@ -7,6 +7,10 @@ class ConfigError(ValueError):
     """A configuration, preset or output folder is wrong; raised before any training."""
 
 
+class HeldError(ConfigError):
+    """Another process is making this run."""
+
+
 class RunStoppedError(Exception):
     """A run was told to stop, wrote a checkpoint, and goes on from there when it is started again."""
 

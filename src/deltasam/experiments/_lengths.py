@@ -1,4 +1,4 @@
-"""Whether a model can read texts as long as the task hands them over."""
+"""Whether a model can read texts as long as the task hands them over, and whether anything of them is left."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def check_lengths(task: Task, model: Any, tokenizer: Any, splits: Mapping[str, S
         splits: The rows to be read.
 
     Raises:
-        ConfigError: A text is longer than what the model has positions for.
+        ConfigError: A text is longer than what the model has positions for, or nothing of it would be left.
     """
+    _check_room(task, tokenizer)
     written = getattr(task, "max_target_length", None)
     if written is None:
         most = positions(model)
@@ -42,6 +43,22 @@ def check_lengths(task: Task, model: Any, tokenizer: Any, splits: Mapping[str, S
             raise ConfigError(
                 f"task.max_length={task.max_length}: {split} has texts of {longest} tokens, and the model's positions "
                 f"end at {most}; set task.max_length={most}"
+            )
+
+
+def _check_room(task: Task, tokenizer: Any) -> None:
+    """Raises a ConfigError where special tokens leave no room: texts would be all alike, or, with less, not be cut."""
+    columns = getattr(task, "text", "")
+    pairs = isinstance(columns, tuple) and len(columns) == 2 and getattr(task, "pairing", "joint") == "joint"
+    for option in ("max_length", "max_target_length", "eval_max_length"):
+        limit = getattr(task, option, None)
+        together = 2 if pairs and option == "max_length" else 1
+        special = tokenizer.num_special_tokens_to_add(pair=together == 2)
+        if limit is not None and limit < special + together:
+            whose, each = ("a pair of texts", " of each") if together == 2 else ("a text", "")
+            raise ConfigError(
+                f"task.{option}={limit}: {whose} has {special} special tokens with this model, which leaves no room "
+                f"for a word{each}; set task.{option}={special + together} or more"
             )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deltasam.experiments._errors import ConfigError
+from deltasam.experiments._errors import HeldError
 
 try:
     import fcntl
@@ -26,7 +26,7 @@ def held(folder: Path) -> Iterator[None]:
     the file system knows no locks, nobody does.
 
     Raises:
-        ConfigError: Another process holds it.
+        HeldError: Another process holds it.
     """
     if fcntl is None or int(os.environ.get("RANK", "0")):
         yield
@@ -36,7 +36,7 @@ def held(folder: Path) -> Iterator[None]:
         limit = time.monotonic() + PATIENCE
         while not _taken(place):
             if time.monotonic() > limit:
-                raise ConfigError(
+                raise HeldError(
                     f"{folder}: another process is making this run; wait for it, or choose another folder by --output"
                 )
             time.sleep(0.05)

@@ -104,10 +104,12 @@ class Result:
             missing = next((name for name in needed if name not in found), None)
             if missing is not None:
                 raise ValueError(f"it has no {missing}")
+            found["primary_value"] = float(found["primary_value"])
+            found["metrics"] = {name: float(value) for name, value in dict(found["metrics"]).items()}
             return cls(**found)
         except ConfigError:
             raise
-        except (OSError, TypeError, ValueError) as error:
+        except (OSError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{path}: not a result of this version ({error}); remove it, and the run is made again"
             ) from error

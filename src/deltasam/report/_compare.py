@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from deltasam.report._names import method_name, method_order
+from deltasam.report._names import counted, method_name, method_order
 from deltasam.report._tests import Comparison, holm, pooled_test
 from deltasam.report._wins import Wins, count_wins
 
@@ -75,7 +75,7 @@ def comparison_notes(scores: Scores, *, of_one_run: bool = False, less_of: str =
     return [
         f"{method_name(first)} − {method_name(second)}: {_difference(test, less_of)}, by mean better in {wins} "
         f"{over}; paired permutation test{'' if test.exact else ' (drawn)'} p = {test.p:.3g}, Holm {p:.3g} "
-        f"({test.pairs} pairs; smallest possible p {test.smallest_p:.3g})."
+        f"({counted(test.pairs, 'pair')}; smallest possible p {test.smallest_p:.3g})."
         for (first, second, (test, wins)), p in zip(found, adjusted, strict=True)
     ]
 

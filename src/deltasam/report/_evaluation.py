@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from deltasam.report._names import counted
+
 
 class Evaluation(NamedTuple):
     """How the metrics of a run came about.
@@ -92,5 +94,7 @@ def words(one: Evaluation, reference: Evaluation) -> str:
 
 def _rows(one: Evaluation) -> str:
     if one.sample is None:
-        return "on all rows" if one.rows is None else f"on {one.rows} rows"
-    return f"on a sample of {one.sample} rows" + (f" ({one.rows})" if one.rows not in (None, one.sample) else "")
+        return "on all rows" if one.rows is None else f"on {counted(one.rows, 'row')}"
+    return f"on a sample of {counted(one.sample, 'row')}" + (
+        f" ({one.rows})" if one.rows not in (None, one.sample) else ""
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,13 +95,16 @@ def _is_example(example: Any) -> bool:
 
 
 def _are_numbers(values: Any) -> bool:
-    return (
-        isinstance(values, Sequence) and not isinstance(values, str) and all(type(v) in (int, float) for v in values)
-    )
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(map(is_float, values))
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return is_float(value) and math.isfinite(value)
+
+
+def is_float(value: Any) -> bool:
+    """Whether this is a number that a float can be, if not finite; JSON has integers of any length."""
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 _READERS = {RISK: risk_in, LANDSCAPE: landscape_in, WEIGHTS: weights_in}

@@ -12,7 +12,8 @@ from sys import intern
 from typing import Any
 
 from deltasam.report._evaluation import Evaluation
-from deltasam.report._measured import RISK, listed, risk_in
+from deltasam.report._measured import RISK, is_float, listed, risk_in
+from deltasam.report._names import counted
 
 _NOT_RUNS = {"model", "checkpoints", "logs", "locks", "failures", "tensorboard", "analysis"}
 # What does not make two runs different but for their seed: what a run's id leaves out (`RunConfig.run_id`, which is
@@ -90,7 +91,7 @@ class Run:
         except OSError:
             return []
         found = [entry for line in lines if line.startswith("{") and isinstance(entry := _parsed(line), dict)]
-        numbers = [{name: value for name, value in e.items() if type(value) in (int, float)} for e in found]
+        numbers = [{name: value for name, value in e.items() if is_float(value)} for e in found]
         return [entry for entry in numbers if "step" in entry]
 
 
@@ -120,7 +121,7 @@ class Runs:
             (len(self.unreadable), f"unreadable, such as {next(iter(self.unreadable), '')}"),
             (len(self.diverged), f"left out, a metric is not finite: {listed(self.diverged)}"),
         )
-        return [f"{count} run{'s' if count > 1 else ''} {what}" for count, what in counts if count]
+        return [f"{counted(count, 'run')} {what}" for count, what in counts if count]
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -129,7 +130,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def read_runs(*folders: Path) -> Runs:
-    """All runs under the folders; the same run twice counts once."""
+    """All runs under the folders; of the same run twice the first counts, in the order of folders and paths."""
     found: dict[str, Run] = {}
     unfinished: list[Path] = []
     failed: list[Path] = []
@@ -139,7 +140,7 @@ def read_runs(*folders: Path) -> Runs:
             if "result.json" in files:
                 try:
                     run = _run(Path(place))
-                except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
                     unreadable[Path(place)] = f"{type(error).__name__}: {error}"
                 else:
                     found.setdefault(run.run_id, run)
@@ -162,7 +163,7 @@ def _folders(folder: Path) -> Iterator[tuple[str, set[str]]]:
             inside.clear()  # no runs inside a run
             yield place, names
         else:
-            inside[:] = [name for name in inside if name not in _NOT_RUNS]
+            inside[:] = sorted(name for name in inside if name not in _NOT_RUNS)
 
 
 def _run(place: Path) -> Run:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from deltasam.report._evaluation import STANDARD, Evaluation, preference, same_kind, usual, words
-from deltasam.report._names import short_models
+from deltasam.report._names import counted, short_models
 from deltasam.report._runs import Run
 
 Key = tuple[str, str, str]
@@ -112,7 +112,7 @@ def _evaluations(
 def _left_out(counts: Counter[str]) -> tuple[str, ...]:
     if not counts:
         return ()
-    told = "; ".join(f"{count} run{'s' * (count > 1)} {how}" for how, count in sorted(counts.items()))
+    told = "; ".join(f"{counted(count, 'run')} {how}" for how, count in sorted(counts.items()))
     return (f"Left out, since they were evaluated otherwise: {told}.",)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deltasam.report._names import counted
+
 _EXACT_PAIRS = 40  # two halves of 2^20 sign patterns each; beyond that signs are drawn
 _DRAWN = 100_000
 _TIE = 1e-9  # relative; sums of the same differences in another order are equal
@@ -39,7 +41,7 @@ class Comparison:
         about = "=" if self.exact else "≈"
         return (
             f"{self.difference:+.4g}, p {about} {self.p:.4g} "
-            f"({self.pairs} pairs{pooled}; no p below {self.smallest_p:.3g} is possible)"
+            f"({counted(self.pairs, 'pair')}{pooled}; no p below {self.smallest_p:.3g} is possible)"
         )
 
 

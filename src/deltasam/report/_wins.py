@@ -6,6 +6,8 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from deltasam.report._names import counted
+
 Setup = TypeVar("Setup", bound=Hashable)
 
 
@@ -24,7 +26,7 @@ class Wins:
     setups: int
 
     def __str__(self) -> str:
-        return f"{self.wins} of {self.setups}" + (f" ({self.ties} tie{'s' * (self.ties > 1)})" if self.ties else "")
+        return f"{self.wins} of {self.setups}" + (f" ({counted(self.ties, 'tie')})" if self.ties else "")
 
 
 def count_wins(

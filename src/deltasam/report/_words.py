@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from deltasam.report._compare import comparison_notes
-from deltasam.report._names import method_name, method_order
+from deltasam.report._names import counted, method_name, method_order
 from deltasam.report._runs import Run, Runs
 from deltasam.report._select import Key, select
 
@@ -17,9 +17,9 @@ def summary_sentences(runs: Runs, cells: dict[Key, list[Run]]) -> list[str]:
     tasks = {run.task for found in cells.values() for run in found}
     models = {model for _, model, _ in cells}
     methods = sorted({method for _, _, method in cells}, key=method_order)
-    first = f"{_count(len(runs.finished), 'finished run')} of {_count(len(methods), 'method')} "
-    first += f"({', '.join(map(method_name, methods))}) on {_count(len(tasks), 'task')} "
-    sentences = [f"{first}with {_count(len(models), 'model')}."]
+    first = f"{counted(len(runs.finished), 'finished run')} of {counted(len(methods), 'method')} "
+    first += f"({', '.join(map(method_name, methods))}) on {counted(len(tasks), 'task')} "
+    sentences = [f"{first}with {counted(len(models), 'model')}."]
     sentences += [leader for setup in sorted({key[:2] for key in cells}) if (leader := _leader(cells, *setup))]
     sentences += _comparisons(select(runs.finished, strict=False).cells)
     sentences += _costs(cells)
@@ -35,7 +35,7 @@ def _leader(cells: dict[Key, list[Run]], task: str, model: str) -> str:
     top = (max if one.higher_is_better else min)(means.values())
     best = sorted((method for method, value in means.items() if value == top), key=method_order)
     seeds = sorted({len(runs) for runs in found.values()})
-    over = _count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    over = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     if len(best) == len(found):
         return (
             f"On {task} with {model}, all {len(found)} methods have the same mean {one.primary}, {top:.4g} ({over})."
@@ -78,7 +78,3 @@ def _costs(cells: dict[Key, list[Run]]) -> list[str]:
 def _and(methods: list[str]) -> str:
     *first, last = map(method_name, methods)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from deltasam.experiments._errors import ConfigError, DivergedError
 from deltasam.experiments._folder import RunFolder, write
 
 RISK = "adversarial-risk.json"
@@ -40,6 +41,7 @@ def record_risk(
     Raises:
         ConfigError: The folder holds no finished run.
         DataError: The data is missing.
+        DivergedError: The risk is not finite.
     """
     known = measured(folder, RISK)
     if known is not None and is_measured(folder, rho=rho, rows=rows, steps=steps, split=split):
@@ -57,7 +59,7 @@ def record_risk(
         "measured": len(risk.losses),
     }
     if not math.isfinite(found["value"]):
-        raise ValueError(f"{folder}: the adversarial risk is {found['value']}; the run has diverged")
+        raise DivergedError(f"{folder}: the adversarial risk is {found['value']}; the run has diverged")
     place = RunFolder(folder).path / "analysis"
     place.mkdir(exist_ok=True)
     write(place / RISK, json.dumps(found, indent=1))
@@ -107,7 +109,6 @@ def record_weights(
         ConfigError: The folder holds no finished run, or its method has no weights.
     """
     from deltasam.batches import tree_map
-    from deltasam.experiments._errors import ConfigError
     from deltasam.experiments._load import load_run
 
     config, loaded = load_run(folder, rows=rows, data=data)

@@ -1,4 +1,4 @@
-"""Many runs on one machine: processes that share out the GPUs, a second try for what failed."""
+"""Many runs on one machine: processes that share out the GPUs, a second try for what it may help."""
 
 from __future__ import annotations
 
@@ -157,11 +157,11 @@ def _receive(connection: Connection, run: _Active) -> Event:
         message = connection.recv()
     except (EOFError, ConnectionResetError):
         run.process.join()
-        message = ("failed", f"the process died with exit code {run.process.exitcode}")
+        message = ("failed", f"the process died with exit code {run.process.exitcode}", True)
     if message[0] == "step":
         return Event(kind="step", run=name, attempt=attempt, step=message[1], total=message[2])
     if message[0] == "finished":
         kind = "finished" if message[1] else "found"
         return Event(kind=kind, run=name, attempt=attempt, metric=message[2], value=message[3])
-    kind = "failed" if attempt >= ATTEMPTS else "retried"
+    kind = "retried" if message[2] and attempt < ATTEMPTS else "failed"
     return Event(kind=kind, run=name, attempt=attempt, error=message[1])

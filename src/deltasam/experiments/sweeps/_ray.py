@@ -13,7 +13,7 @@ from typing import Any
 
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments.sweeps._pool import ATTEMPTS, Event
-from deltasam.experiments.sweeps._worker import Job, make, record_failure
+from deltasam.experiments.sweeps._worker import Job, attempt
 
 LOST = 5  # tries of a run whose worker or node died, which is not the run's fault
 _PASSED_ON = (
@@ -44,8 +44,8 @@ class RayPool:
     def run(self, jobs: Sequence[Job]) -> Generator[Event, None, None]:
         """Makes the runs and yields what happens; closing the generator cancels what is under way.
 
-        A run that raises is tried once more, as on one machine. One whose worker or node died is placed again, up to
-        five times; it goes on from its last checkpoint.
+        A run that failed is tried once more where that may help, as on one machine. One whose worker or node died is
+        placed again, up to five times; it goes on from its last checkpoint.
 
         Raises:
             ConfigError: Ray is missing or the cluster cannot be reached.
@@ -63,8 +63,8 @@ class RayPool:
             while under_way:
                 ready, _ = ray.wait(list(under_way), num_returns=1, timeout=5.0)
                 for ref in ready:
-                    job, attempt, lost = under_way.pop(ref)
-                    event, again = _outcome(ray, ref, job, attempt, lost)
+                    job, tried, lost = under_way.pop(ref)
+                    event, again = _outcome(ray, ref, job, tried, lost)
                     if again is not None:
                         under_way[task.remote(job, threads)] = (job, *again)
                     yield event
@@ -73,28 +73,29 @@ class RayPool:
                 ray.cancel(ref, force=True)
 
 
-def _outcome(ray: Any, ref: Any, job: Job, attempt: int, lost: int) -> tuple[Event, tuple[int, int] | None]:
+def _outcome(ray: Any, ref: Any, job: Job, tried: int, lost: int) -> tuple[Event, tuple[int, int] | None]:
     """What became of a task, and the attempt and number of losses of the next try, if there is one."""
     try:
-        trained, metric, value = ray.get(ref)
+        message = ray.get(ref)
     except ray.exceptions.RayTaskError as error:
-        told = f"{type(error.cause).__name__}: {error.cause}"
-        again = (attempt + 1, lost) if attempt < ATTEMPTS else None
+        message = ("failed", f"{type(error.cause).__name__}: {error.cause}", True)
     except ray.exceptions.RayError as error:
         told = f"{type(error).__name__}: the worker or its node died"
-        again = (attempt, lost + 1) if lost + 1 < LOST else None
-    else:
-        kind = "finished" if trained else "found"
-        return Event(kind=kind, run=job.name, attempt=attempt, metric=metric, value=value), None
-    return Event(kind="failed" if again is None else "retried", run=job.name, attempt=attempt, error=told), again
+        again = (tried, lost + 1) if lost + 1 < LOST else None
+        return _failed(job, tried, told, again), again
+    if message[0] == "finished":
+        kind = "finished" if message[1] else "found"
+        return Event(kind=kind, run=job.name, attempt=tried, metric=message[2], value=message[3]), None
+    again = (tried + 1, lost) if message[2] and tried < ATTEMPTS else None
+    return _failed(job, tried, message[1], again), again
 
 
-def _remote(job: Job, threads: int) -> tuple[bool, str, float]:
-    try:
-        return make(job, threads, lambda message: None)
-    except Exception:
-        record_failure(job)
-        raise
+def _failed(job: Job, tried: int, told: str, again: tuple[int, int] | None) -> Event:
+    return Event(kind="failed" if again is None else "retried", run=job.name, attempt=tried, error=told)
+
+
+def _remote(job: Job, threads: int) -> tuple[Any, ...]:
+    return attempt(job, threads, lambda message: None)
 
 
 def _connected(address: str | None) -> Any:

@@ -50,8 +50,9 @@ def run_sweep(
 ) -> Outcome:
     """Runs what is missing. What was interrupted goes on from its last checkpoint; what is finished is not repeated.
 
-    A failed run is tried once more; if it fails again, it is recorded (``failures/<run>.txt``, ``sweep.jsonl``), the
-    others go on, and the next call tries it again.
+    A failed run is tried once more, unless it failed by a mistake in what it was given, which stays the same. If it
+    fails again, it is recorded (``failures/<run>.txt``, ``sweep.jsonl``), the others go on, and the next call tries it
+    again.
 
     Args:
         sweep: The sweep.

@@ -56,8 +56,8 @@ class Job:
 def work(job: Job | None, connection: Connection, more: Connection, gpu: str | None, threads: int) -> None:
     """The process: makes a run, and those that come by ``more`` until that ends, and tells ``connection`` how it goes.
 
-    Messages: ``("step", step, total, latest)``, then one of ``("finished", trained, metric, value)`` and
-    ``("failed", error)``. After a failure the process ends: nobody knows what state it is in.
+    Messages: ``("step", step, total, latest)``, then what :func:`attempt` gives. After a failure the process ends:
+    nobody knows what state it is in.
     """
     os.setsid()  # Ctrl-C is for the sweep, which ends its processes itself
     if gpu is not None:
@@ -83,22 +83,50 @@ def _worked(job: Job, connection: Connection, threads: int) -> bool:
     with _log(job.folder / "logs" / f"{job.name}.log"):
         well = False
         try:
-            connection.send(("finished", *make(job, threads, connection.send)))
-            well = True
+            message = attempt(job, threads, connection.send)
+            connection.send(message)
+            well = message[0] == "finished"
         except RunStoppedError:  # the sweep is ending; the run goes on from its checkpoint next time
             pass
-        except Exception as error:  # noqa: BLE001 - whatever went wrong is recorded, and the sweep goes on
-            record_failure(job)
-            connection.send(("failed", f"{type(error).__name__}: {error}"))
         sys.stdout.flush()
         sys.stderr.flush()
     return well
 
 
-def record_failure(job: Job) -> None:
-    """Keeps the traceback of the exception that is being handled."""
-    job.failure.parent.mkdir(exist_ok=True)
-    job.failure.write_text(traceback.format_exc(), encoding="utf-8")
+def attempt(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> tuple[Any, ...]:
+    """What becomes of a run: ``("finished", trained, metric, value)``, or ``("failed", error, another try may help)``.
+
+    Raises:
+        RunStoppedError: The run was told to stop.
+    """
+    from deltasam.experiments._errors import RunStoppedError
+
+    try:
+        return "finished", *make(job, threads, tell)
+    except RunStoppedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever went wrong is recorded, and the sweep goes on
+        job.failure.parent.mkdir(exist_ok=True)
+        job.failure.write_text(traceback.format_exc(), encoding="utf-8")
+        return "failed", f"{type(error).__name__}: {error}", _may_end_otherwise(error)
+
+
+def _may_end_otherwise(error: BaseException) -> bool:
+    """Whether another try may help: not against a mistake in what was given, but for the hub, which may be back."""
+    from huggingface_hub.errors import LocalEntryNotFoundError  # neither in the cache nor to be reached
+
+    from deltasam.experiments._errors import ConfigError, DivergedError, HeldError
+    from deltasam.plugins import PluginError
+    from deltasam.tasks import DataError
+
+    if isinstance(error, HeldError) or not isinstance(error, (ConfigError, DataError, DivergedError, PluginError)):
+        return True
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (ConnectionError, TimeoutError, LocalEntryNotFoundError)):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def make(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> tuple[bool, str, float]:
