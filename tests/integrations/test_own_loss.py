@@ -12,6 +12,7 @@ import transformers as hf
 from deltasam.integrations import MethodMixin, MethodTrainer
 from deltasam.methods import ERM, SAM
 from deltasam.objectives import Classification, Tokens
+from deltasam.objectives.regularisers import RDrop
 from helpers.tiny import causal, classifier, sentences
 from helpers.trainers import Bag, arguments, classification_data
 
@@ -51,6 +52,16 @@ def test_compute_loss_of_ones_own_needs_an_objective(kind: Any, tmp_path: Path) 
     with pytest.raises(ValueError, match=r"compute_loss returns one loss for the batch.* pass objective="):
         kind(model=classifier(), args=arguments(tmp_path), method=ERM())
     kind(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
+
+
+def test_smoothing_that_would_be_the_evaluations_alone(tmp_path: Path) -> None:
+    args = arguments(tmp_path, label_smoothing_factor=0.1)
+    options = {"args": args, "method": ERM()}
+    for objective in (Classification(), RDrop(Classification()), Classification(label_smoothing=0.2)):
+        with pytest.raises(ValueError, match=r"label_smoothing_factor=0.1 .*Classification\(label_smoothing=0.1\)"):
+            MethodTrainer(model=classifier(), objective=objective, **options)
+    MethodTrainer(model=classifier(), objective=RDrop(Classification(label_smoothing=0.1)), **options)
+    MethodTrainer(model=classifier(), objective=lambda model, batch: torch.ones(2), **options)  # nobody can tell
 
 
 def test_a_training_step_that_cannot_be_reached(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from deltasam import methods
 from deltasam.integrations import MethodTrainer
+from deltasam.integrations._own_weights import refuse_apart
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
 from deltasam.objectives import Classification
@@ -80,6 +83,67 @@ def test_the_state_of_the_objective_is_saved_too(tmp_path: Path) -> None:
     resumed = trainer_for(tmp_path, ERM(), SMART(Classification(), total_steps=9))
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert_same_bits(weights(resumed.model), weights(whole.model))
+
+
+class Tempered(nn.Module):
+    """An objective with a weight of its own, which is trained, and one per class, which is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), reduction="none")
+
+    def forward(self, model: Any, batch: Any) -> Tensor:
+        logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        rows: Tensor = self.criterion(logits * self.temperature, batch["labels"])
+        return rows
+
+
+def test_an_objective_may_be_a_module(tmp_path: Path) -> None:
+    ends = []
+    for resume in (None, str(tmp_path / "checkpoint-4")):
+        model, objective = fresh(), Tempered()
+        adam = torch.optim.AdamW([*model.parameters(), *objective.parameters()], lr=1e-2)
+        MethodTrainer(
+            model=model,
+            args=arguments(tmp_path, save_strategy="steps", save_steps=4, max_steps=9),
+            method=SAM(rho=0.1),
+            objective=objective,
+            train_dataset=classification_data(),
+            optimizers=(adam, None),
+        ).train(resume_from_checkpoint=resume)
+        ends.append({**weights(model), **weights(objective)})
+    assert abs(float(ends[0]["temperature"]) - 1) > 1e-3
+    assert_same_bits(*ends)
+
+
+def test_the_weights_of_an_objective_have_the_gradient_of_one_update(tmp_path: Path) -> None:
+    """Trainer clears the gradients of the model alone."""
+    seen = []
+
+    class Noting(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            seen.append(objective.temperature.grad)
+
+    objective = Tempered()
+    trainer = trainer_for(tmp_path, SAM(), objective)
+    trainer.optimizer = torch.optim.SGD([*trainer.model.parameters(), *objective.parameters()], lr=1e-2)
+    trainer.add_callback(Noting)
+    objective.temperature.grad = torch.ones(())
+    trainer.train()
+    assert seen == [None] * 9
+
+
+def test_the_weights_of_an_objective_in_several_processes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.* over the 2 processes"):
+        refuse_apart(Tempered(), 2)
+    refuse_apart(Tempered().requires_grad_(False), 2)
+    refuse_apart(Classification(), 2)
+
+
+def test_a_module_goes_on_from_a_checkpoint_of_another_objective(tmp_path: Path) -> None:
+    trainer_for(tmp_path, SAM()).train()
+    trainer_for(tmp_path, SAM(), Tempered()).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_another_method_continues_without_the_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

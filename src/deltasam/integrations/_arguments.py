@@ -52,6 +52,34 @@ def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool, account
         )
 
 
+def refuse_other_smoothing(factor: float, objective: Any) -> None:
+    """One clear error for labels that the evaluation would smooth, and the training not, or otherwise.
+
+    Args:
+        factor: ``TrainingArguments.label_smoothing_factor``, which Trainer's evaluation goes by.
+        objective: What the user wants minimized; of a callable nobody can tell what it smooths.
+
+    Raises:
+        ValueError: The objective has another one.
+    """
+    inner = innermost(objective)
+    smoothing = getattr(inner, "label_smoothing", factor)
+    if factor and smoothing != factor:
+        name = type(inner).__name__
+        raise ValueError(
+            f"label_smoothing_factor={factor} is for the evaluation and an inferred objective, but the one that was "
+            f"given has label_smoothing={smoothing}: pass {name}(label_smoothing={factor}), or leave "
+            "label_smoothing_factor at 0"
+        )
+
+
+def innermost(objective: Any) -> Any:
+    """The objective inside all regularisers."""
+    while hasattr(objective, "objective"):
+        objective = objective.objective
+    return objective
+
+
 def refuse_unsupported(trainer: Any) -> None:
     """One clear error for each setting of a Trainer under which a method would silently do something else.
 

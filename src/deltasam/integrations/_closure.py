@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,15 @@ class ClosurePasses(Passes):
         method: The method whose step this is.
         model: The model that the closure uses.
         closure: Zeroes the gradients (or not), computes the loss, calls ``backward()`` and returns the loss.
+        updated: What the optimizer updates. It may be more than the model: ``backward()`` fills the ``.grad`` of all.
     """
 
-    def __init__(self, method: Method, model: nn.Module, closure: Callable[[], Any]) -> None:
+    def __init__(
+        self, method: Method, model: nn.Module, closure: Callable[[], Any], updated: Iterable[nn.Parameter] = ()
+    ) -> None:
         self._method = method
         self._closure = closure
+        self._updated = list(updated)
         self._hidden: dict[str, Any] | None = {}
         # Nothing is known of the closure's batch. Its tensors are taken to be where the parameters are.
         super().__init__(
@@ -78,15 +82,15 @@ class ClosurePasses(Passes):
         if weights is not None:
             raise needs_losses(self._method)
         targets = list(self.params.values()) if params is None else list(params)
-        before = {name: p.grad for name, p in self.trainable.items()}
+        before = [(p, p.grad) for p in {*self.trainable.values(), *self._updated}]
         try:
-            for p in self.trainable.values():
+            for p, _ in before:
                 p.grad = None
             loss = self._run(at_w)
             return loss, [_own(p.grad) for p in targets]
         finally:
-            for name, p in self.trainable.items():
-                p.grad = before[name]
+            for p, grad in before:
+                p.grad = grad
 
     def accumulate(self, *, at_w: bool = False) -> Tensor:
         """The loss, shape (1,), its gradient being in ``.grad``."""

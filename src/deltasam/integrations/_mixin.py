@@ -13,10 +13,16 @@ from torch import Tensor, nn
 from deltasam.batches import batch_size, ratio
 from deltasam.capture import Captured
 from deltasam.checks import check_step
-from deltasam.integrations._arguments import check_method, refuse_overrides, refuse_unsupported
+from deltasam.integrations._arguments import (
+    check_method,
+    refuse_other_smoothing,
+    refuse_overrides,
+    refuse_unsupported,
+)
 from deltasam.integrations._infer import check_inferred, infer_objective
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
+from deltasam.integrations._own_weights import ClearedGradients, has_weights, refuse_apart
 from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
@@ -62,7 +68,8 @@ class MethodMixin(_Base):
         *args: The Trainer's.
         method: What takes the gradients, for example ``DeltaSAM(rho=0.05)``.
         objective: ``objective(model, batch) -> (N,)``. By default inferred from the model's head, its problem type and
-            the label names, with ``args.label_smoothing_factor``.
+            the label names, with ``args.label_smoothing_factor``. It may be a module with weights of its own: give
+            them to the optimizer, ``optimizers=(..., None)``; checkpoints hold them.
         capture: Record steps as CUDA graphs, one per batch shape, see :class:`~deltasam.capture.Captured`. Keep shapes
             few: ``DataCollatorWithPadding(tokenizer, pad_to_multiple_of=32)``. Does nothing on the CPU.
         on_out_of_memory: ``"stop"``: an error that says which pass and what to lower; ``"split"``: the step is taken
@@ -94,6 +101,7 @@ class MethodMixin(_Base):
         self._unchecked = False  # whether the objective was inferred, and not compared with the model's loss yet
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
+        refuse_other_smoothing(self.args.label_smoothing_factor, objective)
         if self.args.gradient_checkpointing and self.args.gradient_checkpointing_kwargs is None:
             # What transformers 4 takes by itself refuses gradients that do not go into .grad.
             self.args.gradient_checkpointing_kwargs = {"use_reentrant": False}
@@ -102,6 +110,9 @@ class MethodMixin(_Base):
         self._objective = self._default_objective() if objective is None else objective
         self._score: Any = None
         check_step(self.model, self._objective)
+        refuse_apart(self._objective, self.args.world_size)
+        if has_weights(self._objective):
+            self.add_callback(ClearedGradients)
         self.splitting = Splitting(method) if on_out_of_memory == "split" else None
         if self.splitting is not None:
             self.splitting.check(self._objective)
@@ -308,7 +319,9 @@ class MethodMixin(_Base):
 
     def _load_states(self, state: dict[str, Any]) -> None:
         self.method.load_state_dict(state["method"])
-        if hasattr(self._objective, "load_state_dict"):
+        # A module has no empty state: its weights go on from where they are, as the model's do.
+        stays = isinstance(self._objective, nn.Module) and not state["objective"]
+        if hasattr(self._objective, "load_state_dict") and not stays:
             self._objective.load_state_dict(state["objective"])
         self.forwards, self.backwards = state["forwards"], state["backwards"]
         if self.captured is not None:  # what was recorded with the state that was

@@ -125,7 +125,8 @@ class MethodOptimizer(torch.optim.Optimizer):
                 call = (lambda model, _: closure()) if batch is None else (lambda model, part: closure(part))
                 step = self.method.backward(self.model, batch, call)
             else:
-                step = self.method.take(ClosurePasses(self.method, self.model, closure))
+                updated = (p for group in self.optimizer.param_groups for p in group["params"])
+                step = self.method.take(ClosurePasses(self.method, self.model, closure, updated))
         self.optimizer.step()
         return step.loss
 

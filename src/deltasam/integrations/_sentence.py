@@ -10,6 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformerTrainer
 from torch import Tensor, nn
 
+from deltasam.integrations._arguments import innermost
 from deltasam.integrations._mixin import MethodMixin
 from deltasam.methods import Method
 from deltasam.objectives import Contrastive
@@ -39,11 +40,11 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
     """
 
     def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
-        self._base_objective = _innermost(objective)
+        self._base_objective = innermost(objective)
         self._takes_views = isinstance(self._base_objective, Contrastive)
         if self._takes_views:
             objective = _with_embeddings(objective)
-            self._base_objective = _innermost(objective)
+            self._base_objective = innermost(objective)
         super().__init__(*args, method=method, objective=objective, **kwargs)
 
     def _default_objective(self) -> ObjectiveLike:
@@ -87,13 +88,6 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
                 "callable objective(model, inputs) -> losses of shape (N,)"
             )
         return rows
-
-
-def _innermost(objective: Any) -> Any:
-    """The objective inside all regularisers."""
-    while hasattr(objective, "objective"):
-        objective = objective.objective
-    return objective
 
 
 def _with_embeddings(objective: Any) -> Any:

@@ -1,0 +1,110 @@
+"""Closures that call ``backward()``: what of their gradients goes into a step, and what only looks on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from deltasam.integrations import MethodOptimizer
+from deltasam.integrations._closure import ClosurePasses
+from deltasam.methods import ERM, GSAM, SAM, DeltaSAM, LookSAM, Method
+from deltasam.weighting import LossWeights
+
+
+def name(method: Method) -> str:
+    return type(method).__name__
+
+
+def parts() -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
+    """A model, a head that is no part of it, and a batch."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+    return body.double(), nn.Linear(3, 2).double(), torch.randn(5, 4).double(), torch.randint(2, (5,))
+
+
+def closure_of(body: nn.Module, head: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+    """As for LBFGS, but for ``zero_grad()``: ``step`` has done that."""
+
+    def closure() -> Tensor:
+        loss = cross_entropy(head(body(x)), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize(
+    "method", [ERM(), SAM(rho=0.3), GSAM(rho=0.3), LookSAM(rho=0.3)], ids=lambda m: type(m).__name__
+)
+def test_parameters_beside_the_model_have_the_gradient_of_one_pass(method: Method) -> None:
+    ends = []
+    for style in ("backward", "losses"):
+        body, head, x, y = parts()
+        sgd = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=1.0)
+        optimizer = MethodOptimizer(sgd, replace(method), body, closure=style)  # type: ignore[arg-type]
+        if style == "backward":
+            optimizer.step(closure_of(body, head, x, y))
+        else:
+            optimizer.step(lambda: cross_entropy(head(body(x)), y, reduction="none"))  # noqa: B023 - called right here
+        ends.append([p.detach().clone() for p in (*body.parameters(), *head.parameters())])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [SAM(rho=0.5), GSAM(rho=0.5)], ids=name)
+def test_gradients_that_somebody_left_are_not_followed(method: Method) -> None:
+    """Of a part of the model that another optimizer updates, which ``zero_grad`` does not reach."""
+    ends = []
+    for left in (0.0, 1.0):
+        body, head, x, y = parts()
+        both = nn.Sequential(body, head)
+        optimizer = MethodOptimizer(torch.optim.SGD(head.parameters(), lr=1.0), method, both)
+        for p in body.parameters():
+            p.grad = torch.full_like(p, left)
+        optimizer.step(closure_of(body, head, x, y))
+        ends.append(head.weight.detach().clone())
+    assert torch.equal(*ends)
+
+
+def test_a_step_where_gradients_are_off() -> None:
+    body, head, x, y = parts()
+    both = nn.Sequential(body, head)
+    optimizer = MethodOptimizer(torch.optim.SGD(both.parameters(), lr=1.0), SAM(), both)
+    before = head.weight.detach().clone()
+    with torch.no_grad():  # as torch's optimizers call their closures
+        optimizer.step(closure_of(body, head, x, y))
+    assert not torch.equal(head.weight, before)
+
+
+def test_the_passes_are_counted() -> None:
+    body, head, x, y = parts()
+    method = SAM()
+    step = method.take(ClosurePasses(method, nn.Sequential(body, head), closure_of(body, head, x, y)))
+    assert (step.forwards, step.backwards) == (2, 2)
+
+
+def test_weights_from_the_losses_need_losses() -> None:
+    """No probes, so that the gradient is the first thing that is asked for."""
+    body, head, x, y = parts()
+    both = nn.Sequential(body, head)
+    optimizer = MethodOptimizer(torch.optim.SGD(both.parameters(), lr=1.0), DeltaSAM(weighting=LossWeights()), both)
+    with pytest.raises(ValueError, match="DeltaSAM needs the loss of every instance"):
+        optimizer.step(closure_of(body, head, x, y))
+
+
+def test_hooks_and_zero_grad_are_the_optimizers_own() -> None:
+    body, head, x, y = parts()
+    both = nn.Sequential(body, head)
+    optimizer = MethodOptimizer(torch.optim.SGD(both.parameters(), lr=1.0), SAM(), both)
+    before, seen = head.weight.detach().clone(), []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(torch.equal(head.weight, before)))
+    optimizer.register_step_post_hook(lambda *_: seen.append(torch.equal(head.weight, before)))
+    optimizer.step(closure_of(body, head, x, y))
+    assert seen == [True, False]  # at w, and after the update
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is not None and not p.grad.any() for p in both.parameters())
