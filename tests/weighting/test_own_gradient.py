@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from deltasam import DeltaSAM, MicroBatches
 from deltasam.weighting import OwnGradient
+from helpers.architectures import BY_NAME, make
 from helpers.problems import TRANSFORMER_NO_DROPOUT, relative_error
 
 
@@ -92,3 +93,21 @@ def test_a_small_gradient_is_not_divided_by() -> None:
     weighting = OwnGradient(radius=0.1)
     step = DeltaSAM(eta=10.0, weighting=weighting).backward(model, x, lambda m, x: m(x).squeeze(1).square() / 2)
     torch.testing.assert_close(step.weights, (0.1 * x.squeeze(1)).square() / 10, rtol=1e-9, atol=0)
+
+
+def test_a_model_that_no_rule_covers_is_gone_through_one_instance_after_the_other() -> None:
+    architecture = BY_NAME["LSTM tagger"]
+    model, _, batch = make(architecture, 5)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return architecture.losses(model, batch)
+
+    wanted = torch.stack([torch.stack(curvature(model, batch, objective, i)) for i in range(5)])
+    method = DeltaSAM(eta=1e-12, weighting=OwnGradient(radius=1e-3))
+    with pytest.warns(UserWarning, match=r"lstm.*LSTM.*one after the other"):
+        step = method.backward(model, batch, objective)
+    torch.testing.assert_close(step.weights, 0.5e-3 * wanted[:, 0].abs() / wanted[:, 1], rtol=1e-2, atol=0)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    # The attempt; for each side the losses at w, and a gradient and a pass of every instance; the step's own two.
+    assert (step.forwards, step.backwards) == (1 + 2 * (1 + 2 * 5) + 2, 1 + 2 * 5 + 2)

@@ -20,7 +20,7 @@ per-example low-rank weights are also used by FLoRA, per-example random ones by 
 *at* the per-instance weights w + eps_i.
 """
 
-from deltasam.instances._ascent import Ascent, adversarial, ascend
+from deltasam.instances._ascent import Ascent, adversarial, ascend, both_sides
 from deltasam.instances._errors import InstancesMixedError, UncoveredError
 from deltasam.instances._functions import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from deltasam.instances._memory import tell_once
@@ -35,6 +35,7 @@ __all__ = [
     "UncoveredError",
     "adversarial",
     "ascend",
+    "both_sides",
     "instance_adversarial_losses",
     "instance_gradient_norms",
     "perturbed_instances",

@@ -119,6 +119,21 @@ def adversarial(
     return adversarial_by_loop(part, rho, steps=steps, stride=stride, group=group)
 
 
+def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Losses at w, norms, and losses at w + eps_i and w - eps_i of one batch, by the engine that covers the model."""
+    try:
+        found = ascend(part, rho)
+    except UncoveredError as why:
+        tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
+        losses, norms, plus = adversarial_by_loop(part, rho)
+        return losses, norms, plus, adversarial_by_loop(part, rho, stride=-rho)[2]
+    with found.perturbed():
+        plus = part.losses()
+    with found.perturbed(-1.0):
+        minus = part.losses()
+    return found.losses, found.norms, plus, minus
+
+
 def adversarial_by_loop(
     part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
