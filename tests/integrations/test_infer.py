@@ -82,6 +82,16 @@ def test_labels_of_another_name(tmp_path: Path) -> None:
     assert trainer.objective == Classification(labels="truth")
 
 
+@pytest.mark.parametrize("name", list(cases()))
+def test_every_head_has_labels_of_another_name(name: str) -> None:
+    assert infer_objective(cases()[name][0], label_names=["truth"]).labels == "truth"  # type: ignore[attr-defined]
+
+
+def test_choices_are_smoothed_too() -> None:
+    model = hf.BertForMultipleChoice(encoder_config("bert"))
+    assert infer_objective(model, label_smoothing=0.1) == Classification(label_smoothing=0.1)
+
+
 def test_a_model_whose_forward_hands_everything_on(tmp_path: Path) -> None:
     class Mine(hf.BertForSequenceClassification):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from deltasam import ERM, GSAM, SAM, LookSAM
+from deltasam import ASAM, ERM, GSAM, SAM, FisherSAM, LookSAM
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import Method
 from helpers.data import REPOSITORY
@@ -131,8 +132,16 @@ def test_clipping_by_lightning_leaves_the_direction_of_the_ascent(tmp_path: Path
     class Hooked(Clipped):
         hook = True
 
-    by_lightning = fit(Clipped(SAM(rho=0.1)), tmp_path, gradient_clip_val=0.1)
-    assert largest_difference(by_lightning, fit(Hooked(SAM(rho=0.1)), tmp_path)) < 1e-6
+    for method in (SAM(rho=0.1), ASAM(rho=0.5), FisherSAM(rho=0.1)):
+        by_lightning = fit(Clipped(replace(method)), tmp_path, gradient_clip_val=0.1)
+        assert largest_difference(by_lightning, fit(Hooked(replace(method)), tmp_path)) < 1e-6, method
+
+
+def test_clipping_by_lightning_of_plain_training(tmp_path: Path) -> None:
+    plain = fit(Automatic(None), tmp_path, gradient_clip_val=0.1, gradient_clip_algorithm="value")
+    for method in (ERM(), GSAM(rho=0.0)):
+        found = fit(Automatic(method), tmp_path, gradient_clip_val=0.1, gradient_clip_algorithm="value")
+        assert_same_bits(found, plain)
 
 
 def test_the_closure_adapter_works_in_automatic_optimization(tmp_path: Path) -> None:

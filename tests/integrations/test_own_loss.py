@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import transformers as hf
 
 from deltasam.integrations import MethodMixin, MethodTrainer
+from deltasam.integrations._arguments import refuse_unsupported
 from deltasam.methods import ERM, SAM
 from deltasam.objectives import Classification, Tokens
 from deltasam.objectives.regularisers import RDrop
@@ -67,6 +69,26 @@ def test_smoothing_that_would_be_the_evaluations_alone(tmp_path: Path) -> None:
 def test_a_training_step_that_cannot_be_reached(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Stepping.training_step would never be called"):
         NeverStepping(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"args": SimpleNamespace(n_gpu=2, optim="sgd")}, r"nn.DataParallel.* 2 GPUs.*torchrun"),
+        ({"is_deepspeed_enabled": True}, r"DeepSpeed.*use DDP or FSDP"),
+        (
+            {"args": SimpleNamespace(n_gpu=1, optim="galore_adamw_layerwise")},
+            r"optim='galore_adamw_layerwise'.*inside",
+        ),
+    ],
+    ids=["data parallel", "deepspeed", "layerwise"],
+)
+def test_what_no_method_works_with(changes: dict[str, Any], said: str) -> None:
+    usual = {"args": SimpleNamespace(n_gpu=1, optim="sgd"), "compute_loss_func": None}
+    usual |= {"accelerator": SimpleNamespace(), "optimizer": None}
+    refuse_unsupported(SimpleNamespace(**usual))
+    with pytest.raises(ValueError, match=said):
+        refuse_unsupported(SimpleNamespace(**(usual | changes)))
 
 
 def tokens() -> list[dict[str, Any]]:

@@ -79,6 +79,22 @@ def test_probes_of_a_compiled_model(tmp_path: Path) -> None:
     assert graphs[-1] == graphs[-3] > 0  # nothing is compiled anew in every step
 
 
+def test_the_objective_sees_outputs_in_float32(tmp_path: Path) -> None:
+    seen = []
+
+    def objective(model: Any, batch: Any) -> torch.Tensor:
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        seen.append(logits.dtype)
+        return torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+
+    args = arguments(tmp_path, bf16=True, max_steps=1)
+    trainer = MethodTrainer(
+        model=fresh(), args=args, method=SAM(), objective=objective, train_dataset=classification_data()
+    )
+    trainer.train()
+    assert seen == [torch.float32] * 2
+
+
 def test_the_model_is_as_accelerate_made_it_after_a_step(tmp_path: Path) -> None:
     model = fresh()
     trainer = MethodTrainer(

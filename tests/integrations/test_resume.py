@@ -231,6 +231,7 @@ def test_state_survives_the_disk(tmp_path: Path) -> None:
         "none": None,
         "flag": torch.tensor(True),
         "empty": {},
+        "again": shared,  # the same memory twice
         "deep": {"a.b/c": shared, "view": shared.T, "list": [1, torch.ones(2, dtype=torch.bfloat16)]},
     }
     save_state(tmp_path, "state", state)
@@ -241,6 +242,7 @@ def test_state_survives_the_disk(tmp_path: Path) -> None:
     }
     assert torch.equal(found["flag"], torch.tensor(True))
     assert torch.equal(found["deep"]["a.b/c"], shared)
+    assert torch.equal(found["again"], shared)
     assert torch.equal(found["deep"]["view"], shared.T)
     assert found["deep"]["list"][1].dtype == torch.bfloat16
     assert load_state(tmp_path, "other", torch.device("cpu")) is None

@@ -1,0 +1,224 @@
+"""What the step of a plain Trainer does beside ``backward()``, and ours must do too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from deltasam.integrations import MethodTrainer
+from deltasam.integrations._infer import check_inferred
+from deltasam.integrations._metrics import StepMetrics
+from deltasam.integrations._shown import ShownLosses
+from deltasam.methods import ERM, SAM, LookSAM, Step
+from deltasam.objectives import Classification, Seq2Seq
+from helpers.tiny import classifier, labelled
+from helpers.trainers import arguments, classification_data, fresh, seq2seq_data
+
+
+class Slope(nn.Module):
+    """One weight, which multiplies the number of letters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.zeros(()))
+
+    def forward(self, texts: list[str]) -> Tensor:
+        return self.slope * torch.tensor([float(len(text)) for text in texts])
+
+
+def test_micro_batches_that_cannot_be_counted_weigh_the_same(tmp_path: Path) -> None:
+    """Batches of texts alone, three of them in steps of two: the last step of the epoch has one."""
+    model = Slope()
+    args = arguments(
+        tmp_path,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        max_steps=-1,
+        num_train_epochs=1,
+        optim="sgd",
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        remove_unused_columns=False,
+    )
+    MethodTrainer(
+        model=model,
+        args=args,
+        method=ERM(),
+        objective=lambda model, batch: model(batch["texts"]),
+        train_dataset=["a", "b", "c"],
+        data_collator=lambda texts: {"texts": texts},
+    ).train()
+    assert model.slope.item() == -2.0  # two steps, each along the mean slope of its batches, which is 1
+
+
+def test_all_of_the_model_is_set_to_training(tmp_path: Path) -> None:
+    model = fresh().train()
+    model.bert.eval()  # as a callback may have left it
+    trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=SAM())
+    trainer.training_step(model, trainer.data_collator(classification_data(4)))
+    assert all(module.training for module in model.modules())
+
+
+def test_optimizers_with_modes_are_set_to_training(tmp_path: Path) -> None:
+    class Modes(torch.optim.SGD):
+        mode = "eval"
+
+        def train(self) -> None:
+            self.mode = "train"
+
+    model = fresh()
+    optimizer = Modes(model.parameters(), lr=0.1)
+    trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=SAM(), optimizers=(optimizer, None))
+    trainer.training_step(model, trainer.data_collator(classification_data(4)))
+    assert optimizer.mode == "train"
+
+
+def test_inputs_are_prepared_by_the_trainer(tmp_path: Path) -> None:
+    class Renaming(MethodTrainer):
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            return {**super()._prepare_inputs(inputs), "labels": inputs["labels"] * 0}
+
+    seen = []
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        seen.append(batch["labels"])
+        return Classification()(model, batch)
+
+    model = fresh()
+    trainer = Renaming(model=model, args=arguments(tmp_path), method=ERM(), objective=objective)
+    trainer.training_step(model, trainer.data_collator(classification_data(4)))
+    assert not seen[0].any()
+
+
+def test_a_step_by_itself_is_no_part_of_another(tmp_path: Path) -> None:
+    model = fresh("t5")
+    trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=Seq2Seq())
+    batch = trainer.data_collator(seq2seq_data(4))
+    batch["labels"].fill_(-100)
+    with pytest.raises(ValueError, match="every target token of the batch is ignored"):
+        trainer.training_step(model, batch)
+
+
+def test_an_inferred_objective_is_compared_once(tmp_path: Path) -> None:
+    model = fresh()
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(model.training))
+    trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM())
+    for _ in range(3):
+        trainer.training_step(model, trainer.data_collator(classification_data(4)))
+    assert calls == [False, False, True, True, True]
+
+
+def test_with_smoothing_it_is_not_the_models_own(tmp_path: Path) -> None:
+    """A confident model: smoothing makes more of a difference than the comparison allows."""
+    model = fresh()
+    nn.init.constant_(model.classifier.bias, 0.0)
+    model.classifier.bias.data[1] = 8.0
+    args = arguments(tmp_path, label_smoothing_factor=0.3)
+    trainer = MethodTrainer(model=model, args=args, method=ERM())
+    batch = trainer.data_collator(classification_data(4))
+    batch["labels"].fill_(1)
+    assert float(trainer.training_step(model, batch)) > 0.5
+
+
+def test_the_comparison_leaves_the_modes_of_modules() -> None:
+    model = classifier().train()
+    model.bert.eval()
+    check_inferred(model, labelled(torch.tensor([0, 1])), Classification())
+    assert model.training
+    assert not any(module.training for module in model.bert.modules())
+
+
+def test_operations_are_those_of_the_model_at_hand(tmp_path: Path) -> None:
+    """They are kept for the length of a training: the model may be another one in the next."""
+    trainer = MethodTrainer(
+        model=fresh(), args=arguments(tmp_path, max_steps=1), method=ERM(), train_dataset=classification_data(4)
+    )
+    batch = trainer.data_collator(classification_data(4))
+    once = trainer.floating_point_ops(batch)
+    trainer.model.extra = nn.Linear(64, 64)
+    assert trainer.floating_point_ops(batch) == once
+    trainer.train()
+    assert trainer.floating_point_ops(batch) > once
+
+
+def test_a_new_training_starts_with_empty_means(tmp_path: Path) -> None:
+    args = arguments(tmp_path, logging_strategy="steps", logging_steps=1, max_steps=1)
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    trainer = MethodTrainer(model=fresh(**still), args=args, method=SAM(), train_dataset=classification_data(4))
+    batch = trainer.data_collator(classification_data(4))
+    trainer.training_step(trainer.model, {**batch, "labels": 1 - batch["labels"]})  # of one that was interrupted
+    trainer.train()
+    alone = trainer.state.log_history[0]["ascent_grad_norm"]
+    trainer.model.load_state_dict(fresh().state_dict())
+    trainer.train()
+    assert trainer.state.log_history[0]["ascent_grad_norm"] == pytest.approx(alone, rel=1e-5)
+
+
+def test_entries_hold_means_since_the_last_one() -> None:
+    metrics = StepMetrics()
+    for norm, weights in ((1.0, [1.0, 3.0]), (2.0, [2.0, 2.0])):
+        losses = torch.ones(2)
+        metrics.add(
+            Step(
+                losses=losses,
+                forwards=2,
+                backwards=2,
+                perturbed_losses=losses + norm,
+                weights=torch.tensor(weights),
+                grad_norm=torch.tensor(norm),
+            )
+        )
+    found = metrics.drain(lambda values: values * 10)  # what the other processes have is in it
+    assert found == {
+        "sharpness": 15.0,
+        "ascent_grad_norm": 15.0,
+        "weights_mean": 20.0,
+        "weights_std": 5.0,
+        "weights_max": 25.0,
+    }
+    assert metrics.drain(lambda values: values) == {}
+
+
+def test_losses_are_filtered_in_a_training_only() -> None:
+    losses, args = ShownLosses(), SimpleNamespace(logging_nan_inf_filter=True)
+    with losses.instead_of_the_filter(args):
+        losses.shown(torch.tensor(2.0))
+    assert losses.shown(torch.tensor(float("nan"))).isnan()
+
+
+def test_a_callback_changes_the_method_of_split_steps(tmp_path: Path) -> None:
+    class Off(hf.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.method = trainer.method.replace(rho=0.0 if state.global_step else 0.05)
+
+    trainer = MethodTrainer(
+        model=fresh(),
+        args=arguments(tmp_path, max_steps=3),
+        method=SAM(),
+        train_dataset=classification_data(),
+        callbacks=[Off()],
+        on_out_of_memory="split",
+    )
+    trainer.train()
+    assert trainer.forwards == 2 + 1 + 1
+
+
+def test_a_method_of_another_state_is_recorded_anew(tmp_path: Path) -> None:
+    trainer = MethodTrainer(model=fresh(), args=arguments(tmp_path), method=LookSAM(), capture=True)
+    assert trainer.captured is not None
+    assert trainer._up_to_date(trainer.captured) is trainer.captured
+    trainer.method = LookSAM()
+    assert trainer._up_to_date(trainer.captured).method.state is trainer.method.state
+
+
+def test_wrong_objectives_are_told_when_the_trainer_is_made(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="objective="):
+        MethodTrainer(model=fresh(), args=arguments(tmp_path), method=SAM(), objective=3)
