@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,27 @@ def test_a_process_that_died_is_tried_once_more(tmp_path: Path, monkeypatch: pyt
         assert [event.kind for event in of_one] == ["started", "retried", "started", last]
         assert [event.attempt for event in of_one] == [1, 1, 2, 2]
         assert of_one[1].error == "the process died with exit code 9"
+
+
+def dying_after(job: Job, connection: Any, more: Any, gpu: str | None, threads: int) -> None:
+    """A process that makes a run, and is gone before it is given the next."""
+    connection.send(("finished", True, "accuracy", 0.5))
+
+
+def test_a_process_that_died_while_it_had_nothing_to_do_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deltasam.experiments.sweeps._pool.work", dying_after)
+    jobs = [Job(name=name, config={}, folder=tmp_path) for name in "ab"]
+    others, events = multiprocessing.active_children(), []
+    for event in LocalPool(workers=1, gpus=("",)).run(jobs):
+        events.append((event.run, event.kind))
+        if event.kind == "finished":
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.join()
+    assert events == [
+        ("a", "started"), ("a", "finished"), ("b", "started"), ("b", "retried"), ("b", "started"), ("b", "finished"),
+    ]  # fmt: skip
 
 
 def test_tf32_needs_a_gpu(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -97,7 +98,8 @@ class LocalPool:
                     if idle:
                         connection, started = idle.popitem()
                         started.job, started.attempt = job, attempt
-                        started.more.send(job)
+                        with suppress(OSError):  # it has died in the meantime, as the end of its connection tells
+                            started.more.send(job)
                     else:
                         connection, started = self._start(context, job, attempt, free.popleft())
                     active[connection] = started
