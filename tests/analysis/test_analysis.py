@@ -12,7 +12,7 @@ from deltasam.analysis import WEIGHTINGS, adversarial_risk, alignment, sharpness
 from deltasam.analysis._common import cosine, gradient_of, spearman
 from deltasam.methods import ERM, SAM, DeltaSAM, PerInstanceSAM
 from deltasam.weighting import FiniteDifference, OwnGradient, Uniform
-from helpers.instance_reference import loop
+from helpers.instance_reference import ascended, loop
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT
 
 
@@ -82,6 +82,22 @@ def test_batch_sharpness_is_what_sam_measures() -> None:
     found = sharpness(model, [batch], objective, rho=0.05)
     step = SAM(rho=0.05).backward(model.eval(), batch, objective)
     assert found.batch == pytest.approx(float(step.sharpness), rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_both_sharpnesses_take_as_many_steps_as_they_are_told(steps: int) -> None:
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make(size=4)
+    found = sharpness(model, [batch], objective, rho=0.3, steps=steps)
+    model.eval()
+
+    def run() -> Tensor:
+        return objective(model, batch)
+
+    clean = run().detach().mean()
+    stride = 0.3 if steps == 1 else 2 * 0.3 / steps
+    for value, groups in ((found.batch, [[0, 1, 2, 3]]), (found.instance, [[0], [1], [2], [3]])):
+        worst = torch.cat([ascended(model, run, 0.3, steps, stride, members) for members in groups])
+        assert value == pytest.approx(float(worst.mean() - clean), rel=1e-9)
 
 
 def test_alignment() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from deltasam import ESAM, SAM, Method, SubsetSAM
+from deltasam import ERM, ESAM, SAM, Method, MicroBatches, SubsetSAM
 from deltasam.batches import batch_size, portion, ratio, repeat, shares, take
 from deltasam.splitting import Splitting
 
@@ -60,6 +60,26 @@ def test_shares_add_up_and_are_zero_where_there_is_nothing() -> None:
     assert [float(share) for share in shares([torch.tensor(0)] * 2)] == [0.0, 0.0]
     assert shares([1, 3]) == [0.25, 0.75]
     assert float(ratio(torch.tensor(0), torch.tensor(0))) == 0
+
+
+class CountsSome:
+    """Counts the items of some batches only: of those with more than one instance."""
+
+    def items(self, batch: tuple[Tensor, Tensor]) -> Tensor | None:
+        return None if len(batch[1]) == 1 else 10 * batch[1].sum()
+
+    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def test_parts_of_which_one_cannot_be_counted_count_by_their_instances() -> None:
+    model = nn.Linear(2, 3).double()
+    x, y = torch.randn(5, 2, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    parts = MicroBatches([(x[:4], y[:4]), (x[4:], y[4:])])
+    step = ERM().backward(model, parts, CountsSome())
+    whole = cross_entropy(model(x), y)
+    torch.testing.assert_close(step.loss, whole.detach())
+    torch.testing.assert_close(model.weight.grad, torch.autograd.grad(whole, model.weight)[0])
 
 
 @pytest.mark.parametrize("method", [SubsetSAM(), ESAM(gamma=0.5)], ids=lambda method: type(method).__name__)

@@ -50,6 +50,30 @@ def loop(model: nn.Module, run: Callable[[], Tensor], rho: float, group: int = 1
     return Exact(losses.detach(), torch.stack(norms), perturbed, total)
 
 
+def ascended(
+    model: nn.Module, run: Callable[[], Tensor], rho: float, steps: int, stride: float, members: list[int]
+) -> Tensor:
+    """Losses of instances that share a perturbation, after steps of this length inside the ball."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in params]
+    eps = [torch.zeros_like(p) for p in params]
+    for _ in range(steps):
+        grads = torch.autograd.grad(run()[members].sum(), params, allow_unused=True)
+        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        eps = [e + stride * g / norm for e, g in zip(eps, grads, strict=True)]
+        size = torch.stack([e.norm() for e in eps]).norm()
+        eps = [e * min(1.0, rho / float(size)) for e in eps]
+        with torch.no_grad():
+            for p, w, e in zip(params, start, eps, strict=True):
+                p.copy_(w + e)
+    losses = run()[members].detach()
+    with torch.no_grad():
+        for p, w in zip(params, start, strict=True):
+            p.copy_(w)
+    return losses
+
+
 def relative(mine: Tensor, exact: Tensor) -> float:
     return float((mine - exact).norm() / exact.norm().clamp_min(1e-30))
 

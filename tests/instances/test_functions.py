@@ -9,30 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import MicroBatches, instance_adversarial_losses, instance_gradient_norms, perturbed_instances
+from deltasam.instances import adversarial
+from deltasam.passes import Passes
 from helpers.architectures import BY_NAME, make
-from helpers.instance_reference import loop, relative
+from helpers.instance_reference import ascended, groups_of, loop, relative
 from helpers.problems import TRANSFORMER_NO_DROPOUT
-
-
-def ascent_by_hand(model: nn.Module, run: object, rho: float, steps: int, stride: float, i: int) -> Tensor:
-    params = [p for p in model.parameters() if p.requires_grad]
-    start = [p.detach().clone() for p in params]
-    eps = [torch.zeros_like(p) for p in params]
-    for _ in range(steps):
-        grads = torch.autograd.grad(run()[i], params, allow_unused=True)
-        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
-        norm = torch.stack([g.norm() for g in grads]).norm()
-        eps = [e + stride * g / norm for e, g in zip(eps, grads, strict=True)]
-        size = torch.stack([e.norm() for e in eps]).norm()
-        eps = [e * min(1.0, rho / float(size)) for e in eps]
-        with torch.no_grad():
-            for p, w, e in zip(params, start, eps, strict=True):
-                p.copy_(w + e)
-    loss = run()[i].detach()
-    with torch.no_grad():
-        for p, w in zip(params, start, strict=True):
-            p.copy_(w)
-    return loss
 
 
 @pytest.mark.parametrize(
@@ -46,8 +27,24 @@ def test_several_ascent_steps_stay_in_the_ball(name: str) -> None:
         found = instance_adversarial_losses(
             model, batch, architecture.losses, rho=0.2, steps=3, stride=0.1, engine=engine
         )
-        wanted = torch.stack([ascent_by_hand(model, run, 0.2, 3, 0.1, i) for i in range(3)])
+        wanted = torch.cat([ascended(model, run, 0.2, 3, 0.1, [i]) for i in range(3)])
         assert relative(found, wanted) < max(1e-9, architecture.tolerance)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("engine", ["low-rank", "loop"])
+def test_groups_and_the_stride_nobody_names(engine: str, steps: int) -> None:
+    architecture = BY_NAME["BERT"]
+    model, run, batch = make(architecture, 5)
+    model.eval()
+    passes = Passes(model, batch, architecture.losses)
+    losses, norms, worst = adversarial(passes, 0.2, steps=steps, group=2, engine=engine)
+    exact = loop(model, run, 0.2, group=2)
+    assert relative(losses, exact.losses) < 1e-9
+    assert relative(norms, exact.norms) < 1e-9  # of the sums over the groups: two, two and one
+    stride = 0.2 if steps == 1 else 2 * 0.2 / 3
+    wanted = torch.cat([ascended(model, run, 0.2, steps, stride, members) for members in groups_of(5, 2)])
+    assert relative(worst, wanted) < 1e-9
 
 
 def test_more_steps_are_a_stronger_adversary() -> None:

@@ -38,6 +38,20 @@ def test_padding_comes_through_bit_for_bit(family: str) -> None:
     torch.testing.assert_close(noisy[real], clean[real] + 0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_noise_is_drawn_and_added_in_float32_at_least(dtype: torch.dtype) -> None:
+    model, batch = head("bert").to(dtype).eval(), texts()
+    clean, _ = seen(model, batch, 0.0)
+    noise = 1 / 3  # bfloat16 has only three digits of it
+    noisy, (site,) = seen(model, batch, noise)
+    wide = torch.promote_types(dtype, torch.float32)
+    assert site.dtype == site.empty().dtype == wide
+    assert site.lengths().dtype == wide
+    real = batch["attention_mask"].bool()
+    assert noisy.dtype == dtype
+    assert noisy[real].equal((clean[real].to(wide) + torch.tensor(noise, dtype=wide)).to(dtype))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_noise_changes_the_logits_and_nothing_stays(family: str) -> None:
     model, batch = head(family).eval(), texts()

@@ -158,10 +158,13 @@ def test_tat_samples_targets_in_proportion_and_never_the_gold_class() -> None:
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.4])
-def test_tavat_tokens_carry_their_perturbations(max_norm: float | None) -> None:
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_tavat_tokens_carry_their_perturbations(norm: str, max_norm: float | None) -> None:
     model, batch = bert(), texts()
     ids, mask = batch["input_ids"], batch["attention_mask"].unsqueeze(-1)
-    method = TAVAT(adv_steps=3, adv_lr=0.3, init_magnitude=0.0, max_norm=max_norm)
+    ids[mask.squeeze(-1) == 0] = ids[0, 0]  # padding with the number of a word that occurs: it is no occurrence
+    order = 2 if norm == "l2" else torch.inf
+    method = TAVAT(adv_steps=3, adv_lr=0.3, init_magnitude=0.0, max_norm=max_norm, norm=norm)
     torch.manual_seed(2)
     table = 0.1 * torch.randn(41, 16, dtype=torch.float64)
     method.load_state_dict({"steps": 1, "vocabulary": table})
@@ -180,14 +183,14 @@ def test_tavat_tokens_carry_their_perturbations(max_norm: float | None) -> None:
             break
         for i in range(4):
             g = d.grad[i] * mask[i]
-            delta[i] += 0.3 * g / g.norm()
+            delta[i] += 0.3 * g / g.flatten().norm(order)
             for j in range(6):
                 if mask[i, j]:
-                    eta[i, j] += 0.3 * e.grad[i, j] / e.grad[i, j].norm()
+                    eta[i, j] += 0.3 * e.grad[i, j] / e.grad[i, j].norm(order)
             sizes = eta[i].norm(dim=-1, keepdim=True)
             eta[i] *= sizes / sizes.max()
             if max_norm is not None:
-                shrink = min(1.0, max_norm / float((delta[i] + eta[i]).norm()))
+                shrink = min(1.0, max_norm / float((delta[i] + eta[i]).flatten().norm(order)))
                 delta[i] *= shrink
                 eta[i] *= shrink
     assert relative_error(found, total) < 1e-9

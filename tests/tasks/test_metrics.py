@@ -57,9 +57,10 @@ def test_numbers_equal_scipy(numbers: tuple[np.ndarray, np.ndarray]) -> None:
     assert METRICS["mse"](predictions, labels) == pytest.approx(np.mean((predictions - labels) ** 2))
 
 
-def test_correlation_of_a_constant_is_zero() -> None:
-    assert METRICS["pearson"]([1.0, 1.0, 1.0], [0.0, 1.0, 2.0]) == 0.0
-    assert METRICS["spearman"]([1.0, 1.0, 1.0], [0.0, 1.0, 2.0]) == 0.0
+@pytest.mark.parametrize("metric", ["pearson", "spearman"])
+def test_correlation_of_a_constant_is_zero(metric: str) -> None:
+    assert METRICS[metric]([1.0, 1.0, 1.0], [0.0, 1.0, 2.0]) == 0.0
+    assert METRICS[metric]([0.0, 1.0, 2.0], [1, 1, 1]) == 0.0  # a small sample whose labels are all the same
 
 
 def test_rouge_equals_rouge_score_with_stemming_on_the_summary_level() -> None:
