@@ -38,7 +38,7 @@ def launched(launcher: list[str], described: Path, output: Path, **env: str) -> 
         env={**os.environ, "PYTHONPATH": paths, **quiet, **env},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
     )
 

@@ -24,7 +24,7 @@ from helpers.fault_runs import config
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 
 
-def launched(*command: str, timeout: int = 900) -> subprocess.CompletedProcess[str]:
+def launched(*command: str, timeout: int = 1800) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])
     env = {
         **os.environ,

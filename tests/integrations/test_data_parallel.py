@@ -39,7 +39,7 @@ def launch(launcher: list[str], script: str, *words: str) -> None:
         env={**os.environ, "PYTHONPATH": paths, **quiet},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
