@@ -89,7 +89,7 @@ def test_the_passes_are_counted() -> None:
 
 
 def test_weights_from_the_losses_need_losses() -> None:
-    """No probes, so that the gradient is the first thing that is asked for."""
+    """No probes, whose losses would be asked for first."""
     body, head, x, y = parts()
     both = nn.Sequential(body, head)
     optimizer = MethodOptimizer(torch.optim.SGD(both.parameters(), lr=1.0), DeltaSAM(weighting=LossWeights()), both)
