@@ -1,0 +1,75 @@
+"""What is read of a run folder, field by field, and which runs stand for a method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltasam.report import Run, by_cell, read_runs
+from deltasam.report._select import select
+from deltasam.report._summary import _resampled_means
+
+GOLDEN = Path(__file__).parent / "golden/runs"
+
+
+def result(kind: str) -> dict[str, Any]:
+    """A result among the golden ones."""
+    found: dict[str, Any] = json.loads(sorted(GOLDEN.rglob(f"{kind}/result.json"))[0].read_text())
+    return found
+
+
+def read(folder: Path, *results: dict[str, Any]) -> list[Run]:
+    """The runs with these results, in folders of this order."""
+    for number, one in enumerate(results):
+        (folder / f"{number}").mkdir()
+        (folder / f"{number}/result.json").write_text(json.dumps({**one, "run_id": str(number)}))
+    return read_runs(folder).finished
+
+
+def test_every_field_has_its_own_number(tmp_path: Path) -> None:
+    base = result("mrpc*-DeltaSAM-*")
+    method = {**base["config"]["method"], "rho": 0.3, "signed": True}
+    numbers = {"forward_passes": 40, "backward_passes": 20, "steps": 10, "train_seconds": 0.5, "peak_memory_bytes": 7}
+    own = {"model": "./models/own/", "best_value": 0.9, "config": {**base["config"], "method": method}}
+    (one,) = read(tmp_path, {**base, **numbers, **own})
+    assert (one.forwards, one.backwards, one.steps, one.train_seconds, one.memory) == (40, 20, 10, 0.5, 7)
+    assert (one.model, one.best) == ("models/own", 0.9)
+    assert dict(one.settings)["rho"] == 0.3
+    assert "signed" not in dict(one.settings)  # no number
+
+
+def test_the_primary_metric_may_stand_alone(tmp_path: Path) -> None:
+    (one,) = read(tmp_path, {**result("mrpc*-SAM-*"), "metrics": {"loss": 0.5}, "primary_value": 0.75})
+    assert one.metrics == {"loss": 0.5, one.primary: 0.75}
+
+
+def test_what_mirror_was_trained_on_is_no_other_evaluation(tmp_path: Path) -> None:
+    base = result("mirror*")
+    config = base["config"]
+    other = {**base, "config": {**config, "task": {**config["task"], "dataset": "other_sentences"}}}
+    assert len({run.evaluation for run in read(tmp_path, base, other)}) == 1
+
+
+def test_the_runs_of_a_cell_are_in_the_order_of_their_seeds(tmp_path: Path) -> None:
+    base = result("mrpc*-SAM-*")
+    runs = read(tmp_path, *({**base, "seed": seed, "config": {**base["config"], "seed": seed}} for seed in (3, 1, 2)))
+    assert [[run.seed for run in found] for found in by_cell(runs).values()] == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_part_of_a_split_is_not_shown_even_where_there_is_nothing_else(tmp_path: Path, strict: bool) -> None:
+    base = result("mrpc*-SAM-*")
+    task = {**base["config"]["task"], "name": "own", "eval_split": "train[90%:]"}
+    runs = read(tmp_path, {**base, "task": "own", "config": {**base["config"], "task": task}})
+    assert len(runs) == 1
+    assert select(runs, strict=strict).cells == {}
+
+
+def test_up_to_six_values_every_resample_is_taken() -> None:
+    means = _resampled_means(np.arange(6.0))
+    assert len(means) == 6**6
+    assert np.mean(means) == pytest.approx(2.5)
