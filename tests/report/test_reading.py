@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltasam.report import Run, by_cell, read_runs
+from deltasam.report import TABLES, Run, by_cell, read_runs
 from deltasam.report._select import select
 from deltasam.report._summary import _resampled_means
+from deltasam.report._words import summary_sentences
 
 GOLDEN = Path(__file__).parent / "golden/runs"
 
@@ -67,6 +68,18 @@ def test_a_part_of_a_split_is_not_shown_even_where_there_is_nothing_else(tmp_pat
     runs = read(tmp_path, {**base, "task": "own", "config": {**base["config"], "task": task}})
     assert len(runs) == 1
     assert select(runs, strict=strict).cells == {}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_times_of_two_devices_are_not_compared(tmp_path: Path, same: bool) -> None:
+    base = result("mrpc*-SAM-*")
+    methods = ("ERM", "SAM", "PerInstanceSAM")
+    read(tmp_path, *({**base, "method": name, "device": "one" if same else name} for name in methods))
+    runs = read_runs(tmp_path)
+    ratios = [row for row in TABLES["running-time"](runs).rows if row.method == "PerInstanceSAM / SAM"]
+    assert any(row.cells["mrpc"].values for row in ratios) == same
+    told = summary_sentences(runs, by_cell(runs.finished))
+    assert any("Time of an update relative to ERM" in one for one in told) == same
 
 
 def test_up_to_six_values_every_resample_is_taken() -> None:
