@@ -23,7 +23,7 @@ from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, S
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
 from helpers.rank_blocks import CAN_SHARD, blocks, kept
-from helpers.rank_replicas import closures, compiled, held_back, inside, uneven
+from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, uneven
 from helpers.regulariser_rows import Outputs
 
 PART = 3  # instances per process
@@ -142,6 +142,8 @@ def accumulation(rank: int, world: int) -> dict[str, float]:
         model = DistributedDataParallel(model_for(0.0))
         with model.no_sync():
             make().backward(model, part_of(batch, rank), objective)
+        own = plain(make, objective, part_of(batch, rank), seed=0, dropout=0.0)
+        found[f"{name} held back"] = relative_error(gradients(model), own)
         make().backward(model, part_of(batch, rank), objective)
         wanted = mean_of_ranks(make, objective, world, dropout=0.0)
         found[f"{name} no_sync"] = relative_error(gradients(model), {n: 2 * g for n, g in wanted.items()})
@@ -192,12 +194,12 @@ def communication(rank: int, world: int) -> dict[str, float]:
             with counted(model) as sent:
                 make(sharpness=sharpness).backward(model, batch, objective)
             found[f"{name} {sharpness}"] = float(sent["bytes"])
-    model = DistributedDataParallel(model_for(0.0))
-    with counted(model) as sent:
-        SAM().backward(
-            model, MicroBatches([(batch[0][:1], batch[1][:1]), (batch[0][1:], batch[1][1:])]), cross_entropy
-        )
-    found["sam micro-batches"] = float(sent["bytes"])
+    parts = MicroBatches([(batch[0][:1], batch[1][:1]), (batch[0][1:], batch[1][1:])])
+    for name in ("sam", "per-instance"):
+        model = DistributedDataParallel(model_for(0.0))
+        with counted(model) as sent:
+            methods()[name][0]().backward(model, parts, cross_entropy)
+        found[f"{name} micro-batches"] = float(sent["bytes"])
     return found
 
 
@@ -361,7 +363,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-CASES: Any = (replicas, accumulation, held_back, closures, compiled, inside, uneven, communication, decisions)
+CASES: Any = (replicas, accumulation, held_back, buffers, closures, compiled, inside, uneven, communication, decisions)
 if CAN_SHARD:
     CASES += (shards, gathered, blocks, kept, directions, refusals)
 

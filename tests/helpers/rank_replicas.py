@@ -49,6 +49,23 @@ def held_back(rank: int, world: int) -> dict[str, float]:
     return found
 
 
+def buffers(rank: int, world: int) -> dict[str, float]:
+    """Largest difference of BatchNorm's statistics from the first process's after steps that go past DDP's forward."""
+    found = {}
+    mine = tuple(value[3 * rank : 3 * rank + 3] for value in batches(world))
+    for make in (GSAM, LookSAM):
+        torch.manual_seed(1)
+        norm = nn.BatchNorm1d(8)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 3)).double())
+        for _ in range(2):
+            make().backward(model, mine, objective)
+        here = torch.cat([norm.running_mean, norm.running_var, norm.num_batches_tracked[None].double()])
+        first = torch.cat([here[:-1], here.new_tensor([2.0])])  # one update of them in every step
+        torch.distributed.broadcast(first, 0)
+        found[make.__name__] = float((here - first).abs().max())
+    return found
+
+
 def compiled(rank: int, world: int) -> dict[str, float]:
     """The same under ``torch.compile`` around DDP, as made, and after Accelerate's ``unwrap_model`` was at it."""
     found = {}

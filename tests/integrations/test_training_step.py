@@ -162,6 +162,18 @@ def test_a_new_training_starts_with_empty_means(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["ascent_grad_norm"] == pytest.approx(alone, rel=1e-5)
 
 
+def test_entries_of_an_evaluation_are_the_trainers(tmp_path: Path) -> None:
+    args = arguments(
+        tmp_path, logging_strategy="steps", logging_steps=2, eval_strategy="steps", eval_steps=1, max_steps=2
+    )
+    data = classification_data(8)
+    trainer = MethodTrainer(model=fresh(), args=args, method=SAM(), train_dataset=data, eval_dataset=data)
+    trainer.train()
+    entries = trainer.state.log_history
+    assert [("eval_loss" in entry, "sharpness" in entry) for entry in entries[:3]].count((True, False)) == 2
+    assert any("sharpness" in entry for entry in entries)
+
+
 def test_entries_hold_means_since_the_last_one() -> None:
     metrics = StepMetrics()
     for norm, weights in ((1.0, [1.0, 3.0]), (2.0, [2.0, 2.0])):
@@ -185,6 +197,19 @@ def test_entries_hold_means_since_the_last_one() -> None:
         "weights_max": 25.0,
     }
     assert metrics.drain(lambda values: values) == {}
+
+
+def test_the_last_finite_loss_stands_in_with_the_share_of_its_micro_batch(tmp_path: Path) -> None:
+    model = fresh()
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        zeros = 0.0 * model(input_ids=batch["input_ids"]).logits.sum(1)
+        return zeros + (3.0 if len(zeros) == 4 else float("nan"))
+
+    trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=objective)
+    with trainer._losses.instead_of_the_filter(trainer.args):
+        found = [float(trainer.training_step(model, trainer.data_collator(classification_data(n)), 6)) for n in (4, 2)]
+    assert found == pytest.approx([3.0 * 4 / 6, 3.0 * 2 / 6])
 
 
 def test_losses_are_filtered_in_a_training_only() -> None:
@@ -217,6 +242,20 @@ def test_a_method_of_another_state_is_recorded_anew(tmp_path: Path) -> None:
     assert trainer._up_to_date(trainer.captured) is trainer.captured
     trainer.method = LookSAM()
     assert trainer._up_to_date(trainer.captured).method.state is trainer.method.state
+
+
+def test_steps_are_recorded_anew_in_every_training(tmp_path: Path) -> None:
+    """What was recorded works on the tensors of a state that was."""
+    trainer = MethodTrainer(
+        model=fresh(),
+        args=arguments(tmp_path, max_steps=1),
+        method=LookSAM(),
+        capture=True,
+        train_dataset=classification_data(4),
+    )
+    before = trainer.captured
+    trainer.train()
+    assert trainer.captured is not before
 
 
 def test_wrong_objectives_are_told_when_the_trainer_is_made(tmp_path: Path) -> None:
