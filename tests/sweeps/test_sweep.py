@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -45,13 +46,22 @@ def write(path: Path, bert: str, **changes: Any) -> Path:
     return path
 
 
-def start(*words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deltasam", "sweep", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+def start(*words: object, **variables: str) -> subprocess.Popen[str]:
+    command, env = [sys.executable, "-m", "deltasam", "sweep", *map(str, words)], {**ENVIRONMENT, **variables}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def anyone_has(variable: str) -> bool:
+    """Whether a process lives that has this in its environment, which its children have from it."""
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in file.read_bytes():
+                return True
+    return False
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=500)
+    out, err = process.communicate(timeout=1800)
     return process.returncode, out, err
 
 
@@ -138,6 +148,7 @@ def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="asks the system which processes live")
 def test_24_runs_interrupted_three_times_end_with_24_results_and_none_run_twice(bert: str, tmp_path: Path) -> None:
     methods = ["erm", "sam", "delta-sam", "per-instance-sam"]
     file = write(tmp_path / "s.yaml", bert, methods=methods, seeds=[1, 2, 3, 4, 5, 6])
@@ -146,20 +157,24 @@ def test_24_runs_interrupted_three_times_end_with_24_results_and_none_run_twice(
     seen: dict[str, int] = {}
     for blow in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
         before = len(results(out))
-        process = start(file, "--output", out, "--jobs", 2)
-        stop_at = before + chance.randint(1, 6)
+        process = start(file, "--output", out, "--jobs", 2, DELTASAM_BLOW=f"{tmp_path}/{blow.name}")
+        stop_at = before + chance.randint(1, 4)
         while len(results(out)) < stop_at:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
-        time.sleep(chance.random() * 2)
+        later = time.monotonic() + 2 * chance.random()
+        while time.monotonic() < later and len(results(out)) == stop_at:  # a quick machine would make all of them
+            time.sleep(0.01)
         process.send_signal(blow)
-        process.communicate(timeout=60)
-        time.sleep(1.0)  # the runs notice that the sweep is gone
+        process.communicate(timeout=300)
+        assert process.returncode != 0, "the sweep had ended before the blow"
+        limit = time.monotonic() + 300
+        while anyone_has(f"{tmp_path}/{blow.name}"):  # the runs notice that the sweep is gone
+            assert time.monotonic() < limit, "a run went on after its sweep had ended"
+            time.sleep(0.05)
         now = results(out)
         assert {name: now[name] for name in seen} == seen
         seen = now
-        time.sleep(1.0)
-        assert results(out) == now, "a run went on after its sweep had ended"
     assert len(seen) < 24
     code, text, err = finish(start(file, "--output", out, "--jobs", 2))
     assert code == 0, text + err
