@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from deltasam.report import TABLES, Run, by_cell, read_runs
+from deltasam.report._evaluation import Evaluation, words
 from deltasam.report._select import select
 from deltasam.report._summary import _resampled_means
 from deltasam.report._words import summary_sentences
@@ -80,6 +81,19 @@ def test_times_of_two_devices_are_not_compared(tmp_path: Path, same: bool) -> No
     assert any(row.cells["mrpc"].values for row in ratios) == same
     told = summary_sentences(runs, by_cell(runs.finished))
     assert any("Time of an update relative to ERM" in one for one in told) == same
+
+
+@pytest.mark.parametrize(("higher", "leader"), [(True, "SAM"), (False, "ERM")])
+def test_the_leader_has_the_least_where_less_is_better(tmp_path: Path, higher: bool, leader: str) -> None:
+    base = {**result("mrpc*-SAM-*"), "higher_is_better": higher}
+    read(tmp_path, *({**base, "method": m, "metrics": {"accuracy": v}} for m, v in (("ERM", 0.5), ("SAM", 0.6))))
+    runs = read_runs(tmp_path)
+    assert any(f", {leader} has the best mean" in one for one in summary_sentences(runs, by_cell(runs.finished)))
+
+
+def test_a_number_of_rows_that_is_not_known_is_no_other_number() -> None:
+    known, unknown = Evaluation("validation", "accuracy", rows=408), Evaluation("validation", "accuracy")
+    assert words(known, unknown) == words(unknown, known) == ""
 
 
 def test_up_to_six_values_every_resample_is_taken() -> None:
