@@ -39,7 +39,9 @@ def statements(source: str) -> int:
     return sum(1 for i, line in enumerate(lines, 1) if line.strip() and i not in skipped)
 
 
-@pytest.mark.parametrize("name", ["accelerate_loop", "hf_trainer", "lightning_module", "sentence_embeddings"])
+@pytest.mark.parametrize(
+    "name", ["accelerate_loop", "hf_trainer", "lightning_module", "sentence_embeddings", "trl_sft"]
+)
 def test_examples_are_short(name: str) -> None:
     assert statements((EXAMPLES / f"{name}.py").read_text()) <= 20
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from trl import SFTConfig, SFTTrainer
 
 from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.integrations import MethodMixin, SFTMethodTrainer
+from helpers.data import REPOSITORY
 from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(return_outputs|label_smoothing_factor|lr_scheduler.step).*")
@@ -191,3 +193,14 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(ModuleNotFoundError, match=r"SFTMethodTrainer needs trl: pip install 'deltasam\[trl\]'"):
         _ = integrations.SFTMethodTrainer
+
+
+def test_the_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fresh().save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    rows(16).to_json(tmp_path / "train.jsonl")
+    monkeypatch.setattr(sys, "argv", ["trl_sft.py", "model", "train.jsonl"])
+    monkeypatch.chdir(tmp_path)
+    trainer = runpy.run_path(str(REPOSITORY / "examples" / "trl_sft.py"))["trainer"]
+    assert any("sharpness" in entry for entry in trainer.state.log_history)
+    assert (tmp_path / "runs" / "trl_sft" / "adapter_model.safetensors").is_file()

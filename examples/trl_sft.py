@@ -1,0 +1,30 @@
+"""Fine-tunes a causal language model with LoRA by SAM on a JSON-lines file with ``prompt`` and ``completion``.
+
+``python examples/trl_sft.py HuggingFaceTB/SmolLM2-135M train.jsonl``; the model may be a folder. ``SFTMethodTrainer``
+with its ``method`` is all that differs from a script with TRL's ``SFTTrainer``. With LoRA the adapters are perturbed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from datasets import load_dataset
+from peft import LoraConfig
+from torch import cuda
+from trl import SFTConfig
+
+from deltasam import SAM
+from deltasam.integrations import SFTMethodTrainer
+
+name, train = sys.argv[1:3]
+trainer = SFTMethodTrainer(
+    model=name,
+    args=SFTConfig(
+        "runs/trl_sft", num_train_epochs=1, logging_steps=2, report_to="none", use_cpu=not cuda.is_available()
+    ),
+    method=SAM(rho=0.05),
+    train_dataset=load_dataset("json", data_files=train, split="train"),
+    peft_config=LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+)
+trainer.train()
+trainer.save_model()
