@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,35 @@ def test_a_process_that_died_while_it_had_nothing_to_do_costs_no_run(
     assert events == [
         ("a", "started"), ("a", "finished"), ("b", "started"), ("b", "retried"), ("b", "started"), ("b", "finished"),
     ]  # fmt: skip
+
+
+def test_a_run_ends_with_its_sweep_however_long_it_would_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+
+    def endless(*_: Any) -> Any:
+        begun.touch()
+        threading.Event().wait()
+
+    monkeypatch.setattr(_worker, "attempt", endless)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    further, more = context.Pipe(duplex=False)
+
+    def work() -> None:
+        ours.close()  # a fork has the sweep's ends, too
+        more.close()
+        _worker.work(Job(name="one", config={}, folder=tmp_path), theirs, further, None, 1)
+
+    process = context.Process(target=work, daemon=True)
+    process.start()
+    while not begun.exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    ours.close()  # as the system does when the sweep is killed
+    process.join(300)
+    assert process.exitcode == 1
 
 
 def test_tf32_needs_a_gpu(tmp_path: Path) -> None:
