@@ -124,3 +124,17 @@ def test_wrong_labels_for_the_head_are_a_clear_error(tmp_path: Path) -> None:
     trainer = MethodTrainer(model=classifier(num_labels=3), args=arguments(tmp_path), method=ERM(), train_dataset=data)
     with pytest.raises(ValueError, match="multi_label=True"):
         trainer.train()
+
+
+def test_a_loss_of_the_routers_is_not_left_out() -> None:
+    """It is far below what a comparison of two means would notice, and of the whole batch."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.MixtralConfig(vocab_size=41, num_key_value_heads=1, num_local_experts=2, **sizes)
+    model = hf.MixtralForCausalLM(config)
+    assert isinstance(infer_objective(model), CausalLM), "without output_router_logits there is none"
+    model.config.output_router_logits = True
+    with pytest.raises(ValueError, match=r"MixtralForCausalLM adds.*model\.config\.output_router_logits = False"):
+        infer_objective(model)
+    assert isinstance(infer_objective(model, label_smoothing=0.1), CausalLM), "Trainer's smoothed loss has none"
+    model.config.router_aux_loss_coef = 0.0
+    assert isinstance(infer_objective(model), CausalLM)

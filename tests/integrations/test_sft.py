@@ -164,6 +164,27 @@ def test_what_would_be_left_out_is_refused(
         sft(tmp_path, SAM(), **options)
 
 
+@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older ones go by the model")
+def test_the_loss_of_the_routers_is_refused_or_switched_off(tmp_path: Path) -> None:
+    def routed() -> hf.PreTrainedModel:
+        torch.manual_seed(1)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return hf.MixtralForCausalLM(hf.MixtralConfig(
+            vocab_size=len(WORDS), num_key_value_heads=1, num_local_experts=2, **sizes,
+        ))  # fmt: skip
+
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.001.*set router_aux_loss_coef=0\.0"):
+        sft(tmp_path, SAM(), model=routed())
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.5"):
+        sft(tmp_path, SAM(), model=routed(), router_aux_loss_coef=0.5)
+    assert sft(tmp_path, SAM(), model=routed(), objective=CausalLM())
+    assert sft(tmp_path, SAM(), model=routed(), label_smoothing_factor=0.1), "TRL's smoothed loss has none"
+    plain, ours = (
+        trained(tmp_path, method, model=routed(), router_aux_loss_coef=0.0, max_steps=2) for method in (None, ERM())
+    )
+    assert largest_difference(plain, ours) < 1e-7
+
+
 def test_pieces_of_one_length_and_an_objective_of_ones_own(tmp_path: Path) -> None:
     packed = {"packing": True, "packing_strategy": "wrapped", "max_length": 8, "max_steps": 2}
     assert trained(tmp_path, DeltaSAM(), **packed)

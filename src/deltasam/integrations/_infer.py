@@ -32,7 +32,8 @@ def infer_objective(
         The objective whose mean is the loss that the model computes itself, or ``Trainer``'s with label smoothing.
 
     Raises:
-        ValueError: The head is not one of those with one loss per instance, or has several labels.
+        ValueError: The head is not one of those with one loss per instance, or has several labels; or the model adds
+            a loss of its routers.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -46,6 +47,8 @@ def infer_objective(
         raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {_WAY_OUT}")
     if len(label_names) > 1:
         raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {_WAY_OUT}")
+    if not label_smoothing:  # Trainer's smoothed loss has none
+        _refuse_router_loss(inner)
     labels = label_names[0] if label_names else "labels"
     if head == "seq2seq":
         return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
@@ -87,6 +90,18 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
             f"{type(model).__name__} computes the loss {own:.4g} for the first batch, and the objective inferred from "
             f"its head, {objective}, has the mean {ours:.4g}: its labels are not shifted, or it adds terms that are "
             f"not of single instances; {_WAY_OUT}"
+        )
+
+
+def _refuse_router_loss(model: Any) -> None:
+    """One clear error for a term that is too small for :func:`check_inferred`, but trains the routers."""
+    config = model.config.get_text_config()
+    coefficient = getattr(config, "router_aux_loss_coef", 0.0)
+    if coefficient and getattr(config, "output_router_logits", False):
+        raise ValueError(
+            f"{type(model).__name__} adds {coefficient} times a loss of its routers, which is of the whole batch and "
+            "not of single instances: set model.config.output_router_logits = False to train without it, or "
+            f"{_WAY_OUT}"
         )
 
 

@@ -30,8 +30,9 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
         **kwargs: ``SFTTrainer``'s.
 
     Raises:
-        ValueError: ``SFTConfig`` has what would be left out without a word: another loss than "nll", batches in which
-            the instances are not rows (``padding_free``, ``packing`` by its default strategy), activation offloading.
+        ValueError: ``SFTConfig`` has what would be left out without a word: another loss than "nll", that of the
+            routers of a mixture of experts, batches in which the instances are not rows (``padding_free``, ``packing``
+            by its default strategy), activation offloading.
     """
 
     _accounted_for = (SFTTrainer,)
@@ -43,8 +44,8 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
                 "activation_offloading=True follows one forward and one backward pass, a method makes several: set it "
                 "to False; gradient_checkpointing=True saves memory too"
             )
-        if objective is not None:
-            return
+
+    def _default_objective(self) -> ObjectiveLike:
         if self.args.loss_type not in ("nll", "chunked_nll"):  # the second is the first, in parts of the tokens
             raise ValueError(
                 f"loss_type={self.args.loss_type!r} is a loss that the method does not know: set loss_type='nll', or "
@@ -56,6 +57,14 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
                 "one row, and a row is what a method takes for an instance: set packing=False, or "
                 "packing_strategy='wrapped', whose rows are pieces of one length"
             )
+        routed = hasattr(self.args, "router_aux_loss_coef") and self.aux_loss_enabled  # older ones go by the model
+        if routed and not self.args.label_smoothing_factor:  # beside which TRL leaves it out
+            raise ValueError(
+                f"router_aux_loss_coef={self.router_aux_loss_coef}, the model's own by default, adds a loss of the "
+                "routers, which is of the whole batch and not of single instances: set router_aux_loss_coef=0.0 to "
+                "train without it"
+            )
+        return super()._default_objective()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs; without the number of tokens, which TRL counts in a loss that the training does not compute."""
