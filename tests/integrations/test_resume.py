@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from transformers import TrainerCallback
 
 from deltasam import methods
 from deltasam.integrations import MethodTrainer
+from deltasam.integrations._arguments import innermost
 from deltasam.integrations._own_weights import refuse_apart
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
 from deltasam.objectives import Classification
-from deltasam.objectives.regularisers import SMART
+from deltasam.objectives.regularisers import SMART, EmbeddingNoise, RDrop
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
 
 CASES = [
@@ -99,7 +101,15 @@ class Tempered(nn.Module):
         return rows
 
 
-def test_an_objective_may_be_a_module(tmp_path: Path) -> None:
+def noisy(objective: Any) -> EmbeddingNoise:
+    return EmbeddingNoise(objective, scale=0.01)
+
+
+WRAPPED = pytest.mark.parametrize("wrap", [lambda objective: objective, noisy], ids=["bare", "wrapped"])
+
+
+@WRAPPED
+def test_an_objective_may_be_a_module(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
     ends = []
     for resume in (None, str(tmp_path / "checkpoint-4")):
         model, objective = fresh(), Tempered()
@@ -108,7 +118,7 @@ def test_an_objective_may_be_a_module(tmp_path: Path) -> None:
             model=model,
             args=arguments(tmp_path, save_strategy="steps", save_steps=4, max_steps=9),
             method=SAM(rho=0.1),
-            objective=objective,
+            objective=wrap(objective),
             train_dataset=classification_data(),
             optimizers=(adam, None),
         ).train(resume_from_checkpoint=resume)
@@ -117,7 +127,10 @@ def test_an_objective_may_be_a_module(tmp_path: Path) -> None:
     assert_same_bits(*ends)
 
 
-def test_the_weights_of_an_objective_have_the_gradient_of_one_update(tmp_path: Path) -> None:
+@WRAPPED
+def test_the_weights_of_an_objective_have_the_gradient_of_one_update(
+    wrap: Callable[[Any], Any], tmp_path: Path
+) -> None:
     """Trainer clears the gradients of the model alone."""
     seen = []
 
@@ -126,7 +139,7 @@ def test_the_weights_of_an_objective_have_the_gradient_of_one_update(tmp_path: P
             seen.append(objective.temperature.grad)
 
     objective = Tempered()
-    trainer = trainer_for(tmp_path, SAM(), objective)
+    trainer = trainer_for(tmp_path, SAM(), wrap(objective))
     trainer.optimizer = torch.optim.SGD([*trainer.model.parameters(), *objective.parameters()], lr=1e-2)
     trainer.add_callback(Noting)
     objective.temperature.grad = torch.ones(())
@@ -134,16 +147,40 @@ def test_the_weights_of_an_objective_have_the_gradient_of_one_update(tmp_path: P
     assert seen == [None] * 9
 
 
-def test_the_weights_of_an_objective_in_several_processes_are_refused() -> None:
+@WRAPPED
+def test_the_weights_of_an_objective_in_several_processes_are_refused(wrap: Callable[[Any], Any]) -> None:
     with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.* over the 2 processes"):
-        refuse_apart(Tempered(), 2)
+        refuse_apart(wrap(Tempered()), 2)
     refuse_apart(Tempered().requires_grad_(False), 2)
     refuse_apart(Classification(), 2)
 
 
-def test_a_module_goes_on_from_a_checkpoint_of_another_objective(tmp_path: Path) -> None:
+def test_the_weights_of_an_objective_in_recorded_steps_are_refused(tmp_path: Path) -> None:
+    """A recording puts the gradients of the model into their places, and no others."""
+    with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.*capture=False"):
+        MethodTrainer(fresh(), arguments(tmp_path), method=SAM(), objective=Tempered(), capture=True)
+    frozen = Tempered().requires_grad_(False)
+    assert MethodTrainer(fresh(), arguments(tmp_path), method=SAM(), objective=frozen, capture=True)
+
+
+@WRAPPED
+def test_a_module_goes_on_from_a_checkpoint_of_another_objective(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
     trainer_for(tmp_path, SAM()).train()
-    trainer_for(tmp_path, SAM(), Tempered()).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    trainer_for(tmp_path, SAM(), wrap(Tempered())).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_regularisers_keep_the_state_of_a_module() -> None:
+    class Weighed(nn.Module, Classification):  # type: ignore[misc]  # both can be called
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.factor = nn.Parameter(torch.ones(()))
+
+    one, other = RDrop(noisy(Weighed())), RDrop(noisy(Weighed()))
+    with torch.no_grad():
+        innermost(one).factor.fill_(3.0)
+    for state in (one.state_dict(), {}):  # a module has no empty state
+        other.load_state_dict(state)
+        assert innermost(other).factor.item() == 3
 
 
 def test_another_method_continues_without_the_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

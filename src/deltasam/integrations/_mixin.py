@@ -22,11 +22,12 @@ from deltasam.integrations._arguments import (
 from deltasam.integrations._infer import check_inferred, infer_objective
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
-from deltasam.integrations._own_weights import ClearedGradients, has_weights, refuse_apart
+from deltasam.integrations._own_weights import ClearedGradients, refuse_apart, with_weights
 from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
+from deltasam.objectives._base import load_objective
 from deltasam.objectives._batch import unwrapped
 from deltasam.objectives._checks import part_of_a_step, readable
 from deltasam.passes import ObjectiveLike
@@ -69,7 +70,7 @@ class MethodMixin(_Base):
         method: What takes the gradients, for example ``DeltaSAM(rho=0.05)``.
         objective: ``objective(model, batch) -> (N,)``. By default inferred from the model's head, its problem type and
             the label names, with ``args.label_smoothing_factor``. It may be a module with weights of its own: give
-            them to the optimizer, ``optimizers=(..., None)``; checkpoints hold them.
+            them to the optimizer, ``optimizers=(..., None)``; checkpoints hold them, clipping leaves them out.
         capture: Record steps as CUDA graphs, one per batch shape, see :class:`~deltasam.capture.Captured`. Keep shapes
             few: ``DataCollatorWithPadding(tokenizer, pad_to_multiple_of=32)``. Does nothing on the CPU.
         on_out_of_memory: ``"stop"``: an error that says which pass and what to lower; ``"split"``: the step is taken
@@ -110,8 +111,8 @@ class MethodMixin(_Base):
         self._objective = self._default_objective() if objective is None else objective
         self._score: Any = None
         check_step(self.model, self._objective)
-        refuse_apart(self._objective, self.args.world_size)
-        if has_weights(self._objective):
+        refuse_apart(self._objective, self.args.world_size, capture=capture)
+        if with_weights(self._objective) is not None:
             self.add_callback(ClearedGradients)
         self.splitting = Splitting(method) if on_out_of_memory == "split" else None
         if self.splitting is not None:
@@ -319,10 +320,8 @@ class MethodMixin(_Base):
 
     def _load_states(self, state: dict[str, Any]) -> None:
         self.method.load_state_dict(state["method"])
-        # A module has no empty state: its weights go on from where they are, as the model's do.
-        stays = isinstance(self._objective, nn.Module) and not state["objective"]
-        if hasattr(self._objective, "load_state_dict") and not stays:
-            self._objective.load_state_dict(state["objective"])
+        if hasattr(self._objective, "load_state_dict"):
+            load_objective(self._objective, state["objective"])
         self.forwards, self.backwards = state["forwards"], state["backwards"]
         if self.captured is not None:  # what was recorded with the state that was
             self.captured = Captured(self.method)

@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
+from deltasam.integrations._arguments import layers
+
 
 class ClearedGradients(TrainerCallback):
     """Clears the gradients of all that the optimizer updates; Trainer clears those of the model."""
@@ -20,20 +22,24 @@ class ClearedGradients(TrainerCallback):
         kwargs["optimizer"].zero_grad()
 
 
-def has_weights(objective: Any) -> bool:
-    """Whether the objective is a module with something to train."""
-    return isinstance(objective, nn.Module) and any(p.requires_grad for p in objective.parameters())
+def with_weights(objective: Any) -> nn.Module | None:
+    """The objective, or what its regularisers wrap, that is a module with something to train, if there is one."""
+    modules = (each for each in layers(objective) if isinstance(each, nn.Module))
+    return next((module for module in modules if any(p.requires_grad for p in module.parameters())), None)
 
 
-def refuse_apart(objective: Any, processes: int) -> None:
-    """One clear error for weights that would come apart.
+def refuse_apart(objective: Any, processes: int, *, capture: bool = False) -> None:
+    """One clear error for weights that would come apart, or stay as they are.
 
     Raises:
-        ValueError: The objective has weights, and there are several processes.
+        ValueError: The objective has weights, and there are several processes, or steps are recorded.
     """
-    if processes > 1 and has_weights(objective):
-        raise ValueError(
-            f"objective={type(objective).__name__} has weights of its own, whose gradients nothing averages over the "
-            f"{processes} processes: make them a part of the model, freeze them (requires_grad_(False)), or train in "
-            "one process"
-        )
+    module = with_weights(objective)
+    if module is None or (processes == 1 and not capture):
+        return
+    own = f"objective={type(module).__name__} has weights of its own, whose gradients"
+    if processes > 1:
+        why, way_out = f"nothing averages over the {processes} processes", "train in one process"
+    else:
+        why, way_out = "recorded steps do not hand out", "set capture=False"
+    raise ValueError(f"{own} {why}: make them a part of the model, freeze them (requires_grad_(False)), or {way_out}")

@@ -93,6 +93,12 @@ class Objective(ABC):
             raise ValueError(f"{type(self).__name__} has no state, but load_state_dict got {sorted(state)}")
 
 
+def load_objective(objective: Any, state: dict[str, Any]) -> None:
+    """Gives an objective its state back. A module has no empty one: it goes on from where it is, as a model does."""
+    if state or not isinstance(objective, nn.Module):
+        objective.load_state_dict(state)
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     """The values in float32 if they are in half precision; float32 and float64 stay what they are."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.objectives._base import Objective
+from deltasam.objectives._base import Objective, load_objective
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,17 @@ class Losses(Objective):
             f"{self.function!r} gives losses, not outputs that can be compared: wrap an Objective instead, "
             "for example Classification()"
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the function, if it is a module or has one otherwise."""
+        return dict(getattr(self.function, "state_dict", dict)())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        if hasattr(self.function, "load_state_dict"):
+            load_objective(self.function, state)
+        else:
+            super().load_state_dict(state)
 
 
 def as_objective(value: Any) -> Objective:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from deltasam.objectives._base import Objective
+from deltasam.objectives._base import Objective, load_objective
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Wrapper(Objective):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave."""
         own = {key: value for key, value in state.items() if key != "objective"}
-        self.objective.load_state_dict(state.get("objective", {}))
+        load_objective(self.objective, state.get("objective", {}))
         self._load_own_state(own)
 
     def _own_state(self) -> dict[str, Any]:
