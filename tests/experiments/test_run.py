@@ -159,6 +159,7 @@ def test_folder_and_result(bert: str, tmp_path: Path) -> None:
     noted = json.loads((place.path / "environment.json").read_text())["torch"]
     assert noted in (torch.__version__, torch.__version__.partition("+")[0])  # the package may leave the build out
     assert list((place.path / "tensorboard").iterdir())
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ, "the next training of this process has a folder of its own"
     saved = json.loads(place.result.read_text())
     assert set(saved) == {field.name for field in fields(Result)}
     assert Result.read(place.result) == result

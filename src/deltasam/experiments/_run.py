@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,9 @@ def run(
             f"the rows of {other} have changed since the run in {folder} was begun; choose another folder by "
             "--output, or remove that one"
         )
-    with told_clearly(folder), _precision(config.precision):
+    # Where Trainer is to write its log, which it takes from nowhere else.
+    logs = _variable("TENSORBOARD_LOGGING_DIR", str(place.path / "tensorboard")) if tensorboard else nullcontext()
+    with told_clearly(folder), _precision(config.precision), logs:
         model = _checked_model(prepared)
         place.claim(config)
         with held(folder):
@@ -205,18 +207,25 @@ def _precision(wanted: str) -> Iterator[None]:
     autocast = wanted if wanted in ("bf16", "fp16") else "no"
     if variable not in (None, "no", autocast):
         _log.warning("%s=%s is not used: the run has precision=%s; set that", _AUTOCAST, variable, wanted)
-    os.environ[_AUTOCAST] = autocast
+    with _variable(_AUTOCAST, autocast), float32_kept():
+        if torch.cuda.is_available():
+            torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
+            torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
+        yield
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """A variable of the process for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
-        with float32_kept():
-            if torch.cuda.is_available():
-                torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
-                torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
-            yield
+        yield
     finally:
-        if variable is None:
-            os.environ.pop(_AUTOCAST, None)
+        if before is None:
+            os.environ.pop(name, None)
         else:
-            os.environ[_AUTOCAST] = variable
+            os.environ[name] = before
 
 
 def _train(
@@ -232,8 +241,6 @@ def _train(
     facts = environment()
     write(place.path / "environment.json", json.dumps(facts, indent=2))
     keep(config, prepared.data, place.path)
-    if tensorboard:
-        os.environ["TENSORBOARD_LOGGING_DIR"] = str(place.path / "tensorboard")
     clock, stopper = Clock(), Stopper()
     guard = Guard(lambda: place.last_checkpoint(total))
     trainer = RunTrainer(
