@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +68,22 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
+def answered(status: int) -> Exception:
+    """What the hub's client raises for an answer, without the client, which has changed its library twice."""
+    error = OSError(f"{status}")
+    error.response = SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
+    return error
+
+
+class NetworkError(Exception):
+    __module__ = "httpx"
+
+
+def in_the_course_of(error: Exception, earlier: Exception) -> Exception:
+    error.__context__ = earlier
+    return error
+
+
 ERRORS = [
     (ConfigError("batch.size=25 leaves no batch"), False),
     (DataError("model 'gone': there is no such folder"), False),
@@ -74,6 +92,17 @@ ERRORS = [
     (caused(DataError("mrpc could not be loaded from the hub"), ConnectionError("reset")), True),
     (caused(DataError("no tokenizer"), caused(OSError("the hub"), TimeoutError())), True),
     (caused(DataError("no tokenizer"), OSError("not a valid model identifier")), False),
+    (caused(DataError("mrpc"), caused(OSError("a specific connection error"), answered(503))), True),
+    (caused(DataError("mrpc"), answered(429)), True),
+    (caused(DataError("no tokenizer"), caused(OSError("not a valid model identifier"), answered(404))), False),
+    (caused(DataError("no tokenizer"), answered(401)), False),
+    (caused(DataError("mrpc"), NetworkError("the peer closed the connection")), True),
+    (caused(DataError("no tokenizer"), in_the_course_of(OSError("no vocabulary"), TimeoutError())), True),
+    (caused(DataError("train.jsonl: cannot be read"), OSError(errno.EIO, "Input/output error")), True),
+    (caused(DataError("train.jsonl: cannot be read"), OSError(errno.EACCES, "Permission denied")), False),
+    (caused(DataError("no model"), RuntimeError("DefaultCPUAllocator: can't allocate memory")), True),
+    (caused(DataError("no model"), RuntimeError("size mismatch")), False),
+    (caused(PluginError("own.py cannot be imported"), MemoryError()), True),
     (HeldError("another process is making this run"), True),
     (StorageError("the disk is full"), True),
     (torch.OutOfMemoryError("out of memory"), True),

@@ -100,6 +100,7 @@ def attempt(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -
         RunStoppedError: The run was told to stop.
     """
     from deltasam.experiments._errors import RunStoppedError
+    from deltasam.experiments.sweeps._again import may_end_otherwise
 
     try:
         return "finished", *make(job, threads, tell)
@@ -108,25 +109,7 @@ def attempt(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -
     except Exception as error:  # noqa: BLE001 - whatever went wrong is recorded, and the sweep goes on
         job.failure.parent.mkdir(exist_ok=True)
         job.failure.write_text(traceback.format_exc(), encoding="utf-8")
-        return "failed", f"{type(error).__name__}: {error}", _may_end_otherwise(error)
-
-
-def _may_end_otherwise(error: BaseException) -> bool:
-    """Whether another try may help: not against a mistake in what was given, but for the hub, which may be back."""
-    from huggingface_hub.errors import LocalEntryNotFoundError  # neither in the cache nor to be reached
-
-    from deltasam.experiments._errors import ConfigError, DivergedError, HeldError
-    from deltasam.plugins import PluginError
-    from deltasam.tasks import DataError
-
-    if isinstance(error, HeldError) or not isinstance(error, (ConfigError, DataError, DivergedError, PluginError)):
-        return True
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, (ConnectionError, TimeoutError, LocalEntryNotFoundError)):
-            return True
-        cause = cause.__cause__
-    return False
+        return "failed", f"{type(error).__name__}: {error}", may_end_otherwise(error)
 
 
 def make(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> tuple[bool, str, float]:
