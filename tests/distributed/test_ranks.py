@@ -45,7 +45,7 @@ def ranks(request: pytest.FixtureRequest, found: Found) -> list[dict[str, dict[s
 @pytest.mark.parametrize(
     "case",
     [
-        *("replicas", "accumulation", "held_back", "buffers", "closures", "compiled"),
+        *("replicas", "accumulation", "held_back", "routed", "buffers", "closures", "compiled"),
         *(pytest.param(case, marks=shards) for case in ("shards", "gathered", "blocks")),
     ],
 )

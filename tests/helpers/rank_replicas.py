@@ -49,6 +49,37 @@ def held_back(rank: int, world: int) -> dict[str, float]:
     return found
 
 
+class Routed(nn.Module):
+    """A second layer sees the rows whose first entry is positive: a process that has none of them does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.second = nn.Linear(4, 3)  # before the first, so that the numbers sent differ from the beginning
+        self.first = nn.Linear(4, 3)
+        self.double()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.first(rows)
+        seen = rows[:, :1] > 0
+        return found + seen * self.second(rows).tanh() if seen.any() else found
+
+
+def routed(rank: int, world: int) -> dict[str, float]:
+    """Relative errors where only the first of the processes uses a layer."""
+    found = {}
+    rows, labels = batches(world)
+    rows[:, 0] = torch.where(torch.arange(len(rows)) < 3, 1.0, -1.0) * rows[:, 0].abs()
+    mine = rows[3 * rank : 3 * rank + 3], labels[3 * rank : 3 * rank + 3]
+    for make in (SAM, GSAM, LookSAM):
+        alone, inner = Routed(), Routed()
+        make().backward(alone, (rows, labels), objective)
+        model = DistributedDataParallel(inner, find_unused_parameters=True)
+        make(sharpness="global").backward(model, mine, objective)
+        found[make.__name__] = relative_error(values(inner, gradients=True), values(alone, gradients=True))
+    return found
+
+
 def buffers(rank: int, world: int) -> dict[str, float]:
     """Largest difference of BatchNorm's statistics from the first process's after steps that go past DDP's forward."""
     found = {}
