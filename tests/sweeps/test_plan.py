@@ -71,6 +71,13 @@ def test_tuning_chooses_the_best_mean_and_keeps_the_ids_of_its_runs() -> None:
     assert dict(select(lower)["docstrings/minilm-l6", "delta-sam"]) == {"method.rho": 0.01, "method.eta": 1e-4}
 
 
+def test_the_mean_decides_not_the_best_seed_and_among_equals_the_first() -> None:
+    it = sweep(tune={"seeds": [1, 2]}, grid={"delta-sam": {"method.rho": [0.01, 0.05, 0.1]}})
+    scores = {(0.01, 1): 0.9, (0.01, 2): 0.3, (0.05, 1): 0.75, (0.05, 2): 0.75, (0.1, 1): 1.0, (0.1, 2): 0.5}
+    pairs = [(p, result(p, scores[p.config.method.rho, p.config.seed])) for p in tuning_runs(it)]
+    assert list(select(pairs).values()) == [(("method.rho", 0.05),)]
+
+
 def test_a_point_that_lost_a_run_is_out() -> None:
     tuning = tuning_runs(sweep(tune={"seeds": [1, 2]}))
     pairs = [(p, result(p, 1.0 if p.config.method.rho == 0.05 else 0.5)) for p in tuning]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,16 @@ def test_a_run_that_ends_because_it_diverges_does_not_end_the_search(
     bert_folder(tmp_path / "bert")
     study = run_search(read_search(write(tmp_path)), tmp_path / "out")
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "PRUNED"]
+
+
+def test_the_value_of_a_trial_is_the_mean_over_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    scores = {1: 0.75, 2: 1.0, 3: -0.25}  # neither the first, the best nor the middle one is the mean
+    monkeypatch.setattr(
+        "deltasam.experiments.sweeps._search.run", lambda config, _: SimpleNamespace(score=scores[config.seed])
+    )
+    study = run_search(read_search(write(tmp_path, seeds=[1, 2, 3], trials=1)), tmp_path / "out")
+    assert study.best_value == 0.5
 
 
 def test_a_line_that_a_kill_cut_short_costs_that_line_only(tmp_path: Path) -> None:

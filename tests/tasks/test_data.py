@@ -76,6 +76,9 @@ def test_sample_is_fixed(folder: Path) -> None:
     first, second = (task.load(DataSource.find(folder)).splits["train"] for _ in range(2))
     assert first == second
     assert len(first) == 7
+    places = [int(row["sentence1"]) for row in first]
+    assert places == sorted(set(places))  # in the order of the file, none of them twice
+    assert max(places) > 20  # the first rows of a file are often of one kind
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv", "tsv", "parquet"])
