@@ -33,8 +33,8 @@ class OwnGradient(Weighting):
     The second difference is some :math:`d` (number of parameters) times larger than along a random r, above rounding.
 
     Cost: 3 forwards and a backward without weight gradients; memory of :class:`~deltasam.methods.PerInstanceSAM`.
-    Where no rule of the low-rank engine covers the model, one instance after the other: 4N + 2 forwards and 2N backwards
-    after the attempt.
+    Where no rule of the low-rank engine covers the model, one instance after the other: 4N + 2 forwards and 2N
+    backwards after the attempt.
 
     Attributes:
         radius: h; rho by default.
