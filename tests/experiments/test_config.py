@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,26 @@ def test_every_regulariser_survives_yaml(name: str) -> None:
 
 def test_identity_is_what_is_computed() -> None:
     config = make()
-    assert make(data="/elsewhere", checkpoint_every=7).run_id == config.run_id
-    for other in (
-        make(seed=1),
-        make(method="sam"),
-        make(optimizer={"lr": 2e-5}),
-        make(task={"name": "mrpc", "max_length": 64}),
-    ):
-        assert other.run_id != config.run_id
+    same: dict[str, Any] = {"data": "/elsewhere", "checkpoint_every": 7, "workers": 2, "capture": True}
+    other: dict[str, Any] = {
+        "task": {"name": "mrpc", "max_length": 64},
+        "model": {"path": config.model.path, "dropout": 0.3},
+        "method": "sam",
+        "regularisers": ["RDrop"],
+        "optimizer": {"lr": 2e-5},
+        "schedule": {"warmup": 0.1},
+        "batch": {"size": 8},
+        "precision": "bf16",
+        "seed": 1,
+        "evaluate_every": "end",
+    }
+    # Every section is on one side: one that was forgotten would let a run be taken for another.
+    assert {*same, *other, "on_out_of_memory"} == {field.name for field in dataclasses.fields(RunConfig)}
+    for section, value in same.items():
+        assert make(**{section: value}).run_id == config.run_id, section
+    assert make(on_out_of_memory="split").run_id == config.run_id  # which goes with no capture
+    for section, value in other.items():
+        assert make(**{section: value}).run_id != config.run_id, section
     assert make(method={"name": "SAM", "rho": 0.05}).run_id == make(method="sam").run_id  # the default, spelled out
 
 

@@ -75,6 +75,22 @@ def test_a_start_over_is_told(one: RunConfig, tmp_path: Path, caplog: pytest.Log
     assert told[1].endswith("there is no other, so the run starts from the beginning")
 
 
+def test_what_a_kill_cut_short_is_removed_and_the_latest_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left of it would become a part of the checkpoint that the run writes in its place."""
+    place = RunFolder(tmp_path)
+    for step in (8, 10, 12):  # as words, 10 and 12 come before 8
+        (place.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
+        mark_complete(place.checkpoints / f"checkpoint-{step}", {})
+    cut_short = place.checkpoints / "checkpoint-11"
+    cut_short.mkdir()
+    assert place.last_checkpoint(12) == place.checkpoints / "checkpoint-10"
+    assert not cut_short.exists()
+    assert not caplog.records  # it is what a kill leaves, and nobody has altered anything
+    assert len(list(place.checkpoints.iterdir())) == 3
+
+
 def test_two_processes_do_not_make_one_run(one: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltasam.experiments._lock.PATIENCE", 0.1)
     said: list[str] = []
