@@ -127,7 +127,8 @@ def small_cells(results: Path) -> Cells:
 
 def larger_cells(results: Path) -> Cells:
     """The same on the larger tasks, at one setting for all of them."""
-    return final_cells([], at_one_setting(read_runs(results / "glue-larger").finished))
+    found = read_runs(results / "glue-larger").finished
+    return final_cells([], at_one_setting(run for run in found if run.model == common["MODEL"]))
 
 
 def at_one_setting(runs: Iterable[Run]) -> list[Run]:
