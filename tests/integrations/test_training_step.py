@@ -47,15 +47,18 @@ def test_micro_batches_that_cannot_be_counted_weigh_the_same(tmp_path: Path) -> 
         max_grad_norm=0.0,
         remove_unused_columns=False,
     )
-    MethodTrainer(
+    trainer = MethodTrainer(
         model=model,
         args=args,
         method=ERM(),
         objective=lambda model, batch: model(batch["texts"]),
         train_dataset=["a", "b", "c"],
         data_collator=lambda texts: {"texts": texts},
-    ).train()
-    assert model.slope.item() == -2.0  # two steps, each along the mean slope of its batches, which is 1
+    )
+    trainer.train()
+    # Each step goes along the mean slope of its batches, which is 1; transformers 4 leaves out the last, smaller one.
+    assert model.slope.item() == -trainer.state.global_step
+    assert trainer.state.global_step == 2 or hf.__version__ < "5"
 
 
 def test_all_of_the_model_is_set_to_training(tmp_path: Path) -> None:
