@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from deltasam.experiments import ConfigError, Result
 from deltasam.experiments.sweeps import Planned, Sweep, final_runs, read_sweep, select, tuning_runs
+from deltasam.experiments.sweeps._sweep import _record_choice
 from helpers.data import REPOSITORY
 
 FILES = sorted((REPOSITORY / "configs/sweeps").rglob("*.yaml"))
@@ -197,3 +199,16 @@ def test_the_same_task_twice_is_refused() -> None:
 def test_a_method_must_be_a_mapping() -> None:
     with pytest.raises(ConfigError, match=r"methods.sam=\[1, 2\]: must be a mapping of sections"):
         sweep(methods={"sam": [1, 2]})
+
+
+def test_sweeps_of_one_folder_keep_each_others_choices(tmp_path: Path) -> None:
+    _record_choice(tmp_path, {("qnli", "sam"): (("method.rho", 0.01),), ("qnli", "freelb"): (("method.adv_lr", 0.1),)})
+    _record_choice(tmp_path, {("sst2", "sam"): (("method.rho", 0.05),), ("qnli", "sam"): (("method.rho", 0.02),)})
+    found = json.loads((tmp_path / "selection.json").read_text())
+    assert sorted((line["setup"], line["method"], line.get("method.rho")) for line in found) == [
+        ("qnli", "freelb", None), ("qnli", "sam", 0.02), ("sst2", "sam", 0.05),
+    ]  # fmt: skip
+    for damaged in ("[", '{"setup": 1}', '["qnli"]'):
+        (tmp_path / "selection.json").write_text(damaged)
+        _record_choice(tmp_path, {("qnli", "sam"): (("method.rho", 0.02),)})
+        assert len(json.loads((tmp_path / "selection.json").read_text())) == 1

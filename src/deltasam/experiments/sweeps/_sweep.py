@@ -152,5 +152,12 @@ def _record(folder: Path, event: Event) -> None:
 
 
 def _record_choice(folder: Path, chosen: dict[tuple[str, str], Point]) -> None:
+    """Notes what was chosen, beside what other sweeps have chosen in the same folder."""
+    path = folder / "selection.json"
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        others = [line for line in before if (line["setup"], line["method"]) not in chosen]
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or somebody has altered it
+        others = []
     lines = [{"setup": setup, "method": method, **dict(point)} for (setup, method), point in chosen.items()]
-    write(folder / "selection.json", json.dumps(lines, indent=1))
+    write(path, json.dumps([*others, *lines], indent=1))
