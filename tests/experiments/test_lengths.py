@@ -69,21 +69,16 @@ def test_what_leaves_no_room_for_a_text_beside_the_special_tokens(
         assert not (tmp_path / "run").exists()
 
 
-def test_what_leaves_no_room_for_a_summary(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [(2, "special tokens.* set task.max_target_length=3 or more"), (200, "the model's positions end at 160")],
+)
+def test_summaries_too_short_for_a_word_or_too_long_for_the_decoder(length: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"source": "the file", "target": "the name"}\n' * 2)
     files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl"))
-    task = {"name": "seq2seq", "files": files, "max_target_length": 2}
+    task = {"name": "seq2seq", "files": files, "max_target_length": length}
     one = RunConfig.from_plain({"task": task, "model": str(bart_folder(tmp_path / "bart"))})
-    with pytest.raises(ConfigError, match=r"task.max_target_length=2: .* set task.max_target_length=3 or more"):
-        run(one, tmp_path / "run")
-
-
-def test_summaries_that_the_decoder_has_no_position_for(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"source": "the file", "target": "the name"}\n' * 2)
-    files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl"))
-    task = {"name": "seq2seq", "files": files, "max_target_length": 200}
-    one = RunConfig.from_plain({"task": task, "model": str(bart_folder(tmp_path / "bart"))})
-    with pytest.raises(ConfigError, match=r"task.max_target_length=200: the model's positions end at 160"):
+    with pytest.raises(ConfigError, match=rf"task.max_target_length={length}: .*{said}"):
         run(one, tmp_path / "run")
 
 

@@ -199,7 +199,7 @@ def test_pieces_of_one_length_and_an_objective_of_ones_own(tmp_path: Path) -> No
     assert found == [4, 4]
 
 
-def test_other_trainers_of_trl_are_not_taken_for_it(tmp_path: Path) -> None:
+def test_the_mixin_by_itself_does_not_know_trls_loss(tmp_path: Path) -> None:
     class Mine(MethodMixin, SFTTrainer):
         pass
 

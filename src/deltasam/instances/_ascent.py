@@ -125,8 +125,8 @@ def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor
         found = ascend(part, rho)
     except UncoveredError as why:
         tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
-        losses, norms, plus = adversarial_by_loop(part, rho)
-        return losses, norms, plus, adversarial_by_loop(part, rho, stride=-rho)[2]
+        losses, norms, (plus, minus) = _by_loop(part, rho, signs=(1.0, -1.0))
+        return losses, norms, plus, minus
     with found.perturbed():
         plus = part.losses()
     with found.perturbed(-1.0):
@@ -138,10 +138,25 @@ def adversarial_by_loop(
     part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same for any model: one group after the other, with weights that are really moved."""
+    losses, norms, (found,) = _by_loop(part, rho, steps=steps, stride=stride, group=group)
+    return losses, norms, found
+
+
+def _by_loop(
+    part: Passes,
+    rho: float,
+    *,
+    steps: int = 1,
+    stride: float | None = None,
+    group: int = 1,
+    signs: tuple[float, ...] = (1.0,),
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Losses at w (N,), norms (G,), and for each sign the losses (N,) on that side of w."""
     alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
     losses = part.losses()
     params = list(part.params.values())
-    norms, found = [], []
+    norms: list[Tensor] = []
+    found: list[list[Tensor]] = [[] for _ in signs]
     for members in torch.split(torch.arange(losses.shape[0], device=losses.device), group):
         own = part.instances(members, alone=getattr(part.objective, "separable", False))
         eps: list[Any] = [torch.zeros_like(p) for p in params]
@@ -156,6 +171,7 @@ def adversarial_by_loop(
             eps = [e * shrink.to(e.dtype) for e in eps]
             if k == 0:
                 norms.append(norm / own.share * members.shape[0])
-        with moved(params, eps, one, consume=False):
-            found.append(own.losses())
-    return losses, torch.stack(norms), torch.cat(found)
+        for side, sign in zip(found, signs, strict=True):
+            with moved(params, eps, sign * one, consume=False):
+                side.append(own.losses())
+    return losses, torch.stack(norms), [torch.cat(side) for side in found]
