@@ -19,6 +19,9 @@ class Objective(ABC):
     Methods need nothing but ``objective(model, batch) -> (N,)``, so any callable of that shape will do. The three
     parts below exist for the consistency regularisers (R-Drop, R3F, SMART, VAT), which compare two sets of outputs.
 
+    An objective with weights of its own is a module too: ``class Tempered(Classification, nn.Module)``, or the bases
+    in the other order. It is called as an objective, and its state is the module's.
+
     Attributes:
         separable: Whether the loss of an instance depends on that instance alone, so that a batch may be cut into
             single instances. False where the instances of a batch serve each other as negatives.
@@ -27,6 +30,12 @@ class Objective(ABC):
 
     separable: ClassVar[bool] = True
     directional: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets a class that is a module too be both, whichever base comes first."""
+        super().__init_subclass__(**kwargs)
+        if issubclass(cls, nn.Module):
+            _be_both(cls)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Losses of the instances, shape ``(N,)``, with their graph."""
@@ -91,6 +100,22 @@ class Objective(ABC):
         """Takes back what :meth:`state_dict` gave."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state, but load_state_dict got {sorted(state)}")
+
+
+def _be_both(kind: type) -> None:
+    """Takes from each base what is its business, unless the class has its own, and initialises the module."""
+    passed_over = {"__call__": nn.Module, "forward": nn.Module, "state_dict": Objective, "load_state_dict": Objective}
+    for name, base in passed_over.items():
+        bases = (each for each in kind.__mro__ if each is not base and name in vars(each))
+        setattr(kind, name, vars(next(bases))[name])
+    kind.__new__ = _new_module  # type: ignore[assignment, method-assign]
+
+
+def _new_module(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """The ``__new__`` of objectives that are modules: the ``__init__`` of a dataclass does not call the module's."""
+    made = object.__new__(kind)
+    nn.Module.__init__(made)
+    return made
 
 
 def load_objective(objective: Any, state: dict[str, Any]) -> None:

@@ -1,0 +1,114 @@
+"""Objectives that are modules too: called as objectives, they keep their weights as modules, in either order."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam import SAM, Classification, Objective
+from deltasam.capture._key import objective_key
+
+
+class Outputs:
+    """Outputs, losses and divergence, and a weight of its own, for either order of bases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        outputs: Tensor = model(batch).squeeze(-1)
+        return outputs
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        return self.factor * outputs.square()
+
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        return (first - second).square()
+
+
+class ObjectiveFirst(Outputs, Objective, nn.Module):
+    """As one writes it."""
+
+
+class ModuleFirst(Outputs, nn.Module, Objective):
+    """As one writes it, too."""
+
+
+class SmoothedFirst(Classification, nn.Module):
+    """Of a frozen dataclass, whose ``__init__`` knows nothing of modules."""
+
+    def __init__(self) -> None:
+        super().__init__(label_smoothing=0.1)
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+
+class SmoothedLast(nn.Module, Classification):
+    """The other way round: its ``__init__`` is the module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+
+KINDS = [ObjectiveFirst, ModuleFirst, SmoothedFirst, SmoothedLast]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_kept(kind: Any) -> None:
+    objective, other = kind(), kind()
+    assert [name for name, _ in objective.named_parameters()] == ["factor"]
+    with torch.no_grad():
+        objective.factor.fill_(5.0)
+    other.load_state_dict(objective.state_dict())
+    assert other.factor.item() == 5
+    for again in (copy.deepcopy(objective), pickle.loads(pickle.dumps(objective))):
+        assert again.factor.item() == 5
+
+
+@pytest.mark.parametrize("kind", [ObjectiveFirst, ModuleFirst])
+def test_the_call_gives_losses_and_not_outputs(kind: Any) -> None:
+    model, x, objective = nn.Linear(2, 1), torch.randn(3, 2), kind()
+    assert torch.equal(objective(model, x), 2 * model(x).squeeze(-1).square())
+    SAM(rho=0.1).backward(model, x, objective)
+    assert objective.factor.grad is not None
+
+
+@pytest.mark.parametrize("kind", [SmoothedFirst, SmoothedLast])
+def test_the_call_of_a_dataclass(kind: Any) -> None:
+    model, batch, objective = nn.Linear(2, 3), (torch.randn(4, 2), torch.randint(3, (4,))), kind()
+    known = Classification(label_smoothing=0.1 if kind is SmoothedFirst else 0.0)
+    assert torch.equal(objective(model, batch), known(model, batch))
+
+
+def test_what_a_class_defines_itself_stays() -> None:
+    class Own(ObjectiveFirst):
+        def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+            return torch.ones(3)
+
+        def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+            return {"mine": 1}
+
+    class Inherits(Own):
+        """Changes nothing."""
+
+    for kind in (Own, Inherits):
+        assert kind()(nn.Linear(2, 1), torch.randn(3, 2)).tolist() == [1, 1, 1]
+        assert kind().state_dict() == {"mine": 1}
+
+
+def test_outputs_are_still_asked_for() -> None:
+    class Without(nn.Module, Objective):
+        losses, divergence = Outputs.losses, Outputs.divergence
+
+    with pytest.raises(TypeError, match=r"abstract.*forward"):
+        Without()
+
+
+def test_two_with_weights_are_told_apart_when_steps_are_recorded() -> None:
+    assert objective_key(SmoothedFirst()) != objective_key(SmoothedFirst())
