@@ -14,6 +14,7 @@ from deltasam.capture import Captured, NotCapturableError, _captured
 from deltasam.capture._key import batch_key, model_key
 from deltasam.capture._streams import Needs
 from deltasam.methods import SAM, DeltaSAM, LookSAM
+from deltasam.objectives.regularisers import EmbeddingNoise
 from helpers.problems import TRANSFORMER, grads, relative_error
 
 FAILURE = "model.py:7 `x.item()` (operation not permitted)"
@@ -230,6 +231,44 @@ def test_methods_and_batches_that_cannot_be_recorded() -> None:
         Captured(LookSAM()).backward(model, torch.ones(4, 3), objective)
     with pytest.warns(UserWarning, match="neither a tensor nor a plain value"):
         Captured(SAM()).backward(model, {"x": torch.ones(4, 3), "o": object()}, lambda m, b: objective(m, b["x"]))
+
+
+class Weighed(nn.Module):
+    """An objective with a weight, in its own place or beside the model that it holds."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()
+        self.model, self.factor = model, nn.Parameter(torch.ones(()))
+
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        return self.factor * objective(model, x)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_weights_of_an_objective_get_their_gradients() -> None:
+    """A recording puts those of the model into their places, and no others."""
+    model, captured, own = nn.Linear(3, 1), Captured(SAM()), Weighed()
+    with pytest.warns(UserWarning, match=r"not captured.*objective=Weighed has weights of its own.*requires_grad_"):
+        captured.backward(model, torch.ones(4, 3), own)
+    for _ in range(2):
+        captured.backward(model, torch.ones(4, 3), own)
+    assert (captured.report.ordinary, captured.report.replayed) == (3, 0)
+    assert own.factor.grad is not None
+    with pytest.raises(NotCapturableError, match="Weighed"):
+        captured._key(model, (torch.ones(4, 3), None), EmbeddingNoise(own), "backward", torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_an_objective_with_nothing_of_its_own_to_train_is_recorded() -> None:
+    model, captured = nn.Linear(3, 1), Captured(SAM())
+    holding = Weighed(model)
+    holding.factor.requires_grad_(False)
+    for _ in range(3):
+        captured.backward(model, torch.ones(4, 3), holding)
+    assert captured.report.recorded == 1
+    holding.factor.requires_grad_(True)  # from here on it would be left out
+    with pytest.warns(UserWarning, match="weights of its own"):
+        captured.backward(model, torch.ones(4, 3), holding)
 
 
 @pytest.mark.usefixtures("on_gpu")

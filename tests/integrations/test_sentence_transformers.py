@@ -174,3 +174,16 @@ def test_a_compiled_model_that_was_evaluated_before(tmp_path: Path) -> None:
         trainer.evaluate()
         results.append(weights(model))
     assert largest_difference(*results) < 1e-6
+
+
+def test_an_objective_that_is_put_in_afterwards_takes_the_two_columns(tmp_path: Path) -> None:
+    ends = []
+    for later in (False, True):
+        model, objective = encoder(), Contrastive(temperature=0.05)
+        common = {"model": model, "args": options(tmp_path), "train_dataset": pairs(), "eval_dataset": pairs()}
+        trainer = SentenceTransformerMethodTrainer(**common, method=SAM(), objective=None if later else objective)
+        if later:
+            trainer.objective = objective
+        trainer.train()
+        ends.append({**weights(model), "loss": torch.tensor(trainer.evaluate()["eval_loss"])})
+    assert_same_bits(*ends)

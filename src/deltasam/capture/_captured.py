@@ -27,6 +27,7 @@ from deltasam.capture._streams import Needs
 from deltasam.distributed import sharded_modules
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
+from deltasam.objectives.regularisers._layers import with_weights
 from deltasam.passes import ObjectiveLike, Passes, Scaler
 from deltasam.randomness import observed
 
@@ -182,6 +183,12 @@ class Captured:
         if _is_sharded(model):
             raise NotCapturableError(
                 "fully_shard gathers the parameters outside of the graph; call the method itself, without Captured"
+            )
+        own = with_weights(objective, model)
+        if own is not None:  # what is recorded puts the gradients of the model into their places, and no others
+            raise NotCapturableError(
+                f"objective={type(own).__name__} has weights of its own; make them a part of the model, or freeze "
+                "them (requires_grad_(False))"
             )
         here = (kind, method_key(self.method), self.method.phase(), objective_key(objective))
         return (*here, batch_key(inputs), surroundings_key(device))

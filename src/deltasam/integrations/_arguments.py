@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from deltasam.checks import shown
 from deltasam.integrations._optimizer import MethodOptimizer
 from deltasam.methods import Method
-from deltasam.objectives.regularisers._losses import Losses
+from deltasam.objectives.regularisers._layers import innermost
 
 
 def check_method(method: Any) -> None:
@@ -73,19 +72,6 @@ def refuse_other_smoothing(factor: float, objective: Any) -> None:
             f"given has label_smoothing={smoothing}: pass {name}(label_smoothing={factor}), or leave "
             "label_smoothing_factor at 0"
         )
-
-
-def innermost(objective: Any) -> Any:
-    """The objective inside all regularisers."""
-    return [*layers(objective)][-1]
-
-
-def layers(objective: Any) -> Iterator[Any]:
-    """The objective, and what its regularisers wrap, from the outermost to the innermost."""
-    yield objective
-    while hasattr(objective, "objective") or isinstance(objective, Losses):
-        objective = objective.function if isinstance(objective, Losses) else objective.objective
-        yield objective
 
 
 def refuse_unsupported(trainer: Any) -> None:

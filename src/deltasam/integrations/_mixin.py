@@ -22,7 +22,7 @@ from deltasam.integrations._arguments import (
 from deltasam.integrations._infer import check_inferred, infer_objective
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
-from deltasam.integrations._own_weights import ClearedGradients, refuse_apart, with_weights
+from deltasam.integrations._own_weights import ClearedGradients, refuse_apart
 from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
@@ -30,6 +30,7 @@ from deltasam.methods import Method
 from deltasam.objectives._base import load_objective
 from deltasam.objectives._batch import unwrapped
 from deltasam.objectives._checks import part_of_a_step, readable
+from deltasam.objectives.regularisers._layers import with_weights
 from deltasam.passes import ObjectiveLike
 from deltasam.splitting import OnOutOfMemory, Splitting, check_out_of_memory
 
@@ -108,15 +109,9 @@ class MethodMixin(_Base):
             self.args.gradient_checkpointing_kwargs = {"use_reentrant": False}
         self.method = method
         self.captured = Captured(method) if capture else None
-        self._objective = self._default_objective() if objective is None else objective
-        self._score: Any = None
-        check_step(self.model, self._objective)
-        refuse_apart(self._objective, self.args.world_size, capture=capture)
-        if with_weights(self._objective) is not None:
-            self.add_callback(ClearedGradients)
         self.splitting = Splitting(method) if on_out_of_memory == "split" else None
-        if self.splitting is not None:
-            self.splitting.check(self._objective)
+        self._score: Any = None
+        self._put_objective(self._default_objective() if objective is None else objective)
         self.forwards = self.backwards = 0
         self._step_metrics = StepMetrics()
         self._losses = ShownLosses()
@@ -130,9 +125,22 @@ class MethodMixin(_Base):
     @objective.setter
     def objective(self, value: Any) -> None:
         if self.hp_search_backend is None or callable(value):
-            self._objective = value
+            refuse_other_smoothing(self.args.label_smoothing_factor, value)
+            self._put_objective(value)
+            self._unchecked = False  # the inferred one was to be the model's loss, this one need not be
         else:
             self._score = value
+
+    def _put_objective(self, objective: Any) -> None:
+        """Goes by this objective from here on, unless the training cannot."""
+        check_step(self.model, objective)
+        refuse_apart(objective, self.args.world_size, capture=self.captured is not None, model=self.model)
+        if self.splitting is not None:
+            self.splitting.check(objective)
+        if with_weights(objective, self.model) is not None:
+            self.remove_callback(ClearedGradients)  # once is enough
+            self.add_callback(ClearedGradients)
+        self._objective = objective
 
     # -- what a subclass may change ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from deltasam.integrations._arguments import layers
+from deltasam.objectives.regularisers._layers import with_weights
 
 
 class ClearedGradients(TrainerCallback):
@@ -22,19 +22,19 @@ class ClearedGradients(TrainerCallback):
         kwargs["optimizer"].zero_grad()
 
 
-def with_weights(objective: Any) -> nn.Module | None:
-    """The objective, or what its regularisers wrap, that is a module with something to train, if there is one."""
-    modules = (each for each in layers(objective) if isinstance(each, nn.Module))
-    return next((module for module in modules if any(p.requires_grad for p in module.parameters())), None)
-
-
-def refuse_apart(objective: Any, processes: int, *, capture: bool = False) -> None:
+def refuse_apart(objective: Any, processes: int, *, capture: bool = False, model: nn.Module | None = None) -> None:
     """One clear error for weights that would come apart, or stay as they are.
+
+    Args:
+        objective: The objective.
+        processes: How many train.
+        capture: Whether steps are recorded.
+        model: The model, whose weights the objective may hold.
 
     Raises:
         ValueError: The objective has weights, and there are several processes, or steps are recorded.
     """
-    module = with_weights(objective)
+    module = with_weights(objective, model)
     if module is None or (processes == 1 and not capture):
         return
     own = f"objective={type(module).__name__} has weights of its own, whose gradients"

@@ -10,11 +10,10 @@ import torch
 from sentence_transformers import SentenceTransformerTrainer
 from torch import Tensor, nn
 
-from deltasam.integrations._arguments import innermost
 from deltasam.integrations._mixin import MethodMixin
-from deltasam.methods import Method
 from deltasam.objectives import Contrastive
 from deltasam.objectives._batch import unwrapped
+from deltasam.objectives.regularisers._layers import innermost
 from deltasam.passes import ObjectiveLike
 
 
@@ -39,16 +38,16 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
         **kwargs: ``SentenceTransformerTrainer``'s.
     """
 
-    def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
-        self._base_objective = innermost(objective)
-        self._takes_views = isinstance(self._base_objective, Contrastive)
-        if self._takes_views:
-            objective = _with_embeddings(objective)
-            self._base_objective = innermost(objective)
-        super().__init__(*args, method=method, objective=objective, **kwargs)
-
     def _default_objective(self) -> ObjectiveLike:
         return self._loss_rows
+
+    def _put_objective(self, objective: Any) -> None:
+        takes_views = isinstance(innermost(objective), Contrastive)
+        if takes_views:
+            objective = _with_embeddings(objective)
+        super()._put_objective(objective)
+        self._takes_views = takes_views
+        self._base_objective = None if objective == self._loss_rows else innermost(objective)
 
     def _objective_batch(self, inputs: Any) -> Any:
         if not self._takes_views:

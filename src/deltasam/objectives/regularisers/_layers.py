@@ -1,0 +1,39 @@
+"""What an objective is made of: regularisers around one another, and weights of its own in any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from deltasam.objectives.regularisers._losses import Losses
+
+
+def layers(objective: Any) -> Iterator[Any]:
+    """The objective, and what its regularisers wrap, from the outermost to the innermost."""
+    yield objective
+    while hasattr(objective, "objective") or isinstance(objective, Losses):
+        objective = objective.function if isinstance(objective, Losses) else objective.objective
+        yield objective
+
+
+def innermost(objective: Any) -> Any:
+    """The objective inside all regularisers."""
+    return [*layers(objective)][-1]
+
+
+def with_weights(objective: Any, model: nn.Module | None = None) -> nn.Module | None:
+    """The objective, or what its regularisers wrap, that is a module with something to train, if there is one.
+
+    Args:
+        objective: The objective.
+        model: A model whose parameters do not count: an objective may hold the model.
+    """
+    found = [
+        (each, [p for p in each.parameters() if p.requires_grad])
+        for each in layers(objective)
+        if isinstance(each, nn.Module)
+    ]
+    known = {id(p) for p in model.parameters()} if model is not None and any(own for _, own in found) else set()
+    return next((each for each, own in found if any(id(p) not in known for p in own)), None)

@@ -1,0 +1,138 @@
+"""``trainer.objective = ...`` after the construction: it is refused, or followed, as one given there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from deltasam.integrations import MethodTrainer
+from deltasam.methods import SAM
+from deltasam.objectives import Classification, Contrastive, Objective
+from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, weights
+
+
+class Tempered(Classification, nn.Module):
+    """An objective with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        return super().losses(outputs * self.temperature, batch)
+
+
+def trainer_for(folder: Path, *, objective: Any = None, callbacks: Any = None, **options: Any) -> MethodTrainer:
+    ours = {name: options.pop(name) for name in ("capture", "on_out_of_memory") if name in options}
+    args = arguments(folder, **options)
+    common = {"method": SAM(rho=0.1), "train_dataset": classification_data(), "callbacks": callbacks}
+    return MethodTrainer(model=fresh(), args=args, objective=objective, **common, **ours)
+
+
+@pytest.mark.parametrize(
+    ("options", "objective", "error", "said"),
+    [
+        ({}, None, TypeError, r"objective=None must be a callable"),
+        ({}, Classification, TypeError, r"objective=Classification is a class"),
+        ({}, nn.CrossEntropyLoss(reduction="none"), TypeError, r"takes outputs and targets"),
+        ({"capture": True}, Tempered(), ValueError, r"objective=Tempered has weights of its own.*capture=False"),
+        ({"label_smoothing_factor": 0.1}, Classification(), ValueError, r"label_smoothing_factor=0.1 .*was given"),
+        ({"on_out_of_memory": "split"}, Contrastive(), ValueError, r"'split' cannot be used with Contrastive"),
+    ],
+    ids=["none", "class", "criterion", "recorded", "smoothing", "split"],
+)
+def test_what_the_constructor_refuses_is_refused(
+    options: dict[str, Any], objective: Any, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    trainer = trainer_for(tmp_path, **options)
+    before = trainer.objective
+    with pytest.raises(error, match=said):
+        trainer.objective = objective
+    assert trainer.objective is before
+
+
+def test_weights_of_an_objective_that_came_later_are_cleared(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Noting(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            seen.append(objective.temperature.grad)
+
+    objective, trainer = Tempered(), trainer_for(tmp_path, callbacks=[Noting])
+    for _ in range(2):  # twice is no more than once
+        trainer.objective = objective
+    assert sum(type(each).__name__ == "ClearedGradients" for each in trainer.callback_handler.callbacks) == 1
+    trainer.optimizer = torch.optim.SGD([*trainer.model.parameters(), *objective.parameters()], lr=1e-2)
+    trainer.train()
+    assert seen
+    assert set(seen) == {None}
+    assert objective.temperature.item() != 1
+
+
+def test_an_objective_that_holds_the_model_has_no_weights_of_its_own(tmp_path: Path) -> None:
+    class Holding(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    trainer = trainer_for(tmp_path, capture=True)
+    trainer.objective = Holding(trainer.model)
+
+
+def test_another_loss_than_the_inferred_one_is_not_compared_with_the_models(tmp_path: Path) -> None:
+    """Only what was inferred is to be the loss that the model computes itself."""
+
+    class Tenfold(Classification):
+        def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+            return 10 * super().losses(outputs, batch)
+
+    ends = []
+    for later in (False, True):
+        trainer = trainer_for(tmp_path, objective=None if later else Tenfold())
+        if later:
+            trainer.objective = Tenfold()
+        trainer.train()
+        ends.append(weights(trainer.model))
+    assert_same_bits(*ends)
+
+
+def test_a_callable_is_an_objective_during_a_search_too(tmp_path: Path) -> None:
+    """Where Trainer puts the score of a trial, which cannot be called, into the same place."""
+    pytest.importorskip("optuna", reason="optuna is not installed (extra search)")
+    used: list[int] = []
+
+    class Counted(Classification):
+        def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+            used.append(1)
+            return super().__call__(model, batch)
+
+    def model_init() -> Any:
+        return fresh()
+
+    class Putting(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            trainer.objective = counted
+
+    counted: Objective = Counted()
+    trainer = MethodTrainer(
+        model_init=model_init,
+        args=arguments(tmp_path, max_steps=2),
+        method=SAM(rho=0.1),
+        train_dataset=classification_data(),
+        eval_dataset=classification_data(),
+        callbacks=[Putting],
+    )
+    best = trainer.hyperparameter_search(
+        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)},
+        n_trials=1,
+        backend="optuna",
+        direction="minimize",
+    )
+    assert best.objective > 0, "the score of the trial, in spite of the objective"
+    assert len(used) == 2 * 2
+    assert trainer.objective is counted
