@@ -239,3 +239,31 @@ def test_nothing_to_perturb_is_skipped(method: Any) -> None:
         assert relative(model.used.weight.grad, plain) < 1e-9
     norms = instance_gradient_norms(model, x, squares, params=is_unused)
     assert torch.equal(norms.double(), torch.zeros(4).double())
+
+
+class Tagger(nn.Module):
+    """A layer without a rule, and one with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 2), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.lstm(x.unsqueeze(0))[0].squeeze(0))
+        return y
+
+
+def test_what_breaks_off_is_no_pass_of_the_method() -> None:
+    """Whether the engine was tried or not, the loop makes the same passes."""
+    model, x = Tagger(), torch.randn(5, 3)
+    with pytest.warns(UserWarning, match="one after the other"):
+        tried = PerInstanceSAM(rho=0.1).backward(model, x, squares)
+    looped = PerInstanceSAM(rho=0.1, engine="loop").backward(model, x, squares)
+    assert (tried.forwards, tried.backwards) == (looped.forwards, looped.backwards) == (1 + 2 * 5, 2 * 5)
+
+
+def test_parameters_that_are_skipped_cost_no_pass_of_the_method() -> None:
+    model, x = Tagger(), torch.randn(5, 3)
+    with pytest.warns(UserWarning, match="left unperturbed"):
+        step = PerInstanceSAM(rho=0.1, uncovered="skip").backward(model, x, squares)
+    assert (step.forwards, step.backwards) == (2, 2)

@@ -66,9 +66,7 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
     terms: list[tuple[InstanceGradients, Tensor]] = []
     products: dict[tuple[int, int], Tensor] = {}
     for k in range(steps):
-        part.count.forwards += 1
-        part.count.backwards += 1
-        with part.extra(), _repeated(part) as run:
+        with part.extra(), _repeated(part) as run, counted(part):
             found = record(part.inner, run, part.params, group=group, terms=terms)
         first = first or found
         terms.append((found.gradients, step_size(alpha, found.norms)))
@@ -80,6 +78,19 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
         terms = [(gradients, c * shrink) for gradients, c in terms]
     assert first is not None
     return Ascent(first.places, first.losses, first.norms, terms)
+
+
+@contextmanager
+def counted(part: Passes) -> Iterator[None]:
+    """A forward and a backward of the step, unless no rule covers the model: then the loop counts what it makes."""
+    part.count.forwards += 1
+    part.count.backwards += 1
+    try:
+        yield
+    except UncoveredError:
+        part.count.forwards -= 1
+        part.count.backwards -= 1
+        raise
 
 
 @contextmanager

@@ -27,8 +27,8 @@ class Step:
 
     Attributes:
         losses: :math:`l_i(w)`, shape (N,).
-        forwards: Forward passes made.
-        backwards: Backward passes made.
+        forwards: Forward passes made; those that only compare something, or break off, are not counted.
+        backwards: Backward passes made, counted likewise.
         perturbed_losses: :math:`l_i(w + \epsilon)`, shape (N,), or None if nothing was perturbed.
         weights: g, shape (N,), if the method weights the instances.
         grad_norm: The norm of the gradient that was followed uphill, without the loss scale.

@@ -20,6 +20,7 @@ from deltasam.instances import (
     refuse_batch_statistics,
     tell_once,
 )
+from deltasam.instances._ascent import counted
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
 from deltasam.passes import Ascent, Passes
 from deltasam.perturb import step_size
@@ -44,7 +45,8 @@ class PerInstanceSAM(Method):
     With several processes nothing is communicated in the first pass, and the gradient does not depend on their number.
 
     Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's. Memory: the inputs and output
-    gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus one.
+    gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus a
+    forward; what the low-rank engine has tried before it gave way is not counted.
 
     Attributes:
         rho: Radius. This adversary is much stronger than SAM's: tuned on training data it took 0.005 on four of four
@@ -147,13 +149,12 @@ class PerInstanceSAM(Method):
             return losses
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
-            found = record(part.inner, run, params, size=size, group=self.group, scale=part.scaled)
+            with counted(part):
+                found = record(part.inner, run, params, size=size, group=self.group, scale=part.scaled)
             if self.factors == "auto":
                 return found.rounded(widening=True) if rounds_products(found.losses.device) else found
             return found.rounded() if self.factors == "bfloat16" else found
 
-        part.count.forwards += 1
-        part.count.backwards += 1
         return self._covered(part, recording, part.params)
 
     def _covered(

@@ -33,8 +33,7 @@ class OwnGradient(Weighting):
     The second difference is some :math:`d` (number of parameters) times larger than along a random r, above rounding.
 
     Cost: 3 forwards and a backward without weight gradients; memory of :class:`~deltasam.methods.PerInstanceSAM`.
-    Where no rule of the low-rank engine covers the model, one instance after the other: 3N + 1 forwards and N
-    backwards after the attempt.
+    Where no rule of the low-rank engine covers the model, one instance after the other: 3N + 1 forwards, N backwards.
 
     Attributes:
         radius: h; rho by default.
