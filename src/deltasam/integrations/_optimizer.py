@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -104,7 +105,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         Raises:
             TypeError: There is no closure.
             ValueError: The method needs the batch, or losses of the instances where the closure gives one loss; or
-                Lightning accumulates, or clips what the method works on.
+                Lightning or Accelerate accumulates, or Lightning clips what the method works on.
             RuntimeError: The closure steps an optimizer.
         """
         if closure is None:
@@ -112,6 +113,7 @@ class MethodOptimizer(torch.optim.Optimizer):
             raise TypeError(f"step() needs a closure (in the Trainer use MethodTrainer); the lines to write:\n{lines}")
         if self._stepping:
             raise _steps_inside()
+        _refuse_accelerate()
         # Where a LightningModule may be: the model, and what Lightning hands to its closures.
         _refuse_lightning(self.method, (self.model, *(closure.args if isinstance(closure, partial) else ())))
         if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
@@ -225,6 +227,23 @@ def _refuse_lightning(method: Method, modules: tuple[Any, ...]) -> None:
                 f"def clip(*_): torch.nn.utils.clip_grad_norm_(self.parameters(), {clip}) and "
                 "optimizer.register_step_pre_hook(clip); or use manual optimization"
             )
+
+
+def _refuse_accelerate() -> None:
+    """Raises a ValueError where Accelerate accumulates: it keeps the closures of all micro-batches but the last."""
+    module = sys.modules.get("accelerate.optimizer")
+    if module is None:
+        return
+    steps = module.GradientState().num_steps  # one for the whole process
+    frame = sys._getframe() if steps > 1 else None
+    while frame is not None and frame.f_globals is not vars(module):  # who else calls this gets every closure
+        frame = frame.f_back
+    if frame is not None:
+        raise ValueError(
+            f"Accelerator(gradient_accumulation_steps={steps}) hands over the closure of the last of {steps} micro-"
+            "batches only, and the others would be lost: leave it at 1; or, without MethodOptimizer, call method.backward("
+            f"model, batch, objective, scale=1 / {steps}) on every micro-batch inside accelerator.accumulate(model)"
+        )
 
 
 def _steps_inside() -> RuntimeError:
