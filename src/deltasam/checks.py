@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,6 +109,60 @@ def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
             "the losses do not depend on any trainable parameter: the objective detached them, ran under no_grad or "
             "inference_mode, or used only frozen parts of the model"
         )
+
+
+def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
+    """Refuses complex parameters, for which no method defines a perturbation.
+
+    Raises:
+        TypeError: One of the parameters is complex.
+    """
+    for p in params:
+        if p.is_complex():
+            name = next((name for name, other in named.items() if other is p), "?")
+            raise TypeError(
+                f"the parameter {name!r} is complex, and perturbations are for real ones: leave it out with "
+                "params=lambda name, p: not p.is_complex(), or hold it as real numbers (torch.view_as_real)"
+            )
+
+
+def require_apart(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
+    """Refuses parameters that share their memory: what moves one would move, or would not move, the other.
+
+    Two that overlap are noticed where they begin at the same place, as after ``b.data = a.data``, or a whole and its
+    first part. Views into one buffer that do not overlap are let through, and so are shards, whose memory is FSDP's.
+
+    Raises:
+        ValueError: Two of them begin at the same place.
+    """
+    seen: dict[int, Tensor] = {}
+    for p in params:
+        if type(p) not in (nn.Parameter, Tensor):  # others need not have memory
+            continue
+        first = seen.setdefault(p.data_ptr(), p)
+        if first is not p and p.numel() and _memory(p) == _memory(first) != 0:  # what is empty or meta lies at 0
+            one, other = (next((name for name, each in named.items() if each is t), "?") for t in (first, p))
+            raise ValueError(
+                f"the parameters {one!r} and {other!r} share their memory (.data), and each would be perturbed by its "
+                f"own gradient: tie the parameters themselves, model.{other} = model.{one}, give one of them memory "
+                "of its own, p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
+            )
+
+
+def check_move(params: Sequence[Tensor], named: Mapping[str, Tensor]) -> None:
+    """Refuses parameters that cannot be moved: complex ones, and those that share their memory.
+
+    Args:
+        params: What is to be moved.
+        named: Names for the error.
+    """
+    require_real(params, named)
+    require_apart(params, named)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the storage begins."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def say_if_changed(batch: Any, before: list[int]) -> None:

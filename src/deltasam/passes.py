@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from deltasam.batches import MicroBatches, batch_size, one_more, ratio, shares, take, tensors, versions
 from deltasam.branches import Branches
-from deltasam.checks import check_losses, say_if_changed
+from deltasam.checks import check_losses, check_move, require_real, say_if_changed
 from deltasam.distributed import Ranks, Sharpness, require_whole
 from deltasam.gradients import Scaler as Scaler
 from deltasam.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.held import held_part
 from deltasam.objectives._checks import part_of_a_step
 from deltasam.perturb import Ascent as Ascent
-from deltasam.perturb import Moved, Selection, global_norm, perturbed, require_real, select, step_size
+from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size
 from deltasam.precision import length_to_check, no_autocast, say_if_rounded_away
 from deltasam.randomness import Randomness, Replay, accelerators
 
@@ -189,7 +189,7 @@ class Passes:
         self, params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
     ) -> Iterator[Moved]:
         """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`."""
-        require_real(params, self.trainable)
+        check_move(params, self.trainable)
         self.ranks.settle()
         with perturbed(params, direction, step, consume=consume) as moved, without_steps(self.trainable):
             self._moved = moved

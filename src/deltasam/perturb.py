@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -62,21 +62,6 @@ def select(
         example = next(iter(params))
         raise ValueError(f"params={which!r} chose none of the {len(params)} trainable parameters, e.g. {example!r}")
     return chosen
-
-
-def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
-    """Refuses complex parameters, for which no method defines a perturbation.
-
-    Raises:
-        TypeError: One of the parameters is complex.
-    """
-    for p in params:
-        if p.is_complex():
-            name = next((name for name, other in named.items() if other is p), "?")
-            raise TypeError(
-                f"the parameter {name!r} is complex, and perturbations are for real ones: leave it out with "
-                "params=lambda name, p: not p.is_complex(), or hold it as real numbers (torch.view_as_real)"
-            )
 
 
 def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Parameter], bool]:

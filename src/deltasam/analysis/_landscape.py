@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from deltasam.analysis._common import batches_of, in_mode, tracked
 from deltasam.analysis._risk import adversarial_risk
+from deltasam.checks import require_apart
 from deltasam.passes import ObjectiveLike
 from deltasam.perturb import global_norm, perturbed, random_direction, trainable
 from deltasam.randomness import Seed
@@ -123,7 +124,9 @@ def instance_slice(
 
 
 def _loss(model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, direction: Direction, t: float) -> float:
-    params = list(trainable(model).values())
+    named = trainable(model)
+    params = list(named.values())
+    require_apart(params, named)
     step = torch.tensor(float(t), device=params[0].device)
     total, count = torch.zeros((), dtype=torch.float64, device=step.device), 0
     with in_mode(model, False), torch.no_grad(), perturbed(params, direction, step, consume=False):

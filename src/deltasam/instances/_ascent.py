@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deltasam.branches import is_recorded
-from deltasam.checks import check_losses
+from deltasam.checks import check_losses, require_apart
 from deltasam.instances._errors import UncoveredError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import tell_once
@@ -166,6 +166,7 @@ def _by_loop(
     alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
     losses = part.losses()
     params = list(part.params.values())
+    require_apart(params, part.params)
     norms: list[Tensor] = []
     found: list[list[Tensor]] = [[] for _ in signs]
     for members in torch.split(torch.arange(losses.shape[0], device=losses.device), group):

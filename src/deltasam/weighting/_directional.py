@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from deltasam.checks import check_number
+from deltasam.checks import check_number, require_real
 from deltasam.distributed import require_whole
 from deltasam.held import Scene
 from deltasam.passes import Passes
-from deltasam.perturb import global_norm, random_direction, require_real, step_size
+from deltasam.perturb import global_norm, random_direction, step_size
 from deltasam.randomness import Seed
 from deltasam.weighting._base import Weighting, check_radius
 from deltasam.weighting._forward_mode import twice_differentiable

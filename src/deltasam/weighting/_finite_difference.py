@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from deltasam.checks import check_number
+from deltasam.checks import check_number, require_real
 from deltasam.float32 import full_float32, rounded
 from deltasam.passes import Passes
-from deltasam.perturb import global_norm, random_direction, require_real, step_size
+from deltasam.perturb import global_norm, random_direction, step_size
 from deltasam.precision import no_autocast
 from deltasam.randomness import Seed
 from deltasam.weighting._base import Weighting, check_radius

@@ -1,0 +1,99 @@
+"""Two parameters in one memory (``b.data = a.data``): each would be moved by its own gradient, so they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam.analysis import adversarial_risk
+from deltasam.checks import require_apart
+from deltasam.instances import instance_gradient_norms
+from deltasam.methods import ASAM, ERM, SAM, DeltaSAM, FreeLB, LookSAM, Method, PerInstanceSAM
+from deltasam.weighting import OwnGradient
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "sam": SAM,
+    "delta-sam": DeltaSAM,
+    "own-gradient": lambda: DeltaSAM(weighting=OwnGradient()),
+    "asam": ASAM,
+    "look-sam": LookSAM,
+    "low-rank": PerInstanceSAM,
+    "loop": lambda: PerInstanceSAM(engine="loop"),
+}
+
+
+class Tied(nn.Module):
+    """A table and a head, tied by their values as people do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight.data = self.table.weight.data
+
+    def forward(self, ids: Tensor) -> Tensor:
+        y: Tensor = self.head(self.table(ids))
+        return y
+
+
+def objective(model: nn.Module, ids: Tensor) -> Tensor:
+    return model(ids).square().sum(-1)
+
+
+IDS = torch.arange(4)
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+def test_they_are_refused_in_one_sentence(make: Callable[[], Method]) -> None:
+    said = r"'table.weight' and 'head.weight' share their memory.*\.weight = .*\.data\.clone\(\).*params="
+    model = Tied()
+    before = model.table.weight.detach().clone()
+    with pytest.raises(ValueError, match=said):
+        make().backward(model, IDS, objective)
+    assert torch.equal(model.table.weight, before)
+    assert torch.equal(model.head.weight, before)
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_by_the_analysis_too(engine: str) -> None:
+    with pytest.raises(ValueError, match="share their memory"):
+        adversarial_risk(Tied(), [IDS], objective, rho=0.1, engine=engine)
+    with pytest.raises(ValueError, match="share their memory"):
+        instance_gradient_norms(Tied(), IDS, objective)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [ERM(), SAM(rho=0.0), FreeLB(embeddings="table"), SAM(params=lambda name, p: "weight" not in name)],
+    ids=["erm", "rho=0", "freelb", "left out"],
+)
+def test_what_stays_at_w_may_share(method: Method) -> None:
+    model = Tied()
+    model.head.bias = nn.Parameter(torch.zeros(5))
+    method.backward(model, IDS, objective)
+    assert model.table.weight.grad is not None
+
+
+def test_tied_as_parameters_they_are_one() -> None:
+    model = Tied()
+    model.head.weight = model.table.weight
+    SAM().backward(model, IDS, objective)
+
+
+def test_views_into_one_buffer_that_do_not_overlap() -> None:
+    """As recurrent layers on a GPU and flattening optimizers keep them, some interleaved, some of no size."""
+    flat = torch.randn(20)
+    square = torch.randn(4, 4)
+    kept = [flat[:8].view(2, 4), flat[8:12], flat[12:], square[:, ::2], square[:, 1::2], flat[:0], flat[:0]]
+    meta = [torch.empty(3, device="meta") for _ in range(2)]
+    params = {str(k): nn.Parameter(part) for k, part in enumerate((*kept, *meta))}
+    require_apart(params.values(), params)
+
+
+def test_a_view_that_begins_where_another_parameter_does() -> None:
+    flat = torch.randn(20)
+    params = {"whole": nn.Parameter(flat), "part": nn.Parameter(flat[:4].view(2, 2))}
+    with pytest.raises(ValueError, match="'whole' and 'part'"):
+        require_apart(params.values(), params)
