@@ -241,8 +241,8 @@ def _refuse_accelerate() -> None:
     if frame is not None:
         raise ValueError(
             f"Accelerator(gradient_accumulation_steps={steps}) hands over the closure of the last of {steps} micro-"
-            "batches only, and the others would be lost: leave it at 1; or, without MethodOptimizer, call method.backward("
-            f"model, batch, objective, scale=1 / {steps}) on every micro-batch inside accelerator.accumulate(model)"
+            "batches only, and the others would be lost: leave it at 1; or, without MethodOptimizer, call "
+            f"method.backward(model, batch, objective, scale=1 / {steps}) on each of them"
         )
 
 
