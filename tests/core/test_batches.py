@@ -82,6 +82,12 @@ def test_parts_of_which_one_cannot_be_counted_count_by_their_instances() -> None
     torch.testing.assert_close(model.weight.grad, torch.autograd.grad(whole, model.weight)[0])
 
 
+@pytest.mark.parametrize("known", [[None, None], [3, None]], ids=["none", "one"])
+def test_parts_that_nobody_can_count_are_refused(known: list[int | None]) -> None:
+    with pytest.raises(ValueError, match=r"MicroBatches of no tensors.*items\(batch\)"):
+        shares(known)
+
+
 @pytest.mark.parametrize("method", [SubsetSAM(), ESAM(gamma=0.5)], ids=lambda method: type(method).__name__)
 def test_methods_that_take_a_part_of_a_batch_of_texts(method: Method) -> None:
     assert method.backward(nn.Linear(2, 3), TEXTS, lengths).backwards == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +33,11 @@ class Slope(nn.Module):
         return self.slope * torch.tensor([float(len(text)) for text in texts])
 
 
-def test_micro_batches_that_cannot_be_counted_weigh_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counted", [False, True], ids=["none of them", "every other one"])
+def test_micro_batches_that_cannot_be_counted_weigh_the_same(counted: bool, tmp_path: Path) -> None:
     """Batches of texts alone, three of them in steps of two: the last step of the epoch has one."""
     model = Slope()
+    known = itertools.cycle([{"count": torch.ones(1)} if counted else {}, {}])
     args = arguments(
         tmp_path,
         per_device_train_batch_size=1,
@@ -53,7 +56,7 @@ def test_micro_batches_that_cannot_be_counted_weigh_the_same(tmp_path: Path) -> 
         method=ERM(),
         objective=lambda model, batch: model(batch["texts"]),
         train_dataset=["a", "b", "c"],
-        data_collator=lambda texts: {"texts": texts},
+        data_collator=lambda texts: {"texts": texts, **next(known)},
     )
     trainer.train()
     # Each step goes along the mean slope of its batches, which is 1; transformers 4 leaves out the last, smaller one.
