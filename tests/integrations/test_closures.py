@@ -108,3 +108,26 @@ def test_hooks_and_zero_grad_are_the_optimizers_own() -> None:
     assert seen == [True, False]  # at w, and after the update
     optimizer.zero_grad(set_to_none=False)
     assert all(p.grad is not None and not p.grad.any() for p in both.parameters())
+
+
+@pytest.mark.parametrize("method", [SAM(rho=0.3), GSAM(rho=0.3), LookSAM(rho=0.3)], ids=name)
+def test_gradients_that_are_views_into_memory_that_the_next_backward_writes_to(method: Method) -> None:
+    """As DDP's are with ``gradient_as_bucket_view=True``."""
+    ends = []
+    for in_bucket in (False, True):
+        body, head, x, y = parts()
+        both = nn.Sequential(body, head)
+        params = list(both.parameters())
+        bucket = torch.split(torch.zeros(sum(p.numel() for p in params)).double(), [p.numel() for p in params])
+
+        def closure(params: list[nn.Parameter] = params, both: nn.Module = both) -> Tensor:
+            loss = cross_entropy(both(x), y)  # noqa: B023 - called in this turn
+            found = torch.autograd.grad(loss, params)
+            for p, place, grad in zip(params, bucket, found, strict=True):  # noqa: B023
+                p.grad = place.copy_(grad.flatten()).view_as(p) if in_bucket else grad  # noqa: B023
+            return loss
+
+        MethodOptimizer(torch.optim.SGD(params, lr=1.0), replace(method), both).step(closure)
+        ends.append([p.detach().clone() for p in params])
+    for one, other in zip(*ends, strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,62 @@
+"""Shards of which the user holds the exchange of gradients back, as for accumulation: FSDP's, unlike DDP's, cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from deltasam.methods import ERM, GSAM, SAM, DeltaSAM, Method
+from deltasam.weighting import LossWeights
+from helpers.problems import grads, relative_error
+from helpers.rank_blocks import CAN_SHARD
+
+pytestmark = pytest.mark.skipif(not CAN_SHARD, reason="this version of torch cannot shard a model on a CPU")
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "erm": ERM,
+    "sam": lambda: SAM(rho=0.1, sharpness="global"),
+    "gathered": lambda: SAM(rho=0.1),
+    "gsam": lambda: GSAM(rho=0.1, sharpness="global"),
+    "delta-sam": lambda: DeltaSAM(rho=0.1, sharpness="global", weighting=LossWeights()),
+}
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """This process alone, as a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def objective(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).squeeze(-1).square()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+def test_gradients_that_wait_are_not_mixed_with_the_ascent(mesh: Any, make: Callable[[], Method]) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = network()
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh)
+    alone, batches = network(), torch.randn(2, 5, 3).double()
+    for k, batch in enumerate(batches):
+        model.set_requires_gradient_sync(k == 1)  # as one accumulates with FSDP
+        make().backward(model, batch, objective, scale=0.5)
+        make().backward(alone, batch, objective, scale=0.5)
+        found = {name: grad.full_tensor() for name, grad in grads(model).items()}
+        assert len(found) == 4, "all are exchanged in every step"
+        assert relative_error(found, grads(alone)) < 1e-12
