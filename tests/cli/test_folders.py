@@ -152,6 +152,21 @@ def test_a_run_folder_has_its_own_task(runs: Path, capsys: pytest.CaptureFixture
     assert f"{option} would be ignored" in capsys.readouterr().err
 
 
+def test_a_run_is_evaluated_on_a_file_it_did_not_have(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["evaluate", str(runs / "my/erm"), "--split", "test"]
+    assert main(asked) == 2
+    assert "no file for the split 'test', only for train, validation; name it: task.files.test=" in (
+        capsys.readouterr().err
+    )
+    (tmp_path / "later.csv").write_text("text,label\nthe cat sat,1\na dog ran,0\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([*asked, "--set", "task.files.test=later.csv", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], Path(found["origin"]).name) == (2, "later.csv")
+
+
 @pytest.mark.parametrize("command", [["report"], ["table", "glue", "--format", "csv"]])
 def test_a_page_or_table_that_cannot_be_written_is_told_in_one_line(
     runs: Path, capsys: pytest.CaptureFixture[str], command: list[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from deltasam.cli._runs import bad_input, check_positive, strict, wide_console
 if TYPE_CHECKING:
     from deltasam.experiments import Loaded
 
+_FILE = re.compile(r"task\.files\.\w+=.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
@@ -22,6 +25,7 @@ class Evaluate:
 
     Examples:
       deltasam evaluate runs/mrpc-... --split test
+      deltasam evaluate runs/classification-... --split test --set task.files.test=c.csv
       deltasam evaluate --task mirror --model bert-base-uncased --set task.pooling=cls
       deltasam evaluate --task classification --model runs/own-.../model --split test
         --set task.files.train=a.csv task.files.test=c.csv task.text=review task.label=stars
@@ -37,7 +41,7 @@ class Evaluate:
     """The model, without a run folder."""
 
     set: tuple[str, ...] = ()
-    """Settings of the task, without a run folder, such as task.max_length=64."""
+    """Settings of the task, such as task.max_length=64; with a run folder only files: task.files.test=c.csv."""
 
     split: str | None = None
     """The split; by default the one the run evaluates on."""
@@ -87,13 +91,15 @@ class Evaluate:
 
         data = None if self.data is None else str(self.data)
         if self.folder is not None:
-            given = [f"--{name}" for name in ("task", "model", "set") if getattr(self, name)]
+            given = [f"--{name}" for name in ("task", "model") if getattr(self, name)]
+            given += ["--set"] * any(not _FILE.match(setting) for setting in self.set)
             if given:
                 raise InputError(
                     f"{self.folder}: {' and '.join(given)} would be ignored, a run folder has its own; leave out the "
                     "one or the other"
                 )
-            return load_run(self.folder, split=self.split, rows=self.rows, data=data)[1]
+            files = dict(setting.removeprefix("task.files.").split("=", 1) for setting in self.set)
+            return load_run(self.folder, split=self.split, rows=self.rows, data=data, files=files)[1]
         if self.task is None or self.model is None:
             raise InputError("name a run folder, or a model by --task and --model")
         options = {"task": self.task, "model": self.model, "data": data}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,21 @@ def _load_data(config: RunConfig, task: Task) -> Data:
 
 
 def load_run(
-    folder: Path, *, split: str | None = None, rows: int | None = None, data: str | None = None
+    folder: Path,
+    *,
+    split: str | None = None,
+    rows: int | None = None,
+    data: str | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> tuple[RunConfig, Loaded]:
     """The final model of a run with a split of its task.
+
+    Args:
+        folder: The run folder.
+        split: The split; by default the one that the run evaluates on.
+        rows: A fixed random sample of so many rows; by default what the run evaluates on.
+        data: Folder with the datasets, if it is not where the run had it.
+        files: Files of splits, beside those of the run or in their place.
 
     Raises:
         ConfigError: The folder holds no finished run, or one without weights.
@@ -112,4 +125,14 @@ def load_run(
         )
     if data is not None:
         config = dataclasses.replace(config, data=data)
-    return config, load(from_anywhere(config, folder), path=str(place.model), split=split, rows=rows)
+    there = _with_files(from_anywhere(config, folder), files or {})
+    return config, load(there, path=str(place.model), split=split, rows=rows)
+
+
+def _with_files(config: RunConfig, files: Mapping[str, str]) -> RunConfig:
+    if not files:
+        return config
+    if not hasattr(config.task, "files"):
+        raise ConfigError(f"the task {config.task.name} takes no files of your own")
+    changes: Any = {"files": {**config.task.files, **files}}
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))
