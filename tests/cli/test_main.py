@@ -123,3 +123,29 @@ def test_settings_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["method"]["rho"], shown["batch"]["size"], shown["seed"]) == (0.2, 7, 5)
     assert Train.arranged(["--output", "rho=1", "a.b=2", "--show"]) == ["--output", "rho=1", "--show", "a.b=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rho", "0.1"], "--rho: unknown option; settings of the run are written as section.option=value, such as"),
+        (["--modle=x"], "--modle: unknown option; did you mean --model?"),
+        (["--seed", "three"], "invalid literal for int() with base 10: 'three'"),
+    ],
+)
+def test_an_option_that_is_none(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(["train", "--task", "docstrings", "batch.size=7", *words])
+    except SystemExit as stopped:
+        code = stopped.code
+    shown = capsys.readouterr()
+    assert code == 2
+    assert told in " ".join((shown.err + shown.out).replace("│", " ").split())
+    assert "None" not in shown.err.split("Argument helptext")[0]
+    assert "batch.size" not in shown.err
+
+
+def test_help_does_not_offer_none_as_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "{None}" not in capsys.readouterr().out

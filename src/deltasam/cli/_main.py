@@ -103,7 +103,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
     from deltasam.plugins import PluginError
 
-    options = (tyro.conf.FlagCreatePairsOff,)  # --json, not also --no-json
+    # --json, not also --no-json; and `--seed INT`, not `--seed {None}|INT`
+    options = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
 
     try:
         kind = COMMANDS[name].load()

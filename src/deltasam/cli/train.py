@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
+from deltasam.cli._errors import InputError
 from deltasam.cli._runs import bad_input, results_table, wide_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deltasam.experiments import RunConfig
+
+_SETTINGS = "settings of the run are written as section.option=value, such as method.rho=0.02 schedule.epochs=1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,17 @@ class Train:
 
     @classmethod
     def arranged(cls, words: Sequence[str]) -> list[str]:
-        """The words with the settings last, where tyro finds them; users write them where they think of them."""
+        """The words with the settings last, where tyro finds them; users write them where they think of them.
+
+        Raises:
+            InputError: An option is unknown; tyro would count the settings after it among the unknown ones.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
+            if name not in (*known, "help"):
+                close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+                way_out = f"did you mean --{close[0]}?" if close else f"{_SETTINGS}; --show prints them all"
+                raise InputError(f"--{name}: unknown option; {way_out}")
         flags = {f"--{field.name}" for field in fields(cls) if field.type == "bool"}
         settings: list[str] = []
         others: list[str] = []

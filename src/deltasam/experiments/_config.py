@@ -6,14 +6,15 @@ import dataclasses
 import hashlib
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from deltasam.experiments._components import Plain, build, options, plain, suggest, without_later
+from deltasam.experiments._components import Plain, build, options, plain, spelled, suggest, without_later
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
@@ -99,7 +100,9 @@ class RunConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for key in given:
             if key not in known:
-                raise ConfigError(f"{key}: unknown section of a run; {suggest(str(key), known)}")
+                raise ConfigError(
+                    f"{key}: unknown section of a run; {_placed(str(key), given) or suggest(str(key), known)}"
+                )
         for key in ("task", "model"):
             if given.get(key) is None:
                 raise ConfigError(f"the run has no {key}; name it: --{key} ...")
@@ -202,6 +205,20 @@ class _Loader(yaml.SafeLoader):
 
 def _model(given: Any) -> Any:
     return {"path": given} if isinstance(given, str) else given
+
+
+def _placed(option: str, given: Mapping[str, Any]) -> str:
+    """``did you mean schedule.epochs?`` for an option without its section, or in one word with it: ``batch_size``."""
+    kinds: dict[str, type] = {"model": ModelConfig, "optimizer": Optimizer, "schedule": Schedule, "batch": Batch}
+    chosen: tuple[tuple[str, Callable[[Any], object]], ...] = (("method", to_method), ("task", to_task))
+    for section, to_part in chosen:
+        with suppress(ConfigError):  # its own mistakes are told when this one is mended
+            kinds[section] = type(to_part(given.get(section)))
+    for section, kind in kinds.items():
+        for name in (f.name for f in dataclasses.fields(kind)):
+            if spelled(option) in (spelled(name), spelled(section + name)):
+                return f"did you mean {section}.{name}?"
+    return ""
 
 
 def _section(kind: type, given: Any, where: str) -> Any:
