@@ -1,4 +1,4 @@
-"""Shards of which the user holds the exchange of gradients back, as for accumulation: FSDP's, unlike DDP's, cannot be."""
+"""Shards whose exchange of gradients is held back, as for accumulation: it is made all the same, unlike DDP's."""
 
 from __future__ import annotations
 
