@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from deltasam import SAM, Classification, Objective
 from deltasam.capture._key import objective_key
+from deltasam.objectives.regularisers import RDrop
 
 
 class Outputs:
@@ -84,6 +85,36 @@ def test_the_call_of_a_dataclass(kind: Any) -> None:
     model, batch, objective = nn.Linear(2, 3), (torch.randn(4, 2), torch.randint(3, (4,))), kind()
     known = Classification(label_smoothing=0.1 if kind is SmoothedFirst else 0.0)
     assert torch.equal(objective(model, batch), known(model, batch))
+
+
+class WeighedFirst(RDrop, nn.Module):
+    """A regulariser with a weight of its own."""
+
+    def __init__(self, objective: Any) -> None:
+        RDrop.__init__(self, objective)
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+
+class WeighedLast(nn.Module, RDrop):
+    """The other way round."""
+
+    def __init__(self, objective: Any) -> None:
+        RDrop.__init__(self, objective)
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("kind", [WeighedFirst, WeighedLast])
+def test_regularisers_keep_their_weights_beside_those_of_what_they_wrap(kind: Any) -> None:
+    regulariser, other, plain = kind(SmoothedFirst()), kind(SmoothedFirst()), kind(Classification())
+    with torch.no_grad():
+        regulariser.factor.fill_(5.0)
+        regulariser.objective.factor.fill_(7.0)
+    other.load_state_dict(regulariser.state_dict())
+    assert (other.factor.item(), other.objective.factor.item()) == (5, 7)
+    plain.load_state_dict({})  # of a checkpoint without
+    assert plain.factor.item() == 2
+    model, batch = nn.Linear(2, 3), (torch.randn(4, 2), torch.randint(3, (4,)))
+    assert plain(model, batch).shape == (4,)
 
 
 def test_what_a_class_defines_itself_stays() -> None:

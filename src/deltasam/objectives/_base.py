@@ -104,10 +104,10 @@ class Objective(ABC):
 
 def _be_both(kind: type) -> None:
     """Takes from each base what is its business, unless the class has its own, and initialises the module."""
-    passed_over = {"__call__": nn.Module, "forward": nn.Module, "state_dict": Objective, "load_state_dict": Objective}
-    for name, base in passed_over.items():
-        bases = (each for each in kind.__mro__ if each is not base and name in vars(each))
-        setattr(kind, name, vars(next(bases))[name])
+    own = [each for each in kind.__mro__ if each not in (Objective, nn.Module)]
+    for base, names in ((Objective, ("__call__", "forward")), (nn.Module, ("state_dict", "load_state_dict"))):
+        for name in names:
+            setattr(kind, name, next(vars(each)[name] for each in (*own, base) if name in vars(each)))
     kind.__new__ = _new_module  # type: ignore[assignment, method-assign]
 
 

@@ -71,14 +71,19 @@ class Wrapper(Objective):
         self.objective.prepare(model)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the wrapped objective, under ``objective``, and of this one; empty if neither has any."""
-        inner = self.objective.state_dict()
-        return {**({"objective": inner} if inner else {}), **self._own_state()}
+        """State of the wrapped objective, under ``objective``, and of this one; empty if neither has any.
+
+        The weights of one that is a module too are under ``module``.
+        """
+        parts = {"objective": self.objective.state_dict(), "module": _weights(self)}
+        return {**{name: part for name, part in parts.items() if part}, **self._own_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave."""
         own = {key: value for key, value in state.items() if key != "objective"}
         load_objective(self.objective, state.get("objective", {}))
+        if isinstance(self, nn.Module) and "module" in own:
+            nn.Module.load_state_dict(self, own.pop("module"))
         self._load_own_state(own)
 
     def _own_state(self) -> dict[str, Any]:
@@ -86,6 +91,10 @@ class Wrapper(Objective):
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
         Objective.load_state_dict(self, state)
+
+
+def _weights(objective: Any) -> dict[str, Any]:
+    return dict(nn.Module.state_dict(objective)) if isinstance(objective, nn.Module) else {}
 
 
 @dataclass(frozen=True)
