@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import re
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
+
 import deltasam
 
 project = "deltasam"
@@ -13,7 +22,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_design",
@@ -22,6 +30,7 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"deltasam {version}"
+html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 
@@ -38,3 +47,32 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Relations", "notes_style"), ("Cost", "notes_style")]
 # Attributes of a dataclass are listed with their meaning once, as variables of the class, not again one by one.
 napoleon_use_ivar = True
+
+_BAR = re.compile(r"<mo[^>]*>([|‖])</mo>")  # a bar of a norm is as high as its letters, and close to them
+
+
+def _formula(node: nodes.Element, *, block: bool) -> str:
+    """MathML, which browsers show by themselves: the pages need neither a script nor a network."""
+    text = node.astext()
+    known = text.replace(r"\textstyle\sum", r"{\textstyle\sum}").replace(r"\big|", "|")  # what docutils does not read
+    try:
+        found = tex2mathml(known, as_block=block)
+    except MathError as error:
+        logging.getLogger(__name__).warning("%s: %s", error, text, location=node)
+        return f"<code>{html.escape(text)}</code>"
+    return _BAR.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', found)
+
+
+def _inline(page: Any, node: nodes.math) -> None:
+    page.body.append(_formula(node, block=False))
+    raise nodes.SkipNode
+
+
+def _block(page: Any, node: nodes.math_block) -> None:
+    page.body.append(f'<div class="math">{_formula(node, block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> None:
+    """Formulas without MathJax."""
+    app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
