@@ -167,6 +167,17 @@ def test_a_run_is_evaluated_on_a_file_it_did_not_have(
     assert (found["rows"], Path(found["origin"]).name) == (2, "later.csv")
 
 
+def test_under_torchrun_the_first_process_speaks_for_all(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--config", str(runs / "my/erm/config.yaml"), "--output", str(runs / "my/erm")]
+    for rank, speaks in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        assert main(words) == 0
+        shown = capsys.readouterr()
+        assert bool(shown.out + shown.err) == speaks
+
+
 @pytest.mark.parametrize("command", [["report"], ["table", "glue", "--format", "csv"]])
 def test_a_page_or_table_that_cannot_be_written_is_told_in_one_line(
     runs: Path, capsys: pytest.CaptureFixture[str], command: list[str]

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from deltasam.cli import main
+from deltasam.tasks import TASKS, SentenceTask
 from helpers.pretrained import bart_folder, bert_folder
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -241,12 +242,15 @@ def test_folder_of_another_run(bert: Path, tmp_path: Path, capsys: pytest.Captur
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = SentenceTask(name="mine", text=("text",), label="label", files={"train": "a.csv", "validation": "b.csv"})
+    monkeypatch.setitem(TASKS, "mine", mine)
     assert main(["list", "tasks"]) == 0
     assert main(["list", "presets", "glue/bert-base"]) == 0
     assert main(["list", "presets", "--names"]) == 0
     printed = capsys.readouterr().out
     assert "docstrings" in printed
+    assert "a.csv, b.csv" in printed
     assert "summarization/bart-large/delta-sam" in printed
     assert main(["list", "presets", "nothing"]) == 2
 

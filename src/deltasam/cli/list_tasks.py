@@ -27,6 +27,8 @@ class ListTasks:
                 data = "sentences of STS-B; STS12-16, STS-B, SICK-R"
             elif not hasattr(task, "files"):
                 data = "in a module of your own"
+            elif task.files:
+                data = ", ".join(task.files.values())
             else:
                 data = hub or "your own files: task.files.train=..., and the names of the columns"
             shown = task.metrics if len(task.metrics) < 4 else (task.metrics[0], "...")

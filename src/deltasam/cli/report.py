@@ -46,4 +46,5 @@ class ReportCommand:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
         self.output.write_text(page, encoding="utf-8", errors="replace")
-        print(f"{counted(len(runs.finished), 'run')}, {len(page) / 1e6:.1f} MB: {self.output}")
+        size = f"{len(page) / 1e6:.1f} MB" if len(page) > 1e6 else f"{len(page) / 1e3:.0f} kB"
+        print(f"{counted(len(runs.finished), 'run')}, {size}: {self.output}")

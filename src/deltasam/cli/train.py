@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,6 +117,9 @@ class Train:
         folder = self.output or Path("runs") / config.run_name
         known = RunFolder(folder).finished(config) is not None
         quiet()
+        if int(os.environ.get("RANK", "0")):  # under torchrun the first process speaks for all
+            run(config, folder, tensorboard=self.tensorboard)
+            return
         with bar(config.run_name.rpartition("-")[0]) as watch:
             result = run(config, folder, watch=watch, tensorboard=self.tensorboard)
         console = wide_console()
