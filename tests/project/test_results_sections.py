@@ -111,12 +111,45 @@ def test_larger_tasks_at_the_radius_chosen_on_them(tmp_path: Path) -> None:
     assert cells(text, "SAM")[2][1].startswith("71.0 [")
     assert cells(text, "SAM - ERM")[0][1].startswith("1.00 [1.00, 1.00] (n = 3")
     assert "R3F" not in text, "nothing of it was chosen"
+    assert cells(text, "SAM")[3][1] == "-1.00 [-1.00, -1.00]", "by the three seeds that both settings have"
+    assert "Mean over the choices that differ (1): -1.0 points." in text
     # The section at one setting has neither the runs that chose nor those at what was chosen.
     at_one = script("glue")["larger_section"](tmp_path)
     assert cells(at_one, "SAM")[0][1].startswith("72.0 [")
     assert "3 seeds." in at_one
     page = script("page")["page"](tmp_path)
     assert "## The radius, chosen on the larger tasks" in page
+
+
+def test_a_choice_that_is_the_one_setting_gave_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "minilm"
+    for seed in (1, 2):
+        write_run(folder, "rte", seed=seed, metrics={"accuracy": 0.5})
+        write_run(folder, "rte", {"name": "SAM", "rho": 0.01}, seed=seed, metrics={"accuracy": 0.6})
+    for rho, score in ((0.01, 0.65), (0.02, 0.6)):
+        method = {"name": "SAM", "rho": rho}
+        write_run(folder, "rte", method, seed=101, metrics={"accuracy": score}, split="train[90%:]")
+    text = script("chosen")["second_encoder_section"](tmp_path)
+    assert cells(text, "SAM - ERM")[0][1].startswith("10.00 ")
+    assert "What the choice gave" not in text
+
+
+def test_a_choice_counts_where_both_settings_were_run(tmp_path: Path) -> None:
+    folder = tmp_path / "minilm"
+    scores = {("rte", 0.01): 0.6, ("rte", 0.02): 0.62, ("cola", 0.02): 0.3, ("mrpc", 0.01): 0.8}
+    for (task, rho), score in scores.items():
+        metrics = {"matthews" if task == "cola" else "accuracy": score}
+        method = {"name": "SAM", "rho": rho}
+        for seed in (1, 2):
+            write_run(folder, task, method, seed=seed, metrics=metrics)
+        # On MRPC the one setting is chosen, on the others the larger one.
+        best = 0.01 if task == "mrpc" else 0.02
+        write_run(folder, task, {"name": "SAM", "rho": best}, seed=101, metrics=metrics, split="train[90%:]")
+    for task in ("rte", "cola", "mrpc"):
+        write_run(folder, task, seed=1, metrics={"matthews" if task == "cola" else "accuracy": 0.2})
+    text = script("chosen")["second_encoder_section"](tmp_path)
+    assert cells(text, "SAM")[-1] == ["SAM", "=", "2.00 [2.00, 2.00]", "-"]
+    assert "Mean over the choices that differ (1): 2.0 points." in text
 
 
 def test_all_tasks_together_count_the_same(tmp_path: Path) -> None:
@@ -137,6 +170,43 @@ def test_all_tasks_together_count_the_same(tmp_path: Path) -> None:
     drawn = script("pooled")["plots"](tmp_path)["pooled.svg"]
     assert "SAM - ERM, all tasks: 1.00 [1.00, 1.00]" in drawn
     assert "SAM - ERM, without CoLA: -0.50 [-0.50, -0.50]" in drawn
+
+
+def test_all_tasks_together_at_the_radius_that_each_chose(tmp_path: Path) -> None:
+    tasks = {"rte": "glue", "mrpc": "glue", "qnli": "glue-larger", "mnli": "glue-larger"}
+    for task, folder in tasks.items():
+        for seed in (1, 2, 3):
+            write_run(tmp_path / folder, task, seed=seed, metrics={"accuracy": 0.5})
+            write_run(tmp_path / folder, task, regularisers=({"name": "RDrop"},), seed=seed, metrics={"accuracy": 0.6})
+            write_run(tmp_path / folder, task, {"name": "SAM", "rho": 0.01}, seed=seed, metrics={"accuracy": 0.54})
+    pooled = script("pooled")["pooled_section"]
+    assert "### With the radius chosen on every task" not in pooled(tmp_path)
+    for task in ("qnli", "mnli"):
+        chosen = {"name": "SAM", "rho": 0.02}
+        write_run(tmp_path / "glue-larger", task, chosen, seed=101, metrics={"accuracy": 0.7}, split="train[90%:]")
+        for seed in (1, 2, 3):
+            write_run(tmp_path / "glue-larger", task, chosen, seed=seed, metrics={"accuracy": 0.5})
+    text = pooled(tmp_path)
+    at_one, each = cells(text, "SAM - ERM")
+    assert at_one[2].startswith("4.00 [4.00, 4.00]")
+    # 4 and 4 points, then 0 and 0; six pairs that differ, all of one sign: 2 / 2^6.
+    assert each[1:3] == ["4", "2.00 [2.00, 2.00] (p = 0.031)"]
+    assert len(cells(text, "R-Drop - ERM")) == 1, "it has no radius"
+    assert "second encoder" not in text
+
+
+def test_all_tasks_of_the_second_encoder_together(tmp_path: Path) -> None:
+    for task, gain in (("rte", 0.02), ("mrpc", 0.04), ("cola", 0.12)):
+        metric = "matthews" if task == "cola" else "accuracy"
+        for folder, sign in (("glue", 1), ("minilm", -1)):
+            for seed in (1, 2):
+                write_run(tmp_path / folder, task, seed=seed, metrics={metric: 0.5})
+                method = {"name": "SAM", "rho": 0.01}
+                write_run(tmp_path / folder, task, method, seed=seed, metrics={metric: 0.5 + sign * gain})
+    first, second = cells(script("pooled")["pooled_section"](tmp_path), "SAM - ERM")
+    assert [each.split(" (")[0] for each in first[2:4]] == ["6.00 [6.00, 6.00]", "3.00 [3.00, 3.00]"]
+    assert [each.split(" (")[0] for each in second[2:4]] == ["-6.00 [-6.00, -6.00]", "-3.00 [-3.00, -3.00]"]
+    assert second[4] == "0 of 3"
 
 
 def test_the_second_encoder_is_compared_with_its_own_plain_training(tmp_path: Path) -> None:
