@@ -38,6 +38,7 @@ def page(results: Path = RESULTS) -> str:
         (part("weights")["weights_section"](results), ""),
         (part("weights_second")["second_task_section"](results), text["SECOND_TASK_READING"]),
         (part("labels")["labels_section"](results), text["LABELS_READING"]),
+        (part("eta")["eta_section"](results), text["ETA_READING"]),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),
         (part("radius")["radius_section"](results), text["RADIUS_READING"]),

@@ -112,6 +112,14 @@ of the theory, lean the other way and gain little. The control for the guess tha
 with Eq. 5, and the rest could be chance (below). One encoder, one seed of the models measured here.
 """
 
+ETA_READING = """\
+**No, so it is not tuned on this page.** At rho = 0.01, which most tasks choose, nearly all denominators are at the
+floor at the smallest eta already, and the weights are those of the second difference alone. At 0.05 a third to
+two thirds are, and a larger eta still leaves the update where it is, but for a few hundredths. The probes move the loss so little
+because a random direction of norm rho has hardly any of it along the gradient; the first difference shrinks with the
+square root of the number of parameters, so with larger models even more are at the floor.
+"""
+
 GLUE_READING = """### What GLUE says
 
 Tuned on training data, the sharpness-aware methods are about as good as plain training or a little better. On STS-B
@@ -166,7 +174,7 @@ development sets. What looks like delta-SAM's gain over SAM on MRPC (1.3 [0.6, 1
 LARGER_CHOSEN_READING = """### What it says
 
 **Two seeds on 900 rows cannot choose a radius.** FreeLB's steps they can tell apart, and on SST-2, where a tenth of
-the rows is 6,735, every method keeps the smallest. On QNLI all radii of a method are within half a point of each other;
+the rows is 6,735, every method keeps the smallest. On QNLI all radii of a method are within half a point of another;
 SAM and delta-SAM take the largest, which costs 2.0 [1.7, 2.4] and 1.25 [1.02, 1.50] on the 5,463 rows of the
 development set. That delta-SAM and the exact perturbation are above SAM on QNLI then (0.7 [0.6, 0.8] and
 0.9 [0.8, 1.3]) is how they bear a radius that is too large, as on CoLA; at the small radii neither is.
@@ -236,6 +244,7 @@ MISSING = """\
 - The weights: other seeds and larger models; larger probes, several draws and more rows on more than one model on MRPC
   (`python benchmarks/weights_run.py --device cuda` makes all of them).
 - Radii below the paper's grid on other tasks than CoLA.
-- The larger tasks on the second encoder; the paper's own encoders, BERT-base and RoBERTa-large.
+- The second encoder: the larger tasks, FreeLB, SMART and R3F, delta-SAM's other weights, more than five seeds.
+- The paper's own encoders, BERT-base and RoBERTa-large.
 - How long the larger tasks take."""
 """What is missing beside the sweeps, whose missing runs are counted."""

@@ -117,10 +117,40 @@ def test_weights_by_label_tells_the_labels_apart() -> None:
     batches = [{"x": torch.randn(8, 4), "labels": torch.arange(8) % 2} for _ in range(3)]
     found = script["measure"](
         model, batches, lambda model, b: cross_entropy(model(b["x"]), b["labels"], reduction="none")
-    )
+    )["weightings"]
     assert set(found) == set(script["WEIGHTINGS"])
     for lines in found.values():
         assert len(lines["with_loss"]) == 3
         assert all(-1 <= value <= 1 for value in lines["with_loss"])
         for one, other in zip(lines["by_label"]["0"], lines["by_label"]["1"], strict=True):
             assert (one + other) / 2 == pytest.approx(1)  # half of the batch each, and the mean weight is 1
+
+
+def test_eta_is_reached_as_the_differences_say() -> None:
+    script = runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_eta.py"), run_name="weights_eta")
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1, bias=False).double()
+    x = torch.tensor([1e-3, 2e-3, 3e-2, 1.0], dtype=torch.float64)
+    found = script["measure"](model, [{"x": x}], lambda model, b: (model(b["x"][:, None])[:, 0] - 1) ** 2 / 2)["eta"]
+    # One weight, so r is rho or -rho, and with e = w x - 1 the first difference of (w x - 1)^2 / 2 is 2 rho |e x|.
+    errors = (model.weight.detach()[0, 0] * x - 1).abs()
+    for rho, lines in found.items():
+        difference = 2 * float(rho) * errors * x
+        for eta, line in lines.items():
+            assert line["floor"] == [pytest.approx(float((difference < float(eta)).double().mean()))]
+            assert line["cosine"] == [pytest.approx(1)], "of one weight"
+    shares = [line["floor"][0] for lines in found.values() for line in lines.values()]
+    assert len(set(shares)) > 1
+
+
+def test_a_larger_eta_turns_the_update() -> None:
+    script = runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_eta.py"), run_name="weights_eta")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    batches = [{"x": torch.randn(8, 4).double(), "labels": torch.arange(8) % 2} for _ in range(2)]
+    found = script["measure"](
+        model, batches, lambda model, b: cross_entropy(model(b["x"]), b["labels"], reduction="none")
+    )["eta"]
+    assert found["0.01"]["0.0001"]["cosine"] == pytest.approx([1, 1])
+    assert 0 < min(found["0.01"]["0.001"]["cosine"]) < 1 - 1e-9
+    assert all(p.grad is None for p in model.parameters())

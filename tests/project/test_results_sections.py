@@ -235,6 +235,33 @@ def test_labels_have_a_row_for_every_weighting_and_model(tmp_path: Path) -> None
     assert "commit 0123456" in text
 
 
+def test_eta_has_a_row_for_every_model_and_radius(tmp_path: Path) -> None:
+    folder = tmp_path / "weights-eta"
+    folder.mkdir()
+    for task, label, updates in (
+        ("cola", "erm-20", 20),
+        ("mrpc", "erm-60", 60),
+        ("mrpc", "sam-9", 9),
+        ("mrpc", "erm-9", 9),
+    ):
+        lines = {
+            "0.0001": {"floor": [0.5, 0.75], "cosine": [1.0, 1.0]},
+            "0.001": {"floor": [1.0, 1.0], "cosine": [0.9, 0.9]},
+        }
+        record = {
+            "task": task, "updates": updates, "rows": 64, "batch": 32, "device": "cpu, 2 threads",
+            "commit": "0123456789", "eta": {"0.01": lines, "0.05": lines},
+        }  # fmt: skip
+        (folder / f"{task}-{label}.json").write_text(json.dumps(record))
+    text = script("eta")["eta_section"](tmp_path)
+    assert [row[1:3] for row in cells(text, "MRPC")] == [["9", "0.01"], ["9", "0.05"], ["60", "0.01"], ["60", "0.05"]]
+    assert cells(text, "CoLA")[0][3:] == ["0.62 [0.50, 0.75]", "1.00 [1.00, 1.00]", "0.900 [0.900, 0.900]"]
+    assert text.index("MRPC") < text.index("CoLA"), "as the page has its tasks"
+    assert "eta = 0.0001 | eta = 0.001 |" in text
+    assert "float32, cpu, commit 0123456" in text
+    assert "--sweep configs/sweeps/evidence/weights-cola.yaml" in text
+
+
 def test_sts_shows_the_chosen_radius_beside_the_paper(tmp_path: Path) -> None:
     sets = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
 
