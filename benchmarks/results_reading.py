@@ -114,10 +114,10 @@ with Eq. 5, and the rest could be chance (below). One encoder, one seed of the m
 
 ETA_READING = """\
 **No, so it is not tuned on this page.** At rho = 0.01, which most tasks choose, nearly all denominators are at the
-floor at the smallest eta already, and the weights are those of the second difference alone. At 0.05 a third to
-two thirds are, and a larger eta still leaves the update where it is, but for a few hundredths. The probes move the loss so little
-because a random direction of norm rho has hardly any of it along the gradient; the first difference shrinks with the
-square root of the number of parameters, so with larger models even more are at the floor.
+floor at the smallest eta already, and the weights are those of the second difference alone. At 0.05 a third to two
+thirds are, and a larger eta still leaves the update where it is, but for a few hundredths. The probes move the
+loss so little because a random direction of norm rho has hardly any of it along the gradient; the first difference
+shrinks with the square root of the number of parameters, so with larger models even more are at the floor.
 """
 
 GLUE_READING = """### What GLUE says
