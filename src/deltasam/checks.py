@@ -137,7 +137,7 @@ def require_apart(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None
     """
     seen: dict[int, Tensor] = {}
     for p in params:
-        if type(p) not in (nn.Parameter, Tensor):  # others need not have memory
+        if type(p) not in (nn.Parameter, Tensor) or p.layout is not torch.strided:  # others need not have memory
             continue
         first = seen.setdefault(p.data_ptr(), p)
         if first is not p and p.numel() and _memory(p) == _memory(first) != 0:  # what is empty or meta lies at 0

@@ -97,3 +97,17 @@ def test_a_view_that_begins_where_another_parameter_does() -> None:
     params = {"whole": nn.Parameter(flat), "part": nn.Parameter(flat[:4].view(2, 2))}
     with pytest.raises(ValueError, match="'whole' and 'part'"):
         require_apart(params.values(), params)
+
+
+def test_parameters_without_memory_of_their_own_are_let_through() -> None:
+    """As sparse ones are, which have indices and values."""
+
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.head = nn.Parameter(torch.eye(3).to_sparse()), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.mix, self.head(x).T).T
+
+    assert SAM().backward(Sparse(), torch.randn(4, 3), objective).perturbed_losses is not None

@@ -103,7 +103,10 @@ class WeighedLast(nn.Module, RDrop):
         self.factor = nn.Parameter(torch.tensor(2.0))
 
 
-@pytest.mark.parametrize("kind", [WeighedFirst, WeighedLast])
+REGULARISERS = [WeighedFirst, WeighedLast]
+
+
+@pytest.mark.parametrize("kind", REGULARISERS)
 def test_regularisers_keep_their_weights_beside_those_of_what_they_wrap(kind: Any) -> None:
     regulariser, other, plain = kind(SmoothedFirst()), kind(SmoothedFirst()), kind(Classification())
     with torch.no_grad():
@@ -117,10 +120,34 @@ def test_regularisers_keep_their_weights_beside_those_of_what_they_wrap(kind: An
     assert plain(model, batch).shape == (4,)
 
 
+@pytest.mark.parametrize("make", [*KINDS, *(lambda kind=kind: kind(Classification()) for kind in REGULARISERS)])
+def test_as_parts_of_a_module_each_has_its_weights(make: Any) -> None:
+    """Two with the same fields are two: modules that are equal would be taken for one."""
+    both = nn.ModuleList([make(), make()])
+    assert [name for name, _ in both.named_parameters()] == ["0.factor", "1.factor"]
+    with torch.no_grad():
+        both[1].factor.fill_(5.0)
+    saved = both.state_dict()
+    assert {name: value.item() for name, value in saved.items()} == {"0.factor": 2, "1.factor": 5}
+    again = nn.ModuleList([make(), make()])
+    again.load_state_dict(saved)
+    assert again[1].factor.item() == 5
+
+
 def test_what_a_class_defines_itself_stays() -> None:
     class Own(ObjectiveFirst):
         def __call__(self, model: nn.Module, batch: Any) -> Tensor:
             return torch.ones(3)
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            made = super().__new__(cls)
+            made.mark = "mine"
+            return made
+
+        def __eq__(self, other: object) -> bool:
+            return type(self) is type(other)
+
+        __hash__ = ObjectiveFirst.__hash__
 
         def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
             return {"mine": 1}
@@ -131,6 +158,8 @@ def test_what_a_class_defines_itself_stays() -> None:
     for kind in (Own, Inherits):
         assert kind()(nn.Linear(2, 1), torch.randn(3, 2)).tolist() == [1, 1, 1]
         assert kind().state_dict() == {"mine": 1}
+        assert kind().mark == "mine"
+        assert kind() == kind()
 
 
 def test_outputs_are_still_asked_for() -> None:

@@ -103,12 +103,22 @@ class Objective(ABC):
 
 
 def _be_both(kind: type) -> None:
-    """Takes from each base what is its business, unless the class has its own, and initialises the module."""
+    """Takes from each base what is its business, unless the class has its own, and initialises the module.
+
+    Such an objective is equal to itself alone, as a module is, and not to all with the same fields, as a dataclass is:
+    of equal modules inside another one torch finds the weights of the first only.
+    """
     own = [each for each in kind.__mro__ if each not in (Objective, nn.Module)]
-    for base, names in ((Objective, ("__call__", "forward")), (nn.Module, ("state_dict", "load_state_dict"))):
+    modules = [each for each in own if issubclass(each, nn.Module)]
+    for base, names, among in (
+        (Objective, ("__call__", "forward"), own),
+        (nn.Module, ("state_dict", "load_state_dict"), own),
+        (object, ("__eq__", "__hash__"), modules),
+    ):
         for name in names:
-            setattr(kind, name, next(vars(each)[name] for each in (*own, base) if name in vars(each)))
-    kind.__new__ = _new_module  # type: ignore[assignment, method-assign]
+            setattr(kind, name, next(vars(each)[name] for each in (*among, base) if name in vars(each)))
+    if not any("__new__" in vars(each) for each in modules):
+        kind.__new__ = _new_module  # type: ignore[assignment, method-assign]
 
 
 def _new_module(kind: Any, *args: Any, **kwargs: Any) -> Any:

@@ -70,11 +70,16 @@ class Wrapper(Objective):
         """Prepares the wrapped objective for a step."""
         self.objective.prepare(model)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, **place: Any) -> dict[str, Any]:
         """State of the wrapped objective, under ``objective``, and of this one; empty if neither has any.
 
         The weights of one that is a module too are under ``module``.
+
+        Args:
+            **place: Where to put the weights, from a module that this one is a part of; it asks for nothing else.
         """
+        if place:
+            return _weights(self, **place)
         parts = {"objective": self.objective.state_dict(), "module": _weights(self)}
         return {**{name: part for name, part in parts.items() if part}, **self._own_state()}
 
@@ -82,8 +87,9 @@ class Wrapper(Objective):
         """Takes back what :meth:`state_dict` gave."""
         own = {key: value for key, value in state.items() if key != "objective"}
         load_objective(self.objective, state.get("objective", {}))
-        if isinstance(self, nn.Module) and "module" in own:
-            nn.Module.load_state_dict(self, own.pop("module"))
+        this: Any = self  # it may be a module too
+        if isinstance(this, nn.Module) and "module" in own:
+            nn.Module.load_state_dict(this, own.pop("module"))
         self._load_own_state(own)
 
     def _own_state(self) -> dict[str, Any]:
@@ -93,8 +99,8 @@ class Wrapper(Objective):
         Objective.load_state_dict(self, state)
 
 
-def _weights(objective: Any) -> dict[str, Any]:
-    return dict(nn.Module.state_dict(objective)) if isinstance(objective, nn.Module) else {}
+def _weights(objective: Any, **place: Any) -> dict[str, Any]:
+    return dict(nn.Module.state_dict(objective, **place)) if isinstance(objective, nn.Module) else {}
 
 
 @dataclass(frozen=True)
