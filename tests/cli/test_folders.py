@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from deltasam.cli import main
 from deltasam.experiments import RunConfig, run
 from helpers.pretrained import bert_folder
+from helpers.results import write_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning"),
@@ -221,3 +222,18 @@ def test_brackets_in_a_path_are_no_styles(made: Path, tmp_path: Path, capsys: py
     words = ["--task", "classification", "--model", str(folder / "model"), "--set", *files]
     assert main(["evaluate", *words]) == 0
     assert f"8 rows of {folder}/rows.csv" in capsys.readouterr().out
+
+
+def test_a_table_without_a_run_of_its_own_says_where_the_runs_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", "glue", str(tmp_path)]) == 0
+    assert "deltasam report" not in capsys.readouterr().out, "nothing to show"
+    for seed in (1, 2):
+        write_run(tmp_path, "reviews", seed=seed, metrics={"accuracy": 0.5})
+    assert main(["table", "glue", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"- None of the 2 finished runs (reviews) is of this table; see them by: deltasam report {tmp_path}" in told
+    write_run(tmp_path, "rte", seed=1, metrics={"accuracy": 0.5})
+    assert main(["table", "glue", str(tmp_path)]) == 0
+    assert "deltasam report" not in capsys.readouterr().out

@@ -13,7 +13,7 @@ from deltasam.cli._errors import InputError
 from deltasam.cli._runs import wide_console
 
 if TYPE_CHECKING:
-    from deltasam.report import Runs
+    from deltasam.report import Runs, Table
 
 Which = Literal["glue", "sts", "summarization", "adversarial-risk", "hyperparameters", "running-time"]
 
@@ -87,6 +87,7 @@ class TableCommand:
             console.print(to_terminal(table, spread=self.spread, paper=paper))
             for note in table_notes(table):
                 console.print(f"- {note}", highlight=False)
+            console.print(self._elsewhere(runs, table), highlight=False, markup=False, end="")
             return
         if self.format == "csv":
             text = to_csv(table)
@@ -99,6 +100,17 @@ class TableCommand:
         else:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             self.output.write_text(text, encoding="utf-8")
+
+    def _elsewhere(self, runs: Runs, table: Table) -> str:
+        """Where to see the runs, if there are some and none is in the table."""
+        from deltasam.report._names import counted
+
+        if not runs.finished or any(cell.values for row in table.rows for cell in row.cells.values()):
+            return ""
+        tasks = ", ".join(sorted({run.task for run in runs.finished}))
+        there = f"{counted(len(runs.finished), 'finished run')} ({tasks})"
+        folders = " ".join(map(str, self.folders))
+        return f"- None of the {there} is of this table; see them by: deltasam report {folders}\n"
 
     def _measure(self, runs: Runs) -> None:
         """Measures what is missing. A run that cannot be measured is told of, and costs the others nothing."""
