@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra sts)")
 
@@ -19,6 +19,8 @@ from sentence_transformers.models import BoW
 from deltasam.integrations import SentenceTransformerMethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM
 from deltasam.objectives import Contrastive
+from deltasam.objectives.regularisers import EmbeddingNoise
+from deltasam.objectives.regularisers._layers import innermost
 from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "big", "small", "mat", "tree"]
@@ -187,3 +189,28 @@ def test_an_objective_that_is_put_in_afterwards_takes_the_two_columns(tmp_path: 
         trainer.train()
         ends.append({**weights(model), "loss": torch.tensor(trainer.evaluate()["eval_loss"])})
     assert_same_bits(*ends)
+
+
+class Tempered(Contrastive, nn.Module):
+    """One with a weight, and arguments of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(temperature=0.05)
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        return self.factor * super().losses(outputs, batch)
+
+
+@pytest.mark.parametrize("noisy", [False, True], ids=["alone", "inside a regulariser"])
+def test_a_contrastive_objective_keeps_its_weights(noisy: bool, tmp_path: Path) -> None:
+    model, own = encoder(), Tempered()
+    given = EmbeddingNoise(own) if noisy else own
+    sgd = torch.optim.SGD([*model.parameters(), own.factor], lr=1e-2)
+    common = {"model": model, "args": options(tmp_path), "train_dataset": pairs(), "optimizers": (sgd, None)}
+    trainer = SentenceTransformerMethodTrainer(**common, method=SAM(), objective=given)
+    assert innermost(trainer.objective).factor is own.factor
+    assert own.predict is None, "the objective that was given is left alone"
+    if not noisy:  # a bag of words has no embeddings
+        trainer.train()
+        assert own.factor.item() != 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from copy import copy
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -92,13 +93,20 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
 def _with_embeddings(objective: Any) -> Any:
     """The objective (or what it wraps) calling the model as a sentence transformer is called."""
     if isinstance(objective, Contrastive):
-        return objective if objective.predict is not None else replace(objective, predict=_embeddings)
+        return objective if objective.predict is not None else _changed(objective, "predict", _embeddings)
     inner = _with_embeddings(objective.objective)
     if not is_dataclass(objective):
         raise TypeError(
             f"objective={objective!r} wraps Contrastive and is no dataclass: give Contrastive(predict=...)"
         )
-    return replace(objective, objective=inner)  # type: ignore[type-var]
+    return _changed(objective, "objective", inner)
+
+
+def _changed(objective: Any, name: str, value: Any) -> Any:
+    """A copy with another value in a field, and the same weights, which dataclasses.replace would make anew."""
+    made = copy(objective)
+    object.__setattr__(made, name, value)  # dataclasses of this package are frozen
+    return made
 
 
 def _embeddings(model: nn.Module, view: Mapping[str, Any]) -> Tensor:
