@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -126,43 +126,51 @@ def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
             )
 
 
-def require_apart(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
+def require_apart(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
     """Refuses parameters that share their memory: what moves one would move, or would not move, the other.
 
     Two that overlap are noticed where they begin at the same place, as after ``b.data = a.data``, or a whole and its
     first part. Views into one buffer that do not overlap are let through, and so are shards, whose memory is FSDP's.
 
+    Args:
+        params: What is to be moved.
+        named: Those, and what is to stay, with their names.
+
     Raises:
-        ValueError: Two of them begin at the same place.
+        ValueError: Something that is to be moved begins at the same place as another one.
     """
-    seen: dict[int, Tensor] = {}
+    moved: dict[int, Tensor] = {}
     for p in params:
-        if type(p) not in (nn.Parameter, Tensor) or p.layout is not torch.strided:  # others need not have memory
-            continue
-        first = seen.setdefault(p.data_ptr(), p)
-        if first is not p and p.numel() and _memory(p) == _memory(first) != 0:  # what is empty or meta lies at 0
-            one, other = (next((name for name, each in named.items() if each is t), "?") for t in (first, p))
-            raise ValueError(
-                f"the parameters {one!r} and {other!r} share their memory (.data), and each would be perturbed by its "
-                f"own gradient: tie the parameters themselves, model.{other} = model.{one}, give one of them memory "
-                "of its own, p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
-            )
+        if (place := _place(p)) and (first := moved.setdefault(place, p)) is not p:
+            raise _shared(first, p, named)
+    for p in named.values() if len(named) > len(params) else ():
+        if (place := _place(p)) and (first := moved.get(place, p)) is not p:
+            raise _shared(first, p, named)
 
 
-def check_move(params: Sequence[Tensor], named: Mapping[str, Tensor]) -> None:
+def _place(p: Tensor) -> int:
+    """Where its memory begins; 0 if it has none (empty, meta) or not its own (shards, sparse ones)."""
+    return p.data_ptr() if type(p) in (nn.Parameter, Tensor) and p.layout is torch.strided else 0
+
+
+def _shared(first: Tensor, second: Tensor, named: Mapping[str, Tensor]) -> ValueError:
+    one, other = (next((name for name, each in named.items() if each is t), "?") for t in (first, second))
+    return ValueError(
+        f"the parameters {one!r} and {other!r} share their memory (.data), and each would be perturbed by its own "
+        f"gradient: tie the parameters themselves, model.{other} = model.{one}, give one of them memory of its own, "
+        "p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
+    )
+
+
+def check_move(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
     """Refuses parameters that cannot be moved: complex ones, and those that share their memory.
 
     Args:
         params: What is to be moved.
-        named: Names for the error.
+        named: Those, and what is to stay, with their names.
     """
     require_real(params, named)
     require_apart(params, named)
-
-
-def _memory(tensor: Tensor) -> int:
-    """Where the storage begins."""
-    return tensor.untyped_storage().data_ptr()
 
 
 def say_if_changed(batch: Any, before: list[int]) -> None:

@@ -76,6 +76,12 @@ def test_what_stays_at_w_may_share(method: Method) -> None:
     assert model.table.weight.grad is not None
 
 
+@pytest.mark.parametrize("left", ["table.weight", "head.weight"])
+def test_one_that_is_left_out_would_be_moved_with_the_other(left: str) -> None:
+    with pytest.raises(ValueError, match=r"share their memory.*leave both out"):
+        SAM(params=lambda name, p: name != left).backward(Tied(), IDS, objective)
+
+
 def test_tied_as_parameters_they_are_one() -> None:
     model = Tied()
     model.head.weight = model.table.weight
