@@ -129,6 +129,7 @@ def test_settings_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["--rho", "0.1"], "--rho: unknown option; settings of the run are written as section.option=value, such as"),
+        (["--settings", "seed=1"], "--settings: unknown option; settings of the run are written as"),
         (["--modle=x"], "--modle: unknown option; did you mean --model?"),
         (["--seed", "three"], "invalid literal for int() with base 10: 'three'"),
     ],
@@ -149,3 +150,10 @@ def test_help_does_not_offer_none_as_a_value(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     assert "{None}" not in capsys.readouterr().out
+
+
+def test_completion_for_a_shell_is_tyros_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--tyro-print-completion", "bash"])
+    assert not stopped.value.code
+    assert "--preset" in capsys.readouterr().out

@@ -76,9 +76,9 @@ class Train:
         Raises:
             InputError: An option is unknown; tyro would count the settings after it among the unknown ones.
         """
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in fields(cls) if field.name != "settings"]
         for name in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
-            if name not in (*known, "help"):
+            if name not in (*known, "help") and not name.startswith("tyro-"):
                 close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
                 way_out = f"did you mean --{close[0]}?" if close else f"{_SETTINGS}; --show prints them all"
                 raise InputError(f"--{name}: unknown option; {way_out}")
