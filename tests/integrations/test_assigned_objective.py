@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import TrainerCallback
 from deltasam.integrations import MethodTrainer
 from deltasam.methods import SAM
 from deltasam.objectives import Classification, Contrastive, Objective
+from deltasam.objectives.regularisers import RDrop
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, weights
 
 
@@ -99,6 +101,23 @@ def test_another_loss_than_the_inferred_one_is_not_compared_with_the_models(tmp_
         trainer.train()
         ends.append(weights(trainer.model))
     assert_same_bits(*ends)
+
+
+def test_the_inferred_one_inside_a_regulariser_is_still_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_for(tmp_path)
+    forward = trainer.model.forward
+
+    @wraps(forward)  # Trainer looks at its arguments
+    def of_its_own(**batch: Any) -> Any:
+        outputs = forward(**batch)
+        return outputs if outputs.loss is None else type(outputs)(loss=2 * outputs.loss, logits=outputs.logits)
+
+    monkeypatch.setattr(trainer.model, "forward", of_its_own)
+    trainer.objective = RDrop(trainer.objective)
+    with pytest.raises(ValueError, match=r"computes the loss .*, and the objective inferred from its head, Classif"):
+        trainer.train()
 
 
 def test_a_callable_is_an_objective_during_a_search_too(tmp_path: Path) -> None:

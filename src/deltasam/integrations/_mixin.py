@@ -30,7 +30,7 @@ from deltasam.methods import Method
 from deltasam.objectives._base import load_objective
 from deltasam.objectives._batch import unwrapped
 from deltasam.objectives._checks import part_of_a_step, readable
-from deltasam.objectives.regularisers._layers import with_weights
+from deltasam.objectives.regularisers._layers import innermost, with_weights
 from deltasam.passes import ObjectiveLike
 from deltasam.splitting import OnOutOfMemory, Splitting, check_out_of_memory
 
@@ -126,8 +126,10 @@ class MethodMixin(_Base):
     def objective(self, value: Any) -> None:
         if self.hp_search_backend is None or callable(value):
             refuse_other_smoothing(self.args.label_smoothing_factor, value)
+            before = innermost(self._objective)
             self._put_objective(value)
-            self._unchecked = False  # the inferred one was to be the model's loss, this one need not be
+            # The inferred one is to be the model's loss, inside a regulariser too; another one need not be.
+            self._unchecked = self._unchecked and innermost(value) is before
         else:
             self._score = value
 
@@ -177,7 +179,7 @@ class MethodMixin(_Base):
         if self._unchecked:
             self._unchecked = False
             with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
-                check_inferred(unwrapped(model), batch, self._objective)
+                check_inferred(unwrapped(model), batch, innermost(self._objective))
         scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
             if self.captured is not None:
