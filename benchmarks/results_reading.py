@@ -244,7 +244,7 @@ MISSING = """\
 - The weights: other seeds and larger models; larger probes, several draws and more rows on more than one model on MRPC
   (`python benchmarks/weights_run.py --device cuda` makes all of them).
 - Radii below the paper's grid on other tasks than CoLA.
-- The second encoder: the larger tasks, FreeLB, SMART and R3F, delta-SAM's other weights, more than five seeds.
+- The second encoder: the larger tasks, and more than five seeds.
 - The paper's own encoders, BERT-base and RoBERTa-large.
 - How long the larger tasks take."""
 """What is missing beside the sweeps, whose missing runs are counted."""
