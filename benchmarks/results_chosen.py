@@ -8,6 +8,7 @@ from __future__ import annotations
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from deltasam.report import Run, method_name, read_runs
 
@@ -28,15 +29,17 @@ Cells = dict[str, dict[str, list[Run]]]
 def larger_section(results: Path) -> str:
     """The larger tasks."""
     sweeps = [f"glue-larger-radii-{name}" for name in ("nli", "qqp", "sst2")]
-    return section(results / "glue-larger", "the larger tasks", ", and FreeLB's step,", sweeps)
+    at_one = glue["larger_cells"](results)
+    return section(results / "glue-larger", "the larger tasks", ", and FreeLB's step,", sweeps, at_one)
 
 
 def second_encoder_section(results: Path) -> str:
     """The second encoder."""
-    return section(results / "minilm", "the second encoder", "", ["minilm-radii", "minilm-radii-stsb"])
+    sweeps = ["minilm-radii", "minilm-radii-stsb"]
+    return section(results / "minilm", "the second encoder", "", sweeps, glue["second_encoder_cells"](results))
 
 
-def section(folder: Path, where: str, step: str, sweeps: Sequence[str]) -> str:
+def section(folder: Path, where: str, step: str, sweeps: Sequence[str], at_one: Cells) -> str:
     """What was tried, the final runs at what was chosen, and what the choice gave; nothing where nothing was tried."""
     tuning, cells = chosen(folder)
     if not tuning:
@@ -46,7 +49,7 @@ def section(folder: Path, where: str, step: str, sweeps: Sequence[str]) -> str:
              glue["grid_table"](tuning)]  # fmt: skip
     if len(glue["methods_of"](cells)) > 1:
         parts += [FINALS, glue["means"](cells), *glue["differences"](cells, f", radius chosen on {where}")]
-        gave = gains(cells, glue["final_cells"]([], glue["at_one_setting"](read_runs(folder).finished)))
+        gave = gains(cells, at_one)
         parts += [f"### What the choice gave, {where}", GAIN, *gave] if gave else []
     return "\n\n".join(parts)
 
@@ -74,12 +77,12 @@ def gains(cells: Cells, at_one: Cells) -> list[str]:
         for task, at in cells.items():
             text, values = gain(at.get(method, []), at_one.get(task, {}).get(method, []))
             texts.append(text)
-            means += [sum(values) / len(values)] if values else []
+            means += [fmean(values)] if values else []
         rows += [[method_name(method), *texts]] if any("[" in text for text in texts) else []
     if not rows:
         return []
     found = str(glue["table"](["method", *(glue["TASKS"][task] for task in cells)], rows))
-    return [found, f"Mean over the choices that differ ({len(means)}): {sum(means) / len(means):.1f} points."]
+    return [found, f"Mean over the choices that differ ({len(means)}): {fmean(means):.1f} points."]
 
 
 def gain(ours: Sequence[Run], at_one: Sequence[Run]) -> tuple[str, list[float]]:

@@ -6,10 +6,9 @@ import json
 import runpy
 from pathlib import Path
 
-weights = runpy.run_path(str(Path(__file__).with_name("results_weights.py")))
-table, with_interval = weights["table"], weights["with_interval"]
+common = runpy.run_path(str(Path(__file__).with_name("results_common.py")))
+table, with_interval, TASKS = (common[name] for name in ("table", "with_interval", "TASKS"))
 
-TASKS = {"mrpc": "MRPC", "cola": "CoLA"}
 ABOUT = """The paper's grid for GLUE has four values of eta, the least that the denominator |l_i(w + r) - l_i(w - r)|
 of Eq. 5 may be. *At the floor*: the share of the instances whose denominator is eta, with 95% intervals over the
 batches, at the smallest and the largest of the four. Where all are there, g is the second difference over a constant,
@@ -44,7 +43,7 @@ def eta_section(results: Path) -> str:
     first = found[0]
     about = ABOUT.format(
         rows=first["rows"], batch=first["batch"], device=str(first["device"]).partition(",")[0],
-        commit=str(first["commit"])[:7], commands="\n".join(COMMANDS[task] for task in TASKS if any(
+        commit=str(first["commit"])[:7], commands="\n".join(COMMANDS[task] for task in COMMANDS if any(
             each["task"] == task for each in found
         )),
     )  # fmt: skip

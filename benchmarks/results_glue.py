@@ -131,6 +131,11 @@ def larger_cells(results: Path) -> Cells:
     return final_cells([], at_one_setting(run for run in found if run.model == common["MODEL"]))
 
 
+def second_encoder_cells(results: Path) -> Cells:
+    """The final runs of the second encoder, at one setting for all tasks."""
+    return final_cells([], at_one_setting(read_runs(results / "minilm").finished))
+
+
 def at_one_setting(runs: Iterable[Run]) -> list[Run]:
     """The final runs at the settings that were not chosen on the task; those that were stand in the same folder."""
     found = []
@@ -219,7 +224,7 @@ def larger_section(results: Path) -> str:
 
 def second_encoder_section(results: Path) -> str:
     """The same methods on another encoder."""
-    cells = final_cells([], at_one_setting(read_runs(results / "minilm").finished))
+    cells = second_encoder_cells(results)
     if not cells:
         return ""
     commands = [

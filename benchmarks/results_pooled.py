@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltasam.report import Run, holm, method_name, pooled_test, read_runs
+from deltasam.report import Run, holm, method_name, pooled_test
 
 HERE = Path(__file__).parent
 glue = runpy.run_path(str(HERE / "results_glue.py"))
@@ -54,7 +54,7 @@ def pooled_section(results: Path) -> str:
     parts = ["## GLUE, all tasks together", ABOUT, glue["picture"]("pooled.svg"), as_table(found)]
     for heading, about, cells in (
         ("### With the radius chosen on every task", CHOSEN, all_chosen(results)),
-        ("### All tasks of the second encoder", SECOND, second_encoder(results)),
+        ("### All tasks of the second encoder", SECOND, glue["second_encoder_cells"](results)),
     ):
         also = compared(cells)
         parts += [heading, about, as_table(also)] if also else []
@@ -84,11 +84,6 @@ def all_chosen(results: Path) -> Cells:
         task: {m: runs for m, runs in at.items() if m in methods} for task, at in glue["small_cells"](results).items()
     }
     return {**small, **larger} if larger else {}
-
-
-def second_encoder(results: Path) -> Cells:
-    """At one radius."""
-    return dict(glue["final_cells"]([], glue["at_one_setting"](read_runs(results / "minilm").finished)))
 
 
 def plots(results: Path) -> dict[str, str]:
