@@ -26,6 +26,7 @@ def test_help_lists_every_command() -> None:
     for name, command in COMMANDS.items():
         assert name in result.stdout
         assert command.summary in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
     assert run().stdout == result.stdout
 
 
@@ -48,6 +49,8 @@ def test_every_command_has_help(name: str) -> None:
     result = run(*name.split(), "--help")
     assert result.returncode == 0, result.stderr
     assert f"usage: deltasam {name}" in result.stdout
+    for empty in ("(default: )", "(default: None)", "(default: False)", "(default: True)"):
+        assert empty not in " ".join(result.stdout.replace("│", " ").split())
     described = COMMANDS[name].load().__doc__
     if "Examples:" in described:  # which tyro takes for a section of the docstring, and leaves out
         first = described.partition("Examples:")[2].strip().splitlines()[0].strip()

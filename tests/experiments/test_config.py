@@ -109,6 +109,23 @@ def test_settings_are_yaml() -> None:
         ({"methd": "sam"}, r"methd: unknown section of a run; did you mean method\?"),
         ({"epochs": 1}, r"epochs: unknown section of a run; did you mean schedule.epochs\?"),
         ({"batch_size": 8}, r"did you mean batch.size\?"),
+        ({"learning_rate": 1e-4}, r"learning_rate: unknown section of a run; did you mean optimizer.lr\?"),
+        ({"weight_decay": 0.1}, r"did you mean optimizer.weight_decay\?"),
+        ({"num_train_epochs": 1}, r"did you mean schedule.epochs\?"),
+        ({"warmup": 0.1}, r"did you mean schedule.warmup\?"),
+        ({"warmup_ratio": 0.1}, r"did you mean schedule.warmup\?"),
+        ({"per_device_train_batch_size": 8}, r"did you mean batch.size\?"),
+        ({"gradient_accumulation_steps": 2}, r"did you mean batch.accumulation\?"),
+        ({"max_length": 32}, r"did you mean task.max_length\?"),
+        ({"max_seq_length": 32}, r"did you mean task.max_length\?"),
+        ({"model_name_or_path": "x"}, r"did you mean model\?"),
+        ({"random_seed": 1}, r"did you mean seed\?"),
+        ({"bf16": True}, r"did you mean precision\?"),
+        (
+            {"optimizer": {"learning_rate": 1e-4}},
+            r"optimizer.learning_rate: unknown option of Optimizer; did you mean optimizer.lr\?",
+        ),
+        ({"schedule": {"lr": 1e-4}}, r"schedule.lr: unknown option of Schedule; did you mean optimizer.lr\?"),
         ({"method": "sam", "rho": 0.1}, r"did you mean method.rho\?"),
         ({"task": "classification", "text": "review"}, r"did you mean task.text\?"),
         ({"method": {"name": "sam", "roh": 1}}, r"method.roh: unknown option of SAM; did you mean rho\?"),
@@ -147,6 +164,16 @@ def test_settings_are_yaml() -> None:
 def test_mistakes(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**sections)
+
+
+def test_every_other_name_of_an_option_leads_to_one_there_is() -> None:
+    from deltasam.experiments._placed import _OTHER_NAMES
+
+    known = make(task="classification", method="sam").to_plain()
+    for place in _OTHER_NAMES:
+        section, _, option = place.partition(".")
+        assert section in known, place
+        assert not option or option in known[section], place
 
 
 def test_mistakes_in_files_and_settings(tmp_path: Path) -> None:

@@ -22,21 +22,19 @@ class Command:
 
 # In the order of the help text. A name may have two words.
 COMMANDS: dict[str, Command] = {
-    "quickstart": Command(
-        "deltasam.cli.quickstart:Quickstart", "compare ERM, SAM, delta-SAM and exact per-instance, offline, in minutes"
-    ),
-    "train": Command("deltasam.cli.train:Train", "train and evaluate one run, from a preset, a file or options"),
+    "quickstart": Command("deltasam.cli.quickstart:Quickstart", "compare four methods offline, in some minutes"),
+    "train": Command("deltasam.cli.train:Train", "one run, from a preset, a file or options"),
     "sweep": Command("deltasam.cli.sweep:SweepCommand", "what is missing of many runs, from a sweep file"),
     "search": Command("deltasam.cli.search:SearchCommand", "adaptive search for settings, by Optuna"),
     "evaluate": Command("deltasam.cli.evaluate:Evaluate", "metrics of a run, or of any model, on any split"),
-    "table": Command("deltasam.cli.table:TableCommand", "the paper's tables from your runs, beside its figures"),
+    "table": Command("deltasam.cli.table:TableCommand", "the paper's tables, your runs beside its figures"),
     "report": Command("deltasam.cli.report:ReportCommand", "a folder of runs as one page of HTML"),
     "analyze adversarial-risk": Command(
         "deltasam.cli.analyze:AdversarialRisk", "loss under the worst perturbation of each instance"
     ),
     "analyze sharpness": Command("deltasam.cli.analyze:Sharpness", "rise of the loss under batch and instance moves"),
     "analyze alignment": Command(
-        "deltasam.cli.analyze:Alignment", "how well SAM and delta-SAM stand in for the per-instance gradient"
+        "deltasam.cli.analyze:Alignment", "SAM and delta-SAM beside the per-instance gradient"
     ),
     "analyze weights": Command("deltasam.cli.analyze:Weights", "signal and noise of the instance weights g"),
     "analyze examples": Command("deltasam.cli.examples:Examples", "which examples get the weights g, for the report"),

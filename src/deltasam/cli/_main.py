@@ -8,8 +8,8 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_type_hints
 
 from deltasam.cli._commands import COMMANDS
 from deltasam.cli._errors import CommandError, InputError
@@ -111,7 +111,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         words = getattr(kind, "arranged", list)(arguments)
         _check_once(kind, words)
         # The whole docstring: of its own accord tyro leaves out the examples.
-        command = tyro.cli(kind, args=words, prog=f"deltasam {name}", description=inspect.getdoc(kind), config=options)
+        described, about = _without_empty_defaults(kind), inspect.getdoc(kind)
+        command = tyro.cli(described, args=words, prog=f"deltasam {name}", description=about, config=options)
         return int(command.run() or 0)
     except CommandError as error:
         print(f"deltasam {name}: {error}", file=sys.stderr)
@@ -126,6 +127,24 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         way_out = f"{_WAYS_OUT.get(error.errno, '')}choose another place"
         print(f"deltasam {name}: {where}{error.strerror}; {way_out}", file=sys.stderr)
         return 1
+
+
+def _without_empty_defaults(kind: Any) -> Any:
+    """The same command, whose help leaves out defaults that say nothing: None, an empty list, a flag that is off.
+
+    What happens without such an option is told in its own words.
+    """
+    import tyro
+
+    hints = get_type_hints(kind, include_extras=True)
+    silent = [
+        f.name
+        for f in fields(kind)
+        if f.default is None or f.default == () or isinstance(f.default, bool)
+        or (f.default is MISSING and "tuple[" in str(f.type))  # tyro has () for it
+    ]  # fmt: skip
+    unsaid = {name: Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")] for name in silent}
+    return type(kind.__name__, (kind,), {"__annotations__": unsaid, "__module__": kind.__module__})
 
 
 def _check_once(kind: Any, words: Sequence[str]) -> None:

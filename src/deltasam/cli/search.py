@@ -43,10 +43,7 @@ class SearchCommand:
         quiet()
 
         def told(_: Any, trial: Any) -> None:
-            shown = (
-                (name, f"{value:g}" if isinstance(value, float) else value) for name, value in trial.params.items()
-            )
-            settings = " ".join(f"{name}={value}" for name, value in shown)
+            settings = " ".join(f"{name}={_rounded(value)}" for name, value in trial.params.items())
             value = "diverged" if trial.value is None else f"{trial.value:.4f}"
             console.print(f"trial {trial.number}: {value}  {settings}", highlight=False)
 
@@ -57,6 +54,11 @@ class SearchCommand:
         best = sorted(finished, key=lambda trial: trial.value, reverse=study.direction.name == "MAXIMIZE")[:5]
         table = Table("trial", "value", *search.space, box=None, header_style="bold")
         for trial in best:
-            shown = [str(trial.params.get(name, "")) for name in search.space]
+            shown = [_rounded(trial.params.get(name, "")) for name in search.space]
             table.add_row(str(trial.number), f"{trial.value:.4f}", *shown)
         console.print(table)
+
+
+def _rounded(value: Any) -> str:
+    """A value as it is read; all its digits are in config.yaml of the trial's run."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

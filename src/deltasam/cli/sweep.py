@@ -54,7 +54,7 @@ class SweepCommand:
     """On Ray: cores of a run."""
 
     data: Path | None = None
-    """Folder with the datasets."""
+    """Folder with <dataset>/<split>.jsonl.gz; otherwise the variable DELTASAM_DATA, otherwise the hub."""
 
     show: bool = False
     """List the runs and stop."""

@@ -52,10 +52,10 @@ class Train:
     """A folder, a name on the hub, or minilm-l6 (in a package, no download)."""
 
     method: str | None = None
-    """How to take the gradient; `deltasam list methods` has them all."""
+    """How to take the gradient, ERM by default; `deltasam list methods` has them all."""
 
     seed: int | None = None
-    """Seed of everything that is drawn."""
+    """Seed of everything that is drawn; 42 by default, or the preset's."""
 
     data: Path | None = None
     """Folder with <dataset>/<split>.jsonl.gz; otherwise the variable DELTASAM_DATA, otherwise the hub."""

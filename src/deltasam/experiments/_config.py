@@ -6,17 +6,17 @@ import dataclasses
 import hashlib
 import json
 import reprlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from deltasam.experiments._components import Plain, build, options, plain, spelled, suggest, without_later
+from deltasam.experiments._components import Plain, build, options, plain, suggest, without_later
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
+from deltasam.experiments._placed import placed
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 from deltasam.methods import ERM, Method
 from deltasam.splitting import OnOutOfMemory, check_out_of_memory
@@ -100,15 +100,14 @@ class RunConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for key in given:
             if key not in known:
-                raise ConfigError(
-                    f"{key}: unknown section of a run; {_placed(str(key), given) or suggest(str(key), known)}"
-                )
+                hint = placed(str(key), given) or suggest(str(key), known)
+                raise ConfigError(f"{key}: unknown section of a run; {hint}")
         for key in ("task", "model"):
             if given.get(key) is None:
                 raise ConfigError(f"the run has no {key}; name it: --{key} ...")
         parts: Plain = {
             "task": to_task(given["task"]),
-            "model": _section(ModelConfig, _model(given["model"]), "model"),
+            "model": _section(ModelConfig, _model(given["model"]), "model", given),
         }
         if given.get("method") is not None:
             parts["method"] = to_method(given["method"])
@@ -120,7 +119,7 @@ class RunConfig:
             )
         parts["regularisers"] = tuple(to_regulariser(one, f"regularisers.{i}") for i, one in enumerate(listed))
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("batch", Batch)):
-            parts[name] = _section(kind, given.get(name) or {}, name)
+            parts[name] = _section(kind, given.get(name) or {}, name, given)
         rest = {key: value for key, value in given.items() if key not in parts and key != "method"}
         parts |= options(cls, rest, "")
         config: RunConfig = build(cls, parts, "")
@@ -207,21 +206,11 @@ def _model(given: Any) -> Any:
     return {"path": given} if isinstance(given, str) else given
 
 
-def _placed(option: str, given: Mapping[str, Any]) -> str:
-    """``did you mean schedule.epochs?`` for an option without its section, or in one word with it: ``batch_size``."""
-    kinds: dict[str, type] = {"model": ModelConfig, "optimizer": Optimizer, "schedule": Schedule, "batch": Batch}
-    chosen: tuple[tuple[str, Callable[[Any], object]], ...] = (("method", to_method), ("task", to_task))
-    for section, to_part in chosen:
-        with suppress(ConfigError):  # its own mistakes are told when this one is mended
-            kinds[section] = type(to_part(given.get(section)))
-    for section, kind in kinds.items():
-        for name in (f.name for f in dataclasses.fields(kind)):
-            if spelled(option) in (spelled(name), spelled(section + name)):
-                return f"did you mean {section}.{name}?"
-    return ""
-
-
-def _section(kind: type, given: Any, where: str) -> Any:
+def _section(kind: type, given: Any, where: str, run: Mapping[str, Any]) -> Any:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}={given!r}: must be a mapping of options, such as {where}.<option>=...")
+    known = {f.name for f in dataclasses.fields(kind)}
+    for key in given:
+        if key not in known and (hint := placed(str(key), run)):
+            raise ConfigError(f"{where}.{key}: unknown option of {kind.__name__}; {hint}")
     return build(kind, options(kind, given, where), where)
