@@ -107,17 +107,30 @@ def grid_table(tuning: Sequence[Run]) -> str:
     rows = []
     for method in sorted({run.method for run in tuning}, key=order):
         mine = [run for run in tuning if run.method == method]
-        name = "adv_lr" if method == "FreeLB" else "rho"
-        for value in sorted({dict(run.settings)[name] for run in mine}):
-            here = [[r for r in mine if r.task == task and dict(r.settings)[name] == value] for task in tasks]
+        names = varied(mine)
+        for point in sorted({values_of(run.settings, names) for run in mine}):
+            here = [[r for r in mine if r.task == task and values_of(r.settings, names) == point] for task in tasks]
             cells = [
                 "-" if not found
-                else f"**{common['mean'](found):.1f}**" if dict(chosen[task, method])[name] == value
+                else f"**{common['mean'](found):.1f}**" if values_of(chosen[task, method], names) == point
                 else f"{common['mean'](found):.1f}"
                 for task, found in zip(tasks, here, strict=True)
             ]  # fmt: skip
-            rows.append([method_name(method), f"{name} = {value:g}", *cells])
+            setting = ", ".join(f"{name} = {value:g}" for name, value in zip(names, point, strict=True))
+            rows.append([method_name(method), setting, *cells])
     return str(table(["method", "setting", *(TASKS[task] for task in tasks)], rows))
+
+
+def varied(runs: Sequence[Run]) -> list[str]:
+    """The settings of a method that were chosen; the learning rate was not, it is that of the task."""
+    names = [name for name, _ in runs[0].settings if name != "lr"]
+    return [name for name in names if len({dict(run.settings)[name] for run in runs}) > 1]
+
+
+def values_of(settings: Iterable[tuple[str, float]], names: Iterable[str]) -> tuple[float, ...]:
+    """Some of the settings of a run."""
+    values = dict(settings)
+    return tuple(values[name] for name in names)
 
 
 def small_cells(results: Path) -> Cells:

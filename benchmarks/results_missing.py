@@ -19,6 +19,7 @@ Missing = dict[str, dict[str, tuple[int, int]]]
 SWEEPS = {
     "adversarial-risk": ("Adversarial risk", "adversarial-risk"),
     "glue": ("GLUE", "glue"),
+    "glue-eta": ("GLUE, radius and eta both chosen", "glue-eta"),
     "glue-weightings-0.01": ("GLUE, delta-SAM's other weights", "glue-weightings"),
     "glue-weightings-0.02": ("GLUE, delta-SAM's other weights", "glue-weightings"),
     "radius-cola": ("CoLA, smaller radii", "radius-cola"),

@@ -41,6 +41,7 @@ def page(results: Path = RESULTS) -> str:
         (part("eta")["eta_section"](results), text["ETA_READING"]),
         (glue["tuning_section"](results), ""),
         (glue["glue_section"](results), text["GLUE_READING"]),
+        (part("eta_chosen")["eta_section"](results), text["ETA_CHOSEN_READING"]),
         (part("radius")["radius_section"](results), text["RADIUS_READING"]),
         (glue["second_encoder_section"](results), text["SECOND_ENCODER_READING"]),
         (chosen["second_encoder_section"](results), text["SECOND_CHOSEN_READING"]),
@@ -51,6 +52,7 @@ def page(results: Path = RESULTS) -> str:
         (other["summarization_section"](results), text["SUMMARIZATION_READING"]),
         (part("times")["times_section"](results), text["TIMES_READING"]),
         (glue["learning_rates"](results), ""),
+        (part("intervals")["intervals_section"](results), text["INTERVALS_READING"]),
     ]
     # A sentence about results that are not there is not shown.
     shown = [each.strip() for found, said in sections if found for each in (found, said) if each]

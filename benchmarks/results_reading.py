@@ -15,8 +15,8 @@ this page.
 The encoder is a raw masked language model of BERT-small's shape (4 layers, hidden 512, 28.8M parameters, trained on
 Wikipedia and novels only), so nothing here has seen labelled data before. Where nothing else is said: three epochs,
 batch 32, AdamW, one learning rate for all methods, TF32, captured steps, final weights (no choice of the best epoch),
-one NVIDIA H200. Intervals are 95% bootstrap intervals of the mean; tests are exact paired permutation tests over
-seeds.
+one NVIDIA H200. Intervals are 95% bootstrap intervals of the mean, which are
+[too narrow with few seeds](#how-far-to-trust-the-intervals); tests are exact paired permutation tests over seeds.
 """
 
 CONCLUSION = """## In short
@@ -31,14 +31,15 @@ rounding; without rounding one random direction says little of what another says
 of what the theory asks for. Where they help, on CoLA, the update is further from the exact one than SAM's. |
 | SAM is more accurate than plain training on GLUE. | A little, on one encoder of two. At a small radius it is \
 0.45 [0.23, 0.67] above it on the seven tasks beside CoLA, but 0.20 [-0.03, 0.44] where every task chooses its radius \
-on training data; over four tasks of the second encoder it is 0.45 [0.11, 0.76] below (p = 0.22). |
+on training data; over four tasks of the second encoder, ten seeds each, it is 0.06 [-0.40, 0.56] above it. |
 | delta-SAM is more accurate than SAM on GLUE. | On one of eight tasks, and there at a radius too large for SAM: on \
 CoLA it is 2.4 [1.4, 3.3] above SAM at 0.01, the smallest radius of the paper's grid, and 0.7 [-0.75, 1.9] at 0.002. \
 **The loss itself as weight gives 1.8 [0.9, 2.5] at 0.01 without any probe**, at SAM's price. On the seven other \
 tasks together delta-SAM is -0.07 [-0.21, 0.07] above SAM, -0.02 [-0.17, 0.13] where every task chooses its radius, \
-and on the second encoder -0.03 [-0.38, 0.31] over four tasks. Which instances have the weights does matter: over all \
-eight those of Eq. 5 are 0.45 [0.23, 0.67] above the same ones shuffled (p = 0.012). But unequal weights as such cost \
-something, and outside of CoLA theirs are not worth it. |
+and on the second encoder 0.00 [-0.35, 0.35] over four tasks. Eta does not change it: chosen with the radius over the \
+paper's grids it is the value used here on three tasks of four, and on the fourth no better. Which instances have the \
+weights does matter: over all eight those of Eq. 5 are 0.45 [0.23, 0.67] above the same ones shuffled (p = 0.012). \
+But unequal weights as such cost something, and outside of CoLA theirs are not worth it. |
 | delta-SAM is better than SAM for self-supervised STS. | Yes, by 0.30 [0.22, 0.40] in the average of seven sets, \
 in all five seeds. With its weights shuffled it is better by 0.27 [0.17, 0.31]: unequal weights do it, not those of \
 the right instances. |
@@ -54,7 +55,8 @@ tokens; 1.25 times at 512 ([Speed](speed.md)). |
   larger one than these, it cost 0.7 points in the mean of six choices on the larger tasks (two on QNLI) and 0.6 of
   four on the second encoder.
 - *SAM* at rho = 0.01 is the safe choice on the first encoder: on the seven tasks without CoLA it is 0.45 [0.23, 0.67]
-  above plain training (p = 0.016). The second encoder gains nothing from any method over its four tasks.
+  above plain training (p = 0.016). On the second encoder no method is above plain training beyond chance, and SMART is
+  below it.
 - *Exact per-instance perturbation* at rho = 0.005 has a higher mean than SAM on MRPC (0.39 [0.07, 0.61]) and on STS-B
   (0.09 [0.02, 0.16]) at SAM's price, and a lower one on four of the eight tasks, by far on CoLA. CoLA wants a fifth
   of that radius; there it is as good as any.
@@ -113,14 +115,14 @@ with Eq. 5, and the rest could be chance (below). One encoder, one seed of the m
 """
 
 ETA_READING = """\
-**Hardly in the first epoch, in some batches later.** At rho = 0.01, which most tasks choose, nearly all
-denominators are at the floor at the smallest eta already, and the weights are those of the second difference
-alone. At 0.05 a third to two thirds are in the first epoch, and a larger eta still leaves the update where it is,
-but for a few hundredths. After three, when most rows are fitted, the few that are above the floor can have much of
-the weight, and a larger eta turns the update in some batches (0.80 [0.47, 0.98] in the mean of four at 0.05). Eta
-is not tuned on this page: 1e-4 on all of GLUE, which the paper takes on all its tasks but RTE. The probes move the
-loss so little because a random direction of norm rho has hardly any of it along the gradient; the first difference
-shrinks with the square root of the number of parameters, so with larger models even more are at the floor.
+**Hardly in the first epoch, in some batches later.** At rho = 0.01, which most tasks choose, nearly all denominators
+are at the floor at the smallest eta already, and the weights are those of the second difference alone. At 0.05 a third
+to two thirds are in the first epoch, and a larger eta still leaves the update where it is, but for a few hundredths.
+After three, when most rows are fitted, the few that are above the floor can have much of the weight, and a larger eta
+turns the update in some batches (0.80 [0.47, 0.98] in the mean of four at 0.05). [Trained
+with](#the-radius-and-eta-both-chosen), it makes no difference that could be seen. The probes move the loss so little
+because a random direction of norm rho has hardly any of it along the gradient; the first difference shrinks with the
+square root of the number of parameters, so with larger models even more are at the floor.
 """
 
 GLUE_READING = """### What GLUE says
@@ -145,6 +147,16 @@ between (1.4 [0.4, 2.6] above SAM); weights along the own gradient, the theory's
 perturbation is the worst of the sharpness-aware on CoLA; like the others it took the smallest radius it was offered.
 """
 
+ETA_CHOSEN_READING = """### What it says
+
+**Eta decides nothing that could be seen.** On MRPC, STS-B and CoLA the pair that wins is the one of the tables above,
+with eta = 1e-4, which the paper takes there, too. On RTE 1e-3 wins (the paper: 5e-4), by two points on 249 rows, and
+is 0.2 [-0.4, 1.1] below 1e-4 on the development set. At the radii that learn every task the four values are within 1.2
+points of one another on MRPC, 2.0 on RTE, 0.6 on STS-B and 1.6 on CoLA, in no direction; of the twelve intervals, of
+four runs each, one is not around 0. The radius matters more: at 0.05 MRPC loses four to five points and CoLA is not
+learnt, whatever eta.
+"""
+
 RADIUS_READING = """### What it says
 
 **The smallest radius of the paper's grid is too large for SAM on this task, and most of what divides the methods there
@@ -160,11 +172,17 @@ not its maximum.
 
 SECOND_ENCODER_READING = """### What it says
 
-At radii that were not tuned for it nothing helps this encoder, nor hurts it much: all differences to plain training
-are within a point, and on RTE, where plain training has 56.8, all are below it, delta-SAM by 0.9 [0.2, 1.5], which the
-correction does not leave. R-Drop is above it on STS-B, by 0.5 [0.15, 0.83] in the mean of five seeds. delta-SAM's gain
-on CoLA has the same sign as on the other encoder, over SAM (0.5 [-0.2, 1.3]) and over its shuffled weights
-(0.5 [-0.1, 1.4]), and a fifth of the size; five seeds cannot tell it from nothing.
+**No method helps this encoder beyond chance**, at radii that were not tuned for it. The sharpness-aware methods are
+within 1.3 points of plain training on every task, whatever their weights, R-Drop, too; SMART costs 3.2 [1.2, 4.8] on
+CoLA and 2.6 [0.4, 4.3] on RTE, which the correction does not leave. SAM is 0.8 [0.2, 2.5] above plain training on
+STS-B; two thirds of that are one seed of ten in which plain training failed (80.8, SAM 86.0). delta-SAM is below SAM
+there, by 0.6 [0.25, 0.97] in the mean of nine seeds (p = 0.14). On CoLA it is above SAM (0.5 [-0.1, 1.5]) and above
+its shuffled weights (0.6 [-0.02, 1.26]), as on the other encoder, by a fifth to a quarter of what it is there; ten
+seeds cannot tell it from nothing.
+
+**Five seeds seemed to say more.** With those this page had SAM 0.45 [0.11, 0.76] below plain training over the four
+tasks; with ten it is 0.06 [-0.40, 0.56] above. [Intervals of five seeds are too
+narrow](#how-far-to-trust-the-intervals): mistrust those that come near to 0.
 """
 
 SECOND_CHOSEN_READING = """### What it says
@@ -202,12 +220,13 @@ delta-SAM 0.38 [0.14, 0.61] (p = 0.041), the exact perturbation 0.40 [0.17, 0.64
 RTE and STS-B: with 20,000 rows of SST-2 in place of all, as this page once had it, it was a third of a point and not
 beyond chance. **With the radius chosen on every task half of it is lost**, on QNLI, and what is left is within chance:
 SAM 0.20 [-0.03, 0.44], delta-SAM 0.18 [-0.07, 0.41], the exact perturbation 0.27 [0.04, 0.52] (p = 0.49). Between the
-three nothing changes. **The second encoder has none of it**: over its four tasks the three are 0.35 to 0.49 points
-below plain training, within chance after the correction, R-Drop is where plain training is (-0.02 [-0.66, 0.62]), and
-which instances have the weights makes no difference (0.09 [-0.21, 0.38] for the shuffled ones). On the first encoder
-R-Drop gains a point over all eight tasks, 0.6 without CoLA, and is above plain training on each of them. The
-adversaries on embeddings do not gain: SMART is 1.1 [0.6, 1.5] below plain training (p = 0.011), R3F 0.6 [0.2, 1.1],
-FreeLB 1.6 [1.1, 2.2], all three mostly for CoLA; without it FreeLB is 0.24 [-0.03, 0.53] above.
+three nothing changes. **The second encoder shows none of it**, nor does it rule it out: over its four tasks SAM is
+0.06 [-0.40, 0.56] above plain training, delta-SAM 0.13 [-0.24, 0.50] and the exact perturbation 0.11 [-0.32, 0.59]
+below, R-Drop 0.23 [-0.46, 0.93] above. Which instances have the weights makes no difference there (-0.02 [-0.30, 0.26]
+for the shuffled ones), nor does the kind of the weights. SMART is 1.5 [0.8, 2.2] below plain training (p = 0.022). On
+the first encoder R-Drop gains a point over all eight tasks, 0.6 without CoLA, and is above plain training on each of
+them. The adversaries on embeddings do not gain: SMART is 1.1 [0.6, 1.5] below plain training (p = 0.011), R3F 0.6
+[0.2, 1.1], FreeLB 1.6 [1.1, 2.2], all three mostly for CoLA; without it FreeLB is 0.24 [-0.03, 0.53] above.
 """
 
 STS_READING = """### What this says
@@ -243,12 +262,17 @@ captured SAM, on CoLA slower (`deltasam bench train` has paid for that beforehan
 full float32 here (three forwards beside TF32 ones).
 """
 
+INTERVALS_READING = """An interval of five seeds that says 95% is one of 84%, with ten seeds of 89%, with three of 73%;
+one that is just beside 0 shows less than it seems to. The p-values have no such fault: permutation tests hold their
+level with any number of seeds. Where the two differ, go by p.
+"""
+
 MISSING = """\
 - The weights: other seeds and larger models; larger probes, several draws and more rows on more than one model on MRPC
   (`python benchmarks/weights_run.py --device cuda` makes all of them).
 - Radii below the paper's grid on other tasks than CoLA.
-- Training at the paper's other values of eta ([what they change](#does-eta-matter) was measured on MRPC only).
-- The second encoder: the larger tasks, and more than five seeds.
+- Training at the paper's other values of eta on the larger tasks and on the second encoder.
+- The second encoder: the larger tasks.
 - The paper's own encoders, BERT-base and RoBERTa-large.
 - How long the larger tasks take."""
 """What is missing beside the sweeps, whose missing runs are counted."""

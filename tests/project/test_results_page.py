@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deltasam.report import TABLES, read_runs, to_markdown
@@ -133,3 +134,56 @@ def test_figures_of_the_readme_are_on_the_pages() -> None:
         rows = re.findall(rf"^\| {re.escape(name)} \| (.*)$", of_base, flags=re.M)
         found = [number for row in rows for number in re.findall(r"(\d\.\d\d) ±", row)]
         assert cells == found, name
+
+
+INTERVAL = re.compile(r"(-?\d+\.\d+) \[(-?\d+\.\d+), (-?\d+\.\d+)\]")
+FORMER = {"0.45 [0.11, 0.76]"}  # what the page once said, and says that it said
+
+
+def test_intervals_of_the_text_are_those_of_the_tables() -> None:
+    """Sentences are written by hand: a figure that new runs have moved must not stay in one."""
+    tables = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition("\n## Adversarial risk")[2]
+    computed = {
+        tuple(map(float, found))
+        for line in tables.splitlines()
+        if line.startswith("|")
+        for found in INTERVAL.findall(line)
+    }
+    texts = runpy.run_path(str(ROOT / "benchmarks" / "results_reading.py"))
+    written = {
+        found.group(): found.groups()
+        for name, text in texts.items()
+        if name.isupper()
+        for found in INTERVAL.finditer(" ".join(text.split()))
+    }
+    assert len(written) > 60
+    stale = {text for text, numbers in written.items() if not any(rounds_to(each, numbers) for each in computed)}
+    assert stale == FORMER
+
+
+def rounds_to(computed: tuple[float, ...], written: tuple[str, ...]) -> bool:
+    """Whether these are the figures, in fewer digits; or those of the difference the other way round."""
+    mean, low, high = computed
+    for ours in ((mean, low, high), (-mean, -high, -low)):
+        room = (0.5 * 10.0 ** -len(text.partition(".")[2]) + 0.005 + 1e-9 for text in written)
+        if all(abs(own - float(text)) <= each for own, text, each in zip(ours, written, room, strict=True)):
+            return True
+    return False
+
+
+def test_runs_that_two_folders_share_are_the_same() -> None:
+    """The runs of glue-eta at eta = 1e-4 are copies of those in glue."""
+    own, others = (ROOT / "results" / name for name in ("glue-eta", "glue"))
+    shared = sorted({path.name for path in own.iterdir()} & {path.name for path in others.iterdir()})
+    assert len(shared) == 54
+    for name in shared:
+        assert (own / name / "result.json").read_bytes() == (others / name / "result.json").read_bytes()
+
+
+def test_intervals_hold_the_mean_as_often_as_the_page_says() -> None:
+    """Counted again, with fewer draws: 400 of them are within 0.055 of the share (three standard errors)."""
+    script = runpy.run_path(str(ROOT / "benchmarks" / "interval_coverage.py"))
+    said = json.loads(script["FILE"].read_text(encoding="utf-8"))
+    random = np.random.default_rng(1)
+    assert script["of_a_cell"](5, 400, random) == pytest.approx(said["cell"]["5"], abs=0.055)
+    assert script["of_several_tasks"](4, 5, 400, random) == pytest.approx(said["tasks"]["4"]["5"], abs=0.055)
