@@ -71,6 +71,26 @@ def test_mixing_is_seen_though_the_last_instance_has_no_gradient() -> None:
         record(model, run)
 
 
+class WithAnother(nn.Module):
+    """Has a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.unused = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_instance_that_is_not_finite_is_no_fault_of_the_engine(value: float) -> None:
+    x = torch.randn(4, 3)
+    x[1] = value
+    step = PerInstanceSAM(engine="low-rank").backward(WithAnother(), x, squares)  # the loop would be an error
+    assert (step.forwards, step.backwards) == (2, 2)
+    assert torch.isfinite(step.perturbed_losses[[0, 2, 3]]).all()
+
+
 def test_a_batch_without_any_gradient_proves_nothing() -> None:
     model, x = Unseen().double(), torch.randn(4, 3).double()
     PerInstanceSAM(rho=0.1).backward(model, (x, torch.zeros(4).double()), hinge)

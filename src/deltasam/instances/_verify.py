@@ -178,10 +178,10 @@ def _differences(
         mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
         rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
     measured = torch.stack([row.to(rows[0].device) for row in rows])
-    floor = 1e-2 * measured[:, 1].norm()
-    bad = ~(measured[:, 0] <= tolerance * torch.maximum(measured[:, 1], floor))  # not finite counts as well: see below
-    finite = torch.isfinite(measured).all(1)  # an overflow says nothing about the engine
-    bad &= finite
+    # An overflow, or an instance that is not finite, says nothing about the engine, nor about other parameters.
+    finite = torch.isfinite(measured).all(1)
+    floor = 1e-2 * measured[finite, 1].norm()
+    bad = finite & (measured[:, 0] > tolerance * torch.maximum(measured[:, 1], floor))
     return [name for name, is_bad in zip(params, bad.tolist(), strict=True) if is_bad], bool(finite.all())
 
 
