@@ -68,6 +68,9 @@ NORMS: dict[str, Callable[..., Tensor]] = {
     ),
     "torch.group_norm": lambda x, w, b: torch.group_norm(x.mT, 2, w, b, 1e-5),
     "torch.native_group_norm": lambda x, w, b: torch.native_group_norm(x.mT.contiguous(), w, b, 4, 6, 5, 2, 1e-5)[0],
+    "F.group_norm, channels last": lambda x, w, b: F.group_norm(
+        x.mT.unsqueeze(-1).expand(-1, -1, -1, 2).to(memory_format=torch.channels_last), 2, w, b
+    ),
     "F.layer_norm": lambda x, w, b: F.layer_norm(x, (6,), w, b),
     "F.rms_norm": lambda x, w, b: F.rms_norm(x, (6,), w) + b,
 }
@@ -80,7 +83,19 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "glu over tokens": lambda x: F.glu(torch.cat([x, x.sin()], 1), dim=1),
     "prelu": lambda x: F.prelu(x, x[0, 0, :1]),
 }
-CASES = {**NORMS, **{name: lambda x, w, b, f=f: f(x * w + b) for name, f in ACTIVATIONS.items()}}
+SOLVES: dict[str, Callable[..., Tensor]] = {
+    "of a matrix": lambda x, w, b: torch.linalg.solve(_regular(x * w), x + b),
+    "from the right": lambda x, w, b: torch.linalg.solve(_regular(x * w), (x + b).mT, left=False),
+    "of vectors": lambda x, w, b: torch.linalg.solve(A=_regular(x * w), B=(x + b)[..., 0]),
+    "of one vector": lambda x, w, b: torch.linalg.solve(_regular((x * w)[0]), (x + b)[0, :, 0]) + x[..., :5],
+}
+
+
+def _regular(x: Tensor) -> Tensor:
+    return 0.1 * x[..., :5] + torch.eye(5, dtype=x.dtype)
+
+
+CASES = {**NORMS, **SOLVES, **{name: lambda x, w, b, f=f: f(x * w + b) for name, f in ACTIVATIONS.items()}}
 
 
 @pytest.mark.parametrize("operation", CASES.values(), ids=CASES.keys())
@@ -138,6 +153,10 @@ LACKING = {
     "autograd.Function of the model's own": lambda x, w, b: _Own.apply(x * w + b),
     "an autograd.Function of the model's own": lambda x, w, b: _WithoutForwardMode.apply(x * w + b),
     "an objective that takes gradients itself": lambda x, w, b: _adversarial(x * w + b),
+    "linalg_det": lambda x, w, b: torch.linalg.det(_regular(x * w + b))[:, None],
+    "linalg_slogdet": lambda x, w, b: torch.linalg.slogdet(_regular(x * w + b)).logabsdet[:, None],
+    "logdet": lambda x, w, b: _regular(x * w + b).logdet()[:, None],
+    "linalg_householder_product": lambda x, w, b: torch.linalg.householder_product((x * w).mT, (x + b)[:, 0, :5]),
 }
 
 

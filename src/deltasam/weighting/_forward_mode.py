@@ -3,8 +3,10 @@
 torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``instance_norm`` in training mode, treat
 the saved mean and deviation as constants when they are differentiated once more: the second derivative comes out
 wrong, without an error (pytorch#196700, #196699). Written out in elementary operations they are right; the tests
-compare with Hessian-vector products. ``silu``, ``mish`` and ``glu`` have no second forward mode, and are written out
-as well. The fused attention kernels have no forward mode at all, so attention is unfused meanwhile.
+compare with Hessian-vector products. Those of ``linalg.solve``, determinants and ``householder_product`` are wrong in
+the same silent way: the first is written out, the others are refused. ``silu``, ``mish`` and ``glu`` have no second
+forward mode, and are written out as well. The fused attention kernels have no forward mode at all, so attention is
+unfused meanwhile.
 """
 
 from __future__ import annotations
@@ -75,6 +77,18 @@ def _instance_norm(
         return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     weight, bias = _per_channel(weight, x), _per_channel(bias, x)
     return _affine(_standardised(x, list(range(2, x.ndim)), eps), weight, bias, x.dtype)
+
+
+def _group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    # Its forward mode takes views that a layout with the channels last does not have.
+    return torch.group_norm(x.contiguous(), num_groups, weight, bias, eps, cudnn_enabled)
 
 
 # -- the same with the signatures of torch's own functions, which those of F call -------------------------------------
@@ -148,6 +162,17 @@ def _statistics(x: Tensor, dims: list[int], eps: float, keepdim: bool) -> tuple[
     return mean, (variance + eps).rsqrt()
 
 
+# -- linear algebra ---------------------------------------------------------------------------------------------------
+
+
+def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    """By the inverse, whose second derivative is right."""
+    inverse: Tensor = torch.linalg.inv(A)
+    if B.ndim == 1 or B.shape == A.shape[:-1]:  # vectors, by torch's own rule
+        return (inverse @ B.unsqueeze(-1)).squeeze(-1)
+    return inverse @ B if left else B @ inverse
+
+
 # -- activations ------------------------------------------------------------------------------------------------------
 
 
@@ -180,15 +205,24 @@ def _grad(*args: Any, **options: Any) -> Any:
     raise NotImplementedError(_way_out("an objective that takes gradients itself (SMART, VAT)"))
 
 
+#: Whose second derivative torch gets wrong, without an error.
+_WRONG = {
+    torch.det, Tensor.det, torch.linalg.det, torch.logdet, Tensor.logdet, torch.slogdet, Tensor.slogdet,
+    torch.linalg.slogdet, torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
+    torch.orgqr, Tensor.orgqr,
+}  # fmt: skip
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
     torch.layer_norm: _torch_layer_norm,
     torch.batch_norm: _torch_batch_norm,
     torch.instance_norm: _torch_instance_norm,
     torch.native_layer_norm: _native_layer_norm,
     torch.native_batch_norm: _native_batch_norm,
+    torch.linalg.solve: _solve,
     F.silu: _silu,
     F.mish: _mish,
     F.glu: _glu,
@@ -202,6 +236,8 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
 class _Elementary(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
+        if func in _WRONG:
+            raise NotImplementedError(_way_out(func.__name__))
         if func in _WRITTEN_OUT:
             if "input" in named:
                 named["x"] = named.pop("input")
@@ -228,8 +264,8 @@ def twice_differentiable() -> Iterator[None]:
 
 def _way_out(lacking: str) -> str:
     return (
-        f"Directional needs the second derivative in forward mode, and torch has none of {lacking}: take another "
-        "weighting, such as FiniteDifference() or OwnGradient()"
+        f"Directional needs the second derivative in forward mode, and torch has none, or a wrong one, of {lacking}: "
+        "take another weighting, such as FiniteDifference() or OwnGradient()"
     )
 
 
