@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -34,6 +34,15 @@ class Step:
         grad_norm: The norm of the gradient that was followed uphill, without the loss scale.
         skipped: Whether the perturbation was left out because that gradient was zero or not finite; the step is then
             the plain gradient.
+
+    Example:
+        >>> from deltasam import SAM
+        >>> model, objective = nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> step = SAM(rho=0.05).backward(model, torch.ones(4, 2), objective)
+        >>> sorted(step.metrics())
+        ['grad_norm', 'loss', 'sharpness', 'skipped']
+        >>> step.why_skipped is None
+        True
     """
 
     losses: Tensor
@@ -210,6 +219,15 @@ class Method(ABC):
     def skipped(self) -> int:
         """How many steps left the perturbation out. Waits for the device."""
         return int(self.state.get("skipped", 0))
+
+    def check_remembered(self, name: str, kept: Tensor, shape: Sequence[int]) -> None:
+        """Raises a ValueError where what the method remembers under a name is not of the shape that this model has."""
+        if tuple(kept.shape) != tuple(shape):
+            raise ValueError(
+                f"{type(self).__name__} remembers {name!r} of shape {tuple(kept.shape)}, where this model has "
+                f"{tuple(shape)}: what it remembers is of another model, or of this one before it changed. Make a "
+                "method for each, or start it afresh, method.load_state_dict({})"
+            )
 
     def replace(self: Self, **changes: Any) -> Self:
         """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``."""

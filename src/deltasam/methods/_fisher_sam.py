@@ -83,10 +83,18 @@ class FisherSAM(Method):
         if due or not bool(self.state.get("mask_heard", True)):
             good, fresh = torch.isfinite(norm), top_entries(gradient, self.keep)
             if not due:
+                self._check(gradient)
                 before: Tensor = self.state["mask_good"].to(norm.device)
                 fresh, good = _either(before, self.state["mask"], fresh), before | good
             self.state.update(mask=fresh, mask_good=good, mask_heard=_sent(good))
+        return self._check(gradient)
+
+    def _check(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The masks that there are, if they are of this model."""
         masks: dict[str, Tensor] = self.state["mask"]
+        for name, mask in masks.items():
+            if name in gradient:
+                self.check_remembered(name, mask, gradient[name].shape)
         return masks
 
 

@@ -73,6 +73,8 @@ class LookSAM(Method):
             value = kept.get(name)
             if value is not None and (is_shard(p) or is_shard(value)):
                 kept[name] = remembered(value, p)
+            elif value is not None:
+                self.check_remembered(name, value, p.shape)
         return True
 
     def _look(self, passes: Passes) -> Step:

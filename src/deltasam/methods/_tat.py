@@ -119,6 +119,7 @@ class _Targets:
         known: Tensor | None = self._method.state.get("confusion")
         if known is None:
             return likeliest
+        self._method.check_remembered("confusion", known, (classes, classes))
         row = known.to(logits.device)[labels]
         if self._method.target == "most":
             frequent = row.argmax(-1)

@@ -67,7 +67,9 @@ class TAVAT(RemembersTables, FreeLB):
 
     def _vocabulary(self, site: Site) -> Tensor:
         table = self._table(_name(site), site.device)
-        if table is None:
+        if table is not None:
+            self.check_remembered(_name(site), table, (site.vocabulary or 0, site.shape[-1]))
+        else:
             size = self.init_magnitude / site.shape[-1] ** 0.5
             seed = Seed(self.seed, 0, (site.table,) if site.table else ())
             random = torch.Generator(site.device).manual_seed(seed.value)

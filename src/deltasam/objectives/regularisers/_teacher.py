@@ -115,6 +115,12 @@ def _copied(model: nn.Module, averaged: Mapping[str, Tensor]) -> tuple[nn.Module
     unknown = sorted(set(averaged) - set(parameters))
     if unknown:
         raise ValueError(f"the saved teacher is of another model: this one has no {unknown[0]!r}")
+    for name, value in averaged.items():
+        if value.shape != parameters[name].shape:
+            raise ValueError(
+                f"the saved teacher is of another model: {name!r} of this one has the shape "
+                f"{tuple(parameters[name].shape)}, not {tuple(value.shape)}"
+            )
     frozen = {name for name, p in parameters.items() if not p.requires_grad and name not in averaged}
     shared: dict[int, Any] = {id(parameters[name]): parameters[name] for name in frozen}
     teacher = copy.deepcopy(model, shared)
