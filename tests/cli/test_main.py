@@ -132,6 +132,8 @@ def test_settings_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["--rho", "0.1"], "--rho: unknown option; settings of the run are written as section.option=value, such as"),
+        (["--learning-rate", "1e-4"], "--learning-rate: unknown option; did you mean optimizer.lr=... (without --)?"),
+        (["--epochs=4"], "--epochs: unknown option; did you mean schedule.epochs=... (without --)?"),
         (["--settings", "seed=1"], "--settings: unknown option; settings of the run are written as"),
         (["--modle=x"], "--modle: unknown option; did you mean --model?"),
         (["--seed", "three"], "invalid literal for int() with base 10: 'three'"),

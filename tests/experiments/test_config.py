@@ -141,6 +141,10 @@ def test_settings_are_yaml() -> None:
         ({"optimizer": {"lr": True}}, r"optimizer.lr=True: must be a number"),
         ({"optimizer": {"lr": float("nan")}}, r"optimizer: lr=nan must be a finite number"),
         ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas"),
+        (
+            {"task": {"name": "classification", "files": "a.csv"}},
+            r"task.files='a.csv': Input should be a mapping, as by task.files.<key>=",
+        ),
         ({"schedule": {"epochs": 0}}, r"schedule: epochs=0"),
         ({"schedule": {"steps": 0}}, r"schedule: steps=0"),
         ({"schedule": {"warmup": 100}}, r"use warmup_steps"),

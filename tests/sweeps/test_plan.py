@@ -116,6 +116,13 @@ def test_methods_with_sections_and_grids_that_reach_into_lists() -> None:
         ({"seeds": []}, "at least one"),
         ({"grid": {"deltasam": {"method.rho": [1]}}}, "grid.deltasam: no method of the sweep; did you mean delta-sam"),
         ({"grid": {"erm": {"method.rho": []}}}, "at least one value"),
+        (
+            {"methods": ["sam"], "grid": {"sam": {"method.rho": ["1e-2", 0.01]}}},
+            r"grid.sam.method.rho=\['1e-2', 0.01\] must be different",
+        ),
+        ({"grid": {"erm": {"method.rho": 0.1}}}, r"^grid.erm.method.rho=0.1: must be a list of values, such as"),
+        ({"grid": {"method.rho": [0.1]}}, r"^grid.method.rho=\[0.1\]: must be the settings of the method method.rho"),
+        ({"grid": ["method.rho"]}, r"^grid=\['method.rho'\]: must be a mapping, such as grid: {sam: {method.rho:"),
         ({"tune": {"seeds": []}}, "at least one seed"),
         ({"common": {"seed": 3}}, r"common.seed would not count; the seeds of all runs are seeds: \[1, 2\]"),
         ({"methods": {"erm": {"seed": 3}}, "grid": {}}, "methods.erm.seed would not count"),

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import yaml
 
 from deltasam.experiments import ConfigError, DivergedError, RunConfig, run
 from deltasam.experiments._errors import HeldError
-from deltasam.experiments.sweeps import Job, LocalPool, _ray, _worker, read_sweep, run_sweep
+from deltasam.experiments.sweeps import Job, LocalPool, _pool, _ray, _worker, read_sweep, run_sweep
 from deltasam.plugins import PluginError
 from deltasam.storage import StorageError
 from deltasam.tasks import DataError
@@ -53,6 +54,17 @@ def test_a_process_makes_all_runs_and_the_second_is_that_of_a_fresh_process(tmp_
     assert len(second) == 1
     assert second.items() <= both.items()
     assert not list((tmp_path / "both").glob("*/model"))  # keep: results
+
+
+def test_what_another_sweep_makes_is_left_to_it_while_there_is_something_else(tmp_path: Path) -> None:
+    """Two sweeps with a process each waited for one another run by run, so that one of them did nothing."""
+    jobs = [Job(name=name, config={}, folder=tmp_path) for name in "abc"]
+    waiting = deque((job, 1) for job in jobs)
+    with _worker._alone(jobs[0].lock):
+        assert _pool._take(waiting) == (jobs[1], 1)
+        with _worker._alone(jobs[2].lock):
+            assert _pool._take(waiting) == (jobs[0], 1)  # there is nothing else to do but to wait
+    assert _pool._take(waiting) == (jobs[2], 1)
 
 
 @pytest.mark.slow

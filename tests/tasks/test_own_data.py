@@ -75,6 +75,35 @@ def test_a_number_far_beyond_the_rows_is_no_class(tmp_path: Path) -> None:
     assert len(_task(_json_lines(path, [0, 1, 150, 1])).load(DataSource()).classes) == 151
 
 
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (
+            [f"{i * 0.37:.2f}" for i in range(40)],
+            "40 different labels in 40 rows, such as '0.00'; scores are",
+        ),
+        (
+            [f"comment {i}" for i in range(1100)],
+            "1100 different labels in 1100 rows, such as 'comment 0'; is",
+        ),
+    ],
+)
+def test_a_column_of_scores_or_texts_is_no_column_of_classes(tmp_path: Path, labels: list[Any], told: str) -> None:
+    path = _json_lines(tmp_path / "rows.jsonl", labels)
+    with pytest.raises(DataError, match=told):
+        _task(path).load(DataSource())
+    assert _names(_task(path, classes=tuple(labels))) == labels
+
+
+@pytest.mark.parametrize("mark", [";", "|", "\t"])
+def test_another_separator_is_told(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"text{mark}label\nfine{mark}1\ndull{mark}0\n")
+    with pytest.raises(DataError) as caught:
+        _task(path).load(DataSource())
+    assert f"separate the cells by commas, not by {mark!r}" in str(caught.value)
+
+
 def test_negative_labels_are_told(tmp_path: Path) -> None:
     for labels in ([-1, -1], [-1, 1]):
         with pytest.raises(DataError, match=r"row 0: the label is hidden \(-1\).* classes of your own from 0"):

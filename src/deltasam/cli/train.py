@@ -79,9 +79,7 @@ class Train:
         known = [field.name for field in fields(cls) if field.name != "settings"]
         for name in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
             if name not in (*known, "help") and not name.startswith("tyro-"):
-                close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-                way_out = f"did you mean --{close[0]}?" if close else f"{_SETTINGS}; --show prints them all"
-                raise InputError(f"--{name}: unknown option; {way_out}")
+                raise InputError(f"--{name}: unknown option; {_way_out(name, known)}")
         flags = {f"--{field.name}" for field in fields(cls) if field.type == "bool"}
         settings: list[str] = []
         others: list[str] = []
@@ -128,3 +126,14 @@ class Train:
             console.print(told, style="dim", highlight=False)
         console.print(results_table([result]))
         console.print(f"\nRun folder: {folder}", highlight=False)
+
+
+def _way_out(name: str, known: Sequence[str]) -> str:
+    """The option that may have been meant, or the setting, or how settings are written."""
+    from deltasam.experiments._placed import placed
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if close:
+        return f"did you mean --{close[0]}?"
+    setting = placed(name, {}).rstrip("?")
+    return f"{setting}=... (without --)?" if setting else f"{_SETTINGS}; --show prints them all"

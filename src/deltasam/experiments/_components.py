@@ -82,6 +82,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         problems = {problem["type"]: problem["msg"] for problem in reversed(error.errors())}
         said = problems.get("literal_error", error.errors()[0]["msg"]).replace("valid tuple", "valid list")
         said = said.replace("Field required", "an entry is missing")
+        said = said.replace("valid dictionary", f"mapping, as by {where}.<key>=...")
         or_number = ", or a whole number" if "literal_error" in problems and "int_parsing" in problems else ""
         quote = "; YAML takes no, yes and 2024 for other things than text: quote them"
         raise ConfigError(f"{where}={value!r}: {said}{or_number}{quote * _unquoted(value, said)}") from error

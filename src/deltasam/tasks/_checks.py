@@ -15,6 +15,7 @@ _HIDDEN = (
     "own from 0"
 )
 _MANY_CLASSES = 1000  # so many are plausible even of a small sample of rows
+_MANY_SCORES = 20  # so many fractions are no names of classes
 
 
 def check_rows(rows: Sequence[Row], origin: str) -> None:
@@ -31,6 +32,8 @@ def check_columns(rows: Sequence[Row], columns: Sequence[str], origin: str) -> N
                 continue
             close = difflib.get_close_matches(column, list(row), n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, row))}"
+            if len(row) == 1 and (other := next((mark for mark in ";|\t" if mark in next(iter(row))), None)):
+                hint = f"its header is {next(iter(row))!r}: separate the cells by commas, not by {other!r}"
             raise DataError(f"{origin}: there is no column {column!r} in row {index}; {hint}")
 
 
@@ -148,6 +151,7 @@ def infer_classes(rows: Sequence[Row], column: str, origin: str) -> tuple[str, .
         names = _numbered(whole, f"{origin}: column {column!r}")
     else:
         names = tuple(sorted({_name(value) for value in values}))
+        _check_names(names, len(values), f"{origin}: column {column!r}")
     if len(names) < 2:
         raise DataError(f"{origin}: column {column!r} has the one class {names[0]!r}; there is nothing to learn")
     return names
@@ -185,6 +189,18 @@ def _numbered(numbers: Sequence[float], where: str) -> tuple[str, ...]:
             "column of the labels (task.label=...)? If it is, number them from 0 without gaps, or name them"
         )
     return tuple(map(str, range(count)))
+
+
+def _check_names(names: Sequence[str], rows: int, where: str) -> None:
+    """A column of scores, of texts or of numbers of rows has a label of its own in almost every row."""
+    if 2 * len(names) <= rows:
+        return
+    told = f"{where} has {len(names)} different labels in {rows} rows, such as {names[0]!r}"
+    named = "if they are classes, name them: task.classes=[...]"
+    if len(names) > _MANY_SCORES and all(map(_is_finite, names)):
+        raise DataError(f"{told}; scores are for --task regression; {named}")
+    if len(names) > _MANY_CLASSES:
+        raise DataError(f"{told}; is this the column of the labels (task.label=...)? {named[0].upper()}{named[1:]}")
 
 
 def _name(value: Any) -> str:

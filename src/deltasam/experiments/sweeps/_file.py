@@ -124,6 +124,8 @@ class Sweep:
         found: Plain = dict(given)
         methods = found.get("methods") or {}
         found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
+        if found.get("grid") is not None:
+            _check_grid(found["grid"])
         if found.get("tune") is not None:
             found["tune"] = _section(Tune, found["tune"], "tune", "{seeds: [1]}")
         if found.get("risk") is not None:
@@ -133,10 +135,32 @@ class Sweep:
         return made
 
 
+def _check_grid(grid: Any) -> None:
+    """Raises a ConfigError for a grid that is not one of lists, by setting, by method."""
+    example = "such as grid: {sam: {method.rho: [0.01, 0.05]}}"
+    if not isinstance(grid, Mapping):
+        raise ConfigError(f"grid={grid!r}: must be a mapping, {example}")
+    for label, settings in grid.items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"grid.{label}={settings!r}: must be the settings of the method {label}, {example}")
+        for setting, values in settings.items():
+            if not isinstance(values, list):
+                raise ConfigError(f"grid.{label}.{setting}={values!r}: must be a list of values, {example}")
+
+
 def _check_different(name: str, values: Sequence[Any]) -> None:
     """What stands there twice would count twice, in means and in the choice of a point."""
-    if any(value in values[:number] for number, value in enumerate(values)):
+    read = [_as_number(value) for value in values]
+    if any(value in read[:number] for number, value in enumerate(read)):
         raise ValueError(f"{name}={list(values)} must be different from each other")
+
+
+def _as_number(value: Any) -> Any:
+    """YAML takes 1e-2 for text; it is the same setting as 0.01."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def check_seeds(parts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from deltasam.experiments.sweeps._worker import Job, work
+from deltasam.experiments.sweeps._worker import Job, is_taken, work
 
 ATTEMPTS = 2
 GRACE = 15.0  # seconds that a run has for its checkpoint when the sweep is stopped
@@ -94,7 +94,7 @@ class LocalPool:
         try:
             while waiting or active:
                 while waiting and (idle or free):
-                    job, attempt = waiting.popleft()
+                    job, attempt = _take(waiting)
                     if idle:
                         connection, started = idle.popitem()
                         started.job, started.attempt = job, attempt
@@ -133,6 +133,14 @@ class LocalPool:
         theirs.close()
         further.close()
         return ours, _Active(job, attempt, slot, process, more)
+
+
+def _take(waiting: deque[tuple[Job, int]]) -> tuple[Job, int]:
+    """The next run that no other sweep makes just now; the first where others make all, to wait for its result."""
+    number = next((number for number, (job, _) in enumerate(waiting) if not is_taken(job)), 0)
+    taken = waiting[number]
+    del waiting[number]
+    return taken
 
 
 def _dismiss(one: _Active, connection: Connection) -> None:

@@ -48,6 +48,11 @@ class Job:
         return self.folder / self.name
 
     @property
+    def lock(self) -> Path:
+        """Locked by the process that makes the run."""
+        return self.folder / "locks" / f"{self.name}.lock"
+
+    @property
     def failure(self) -> Path:
         """Where the traceback of a failed run is kept."""
         return self.folder / "failures" / f"{self.name}.txt"
@@ -145,7 +150,7 @@ def make(job: Job, threads: int, tell: Callable[[tuple[Any, ...]], object]) -> t
             told = now
             tell(("step", step, total, {"loss": latest["loss"]} if "loss" in latest else {}))
 
-    with _alone(job.folder / "locks" / f"{job.name}.lock"):
+    with _alone(job.lock):
         there = (job.place / "result.json").is_file()
         kept = job.keep != "results" or job.risk is not None  # the risk is measured at the final weights
         result = run(RunConfig.from_plain(job.config), job.place, watch=watch, keep_weights=kept)
@@ -170,6 +175,18 @@ def _alone(lock: Path) -> Iterator[None]:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def is_taken(job: Job) -> bool:
+    """Whether another process makes the run at this moment."""
+    try:
+        with job.lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody has made it yet, or there are no locks here: who makes it will find out
+        return False
+    return False
 
 
 @contextlib.contextmanager
