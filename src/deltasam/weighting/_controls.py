@@ -16,7 +16,12 @@ from deltasam.weighting._finite_difference import FiniteDifference
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Weighting):
-    """g = 1: delta-SAM is then SAM. Cost: none."""
+    """g = 1: delta-SAM is then SAM. Cost: none.
+
+    Example:
+        >>> from deltasam import DeltaSAM
+        >>> method = DeltaSAM(rho=0.05, weighting=Uniform())
+    """
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Nothing to probe."""
@@ -50,6 +55,10 @@ class RandomWeights(Weighting):
 
     Attributes:
         of: The weighting whose weights are shuffled.
+
+    Example:
+        >>> from deltasam import DeltaSAM
+        >>> method = DeltaSAM(rho=0.05, weighting=RandomWeights())  # shuffles those of Eq. 5
     """
 
     of: Weighting = field(default_factory=FiniteDifference)

@@ -36,6 +36,13 @@ class Directional(Weighting):
     Attributes:
         samples: Number of directions.
         radius: Norm of r, only relative to eta; rho by default.
+
+    Example:
+        >>> import torch
+        >>> from deltasam import DeltaSAM
+        >>> model, objective = torch.nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> DeltaSAM(weighting=Directional()).backward(model, torch.ones(4, 2), objective).weights.shape
+        torch.Size([4])
     """
 
     samples: int = 1

@@ -47,6 +47,15 @@ class FiniteDifference(Weighting):
 
     Relations:
         :class:`Directional` is the limit of a small radius without the cancellation.
+
+    Example:
+        >>> import torch
+        >>> from deltasam import DeltaSAM
+        >>> method = DeltaSAM(rho=0.05, eta=1e-4, weighting=FiniteDifference(samples=2, radius=0.5))
+        >>> model, objective = torch.nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> step = method.backward(model, torch.ones(4, 2), objective)
+        >>> step.weights.shape, step.forwards
+        (torch.Size([4]), 6)
     """
 
     samples: int = 1

@@ -41,6 +41,13 @@ class OwnGradient(Weighting):
 
     Relations:
         :class:`FiniteDifference` is the estimate along a random direction.
+
+    Example:
+        >>> import torch
+        >>> from deltasam import DeltaSAM
+        >>> model, objective = torch.nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> DeltaSAM(weighting=OwnGradient()).backward(model, torch.ones(4, 2), objective).weights.shape
+        torch.Size([4])
     """
 
     radius: float | None = None
