@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deltasam.branches import is_recorded
-from deltasam.distributed import local
+from deltasam.distributed import local, sharded_modules
 from deltasam.perturb import Moved, global_norm
 
 
@@ -19,6 +19,12 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Leaves the user's autocast region, which surrounds ``method.backward``, before the backward pass."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def gathered_as(model: nn.Module) -> torch.dtype | None:
+    """In which other dtype FSDP gathers the weights of a sharded model for its passes; None if it does not."""
+    policies = [getattr(module._get_fsdp_state(), "_mp_policy", None) for module in sharded_modules(model)]
+    return next((policy.param_dtype for policy in policies if policy is not None and policy.param_dtype), None)
 
 
 _HALF = (torch.bfloat16, torch.float16)

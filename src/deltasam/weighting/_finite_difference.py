@@ -16,7 +16,7 @@ from deltasam.checks import check_number, require_real
 from deltasam.float32 import full_float32, rounded
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, random_direction, step_size
-from deltasam.precision import no_autocast
+from deltasam.precision import gathered_as, no_autocast
 from deltasam.randomness import Seed
 from deltasam.weighting._base import Weighting, check_radius
 
@@ -73,7 +73,7 @@ class FiniteDifference(Weighting):
         """Losses on both sides of w, ``samples`` times."""
         params = list(passes.params.values())
         require_real(params, passes.params)
-        _warn_if_rounded_away(params[0].dtype)
+        _warn_if_rounded_away(params[0].dtype, gathered_as(passes.inner) if passes.ranks.sharded else None)
         radius = rho if self.radius is None else self.radius
         sides: list[tuple[Tensor, Tensor]] = []
         with exact(passes, self.precision == "float32") as sharpened:
@@ -122,10 +122,17 @@ def _is_rounded(model: nn.Module, device: torch.device) -> bool:
     return any(isinstance(module, (_ConvNd, nn.RNNBase)) for module in model.modules())
 
 
-def _warn_if_rounded_away(dtype: torch.dtype) -> None:
-    if dtype in (torch.bfloat16, torch.float16):
-        warnings.warn(
-            f"the weights are {dtype}: a probe of norm rho is mostly lost in their rounding, and so is the second "
-            "difference; keep float32 weights (and use autocast), or take weighting=Directional()",
-            stacklevel=2,
-        )
+def _warn_if_rounded_away(dtype: torch.dtype, gathered: torch.dtype | None) -> None:
+    halves = (torch.bfloat16, torch.float16)
+    if dtype in halves:
+        what, way_out = f"the weights are {dtype}", "keep float32 weights (and use autocast), or take"
+    elif gathered in halves:
+        what = f"FSDP gathers the weights in {gathered}"
+        way_out = "leave param_dtype out of MixedPrecisionPolicy (and use autocast), or take sharpness='local' and"
+    else:
+        return
+    warnings.warn(
+        f"{what}: a probe of norm rho is mostly lost in their rounding, and so is the second difference; {way_out} "
+        "weighting=Directional()",
+        stacklevel=2,
+    )

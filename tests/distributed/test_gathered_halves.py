@@ -1,0 +1,44 @@
+"""Float32 shards that FSDP gathers in half precision: the probes' differences are rounded away, and that is said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from deltasam.methods import DeltaSAM
+from helpers.rank_blocks import CAN_SHARD
+
+pytestmark = pytest.mark.skipif(not CAN_SHARD, reason="this version of torch cannot shard a model on a CPU")
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """This process alone, as a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def objective(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).squeeze(-1).float().square()
+
+
+@pytest.mark.parametrize("halves", [True, False])
+def test_probes_of_shards_that_are_gathered_in_bfloat16(halves: bool) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if halves else None))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        DeltaSAM(sharpness="global").backward(model, torch.randn(4, 3), objective)
+    found = [str(each.message) for each in told if "probe" in str(each.message)]
+    assert len(found) == halves
+    assert all("bfloat16" in message and "MixedPrecisionPolicy" in message for message in found)
