@@ -12,6 +12,8 @@ class MethodTrainer(MethodMixin, Trainer):
 
     With ``SAM(rho=0)`` (or ``ERM()``) it is the plain Trainer, bit for bit, also with dropout; in half precision on a
     GPU up to rounding, because there the models compute their own loss in half precision, the objectives never.
+    Where the Trainer divides by another number of tokens than the model predicts, the objective does not: for GPT-2
+    transformers 5.22 counts the first token of every row too, for other decoders not.
 
     Args:
         *args: ``Trainer``'s: the model, the training arguments, ...
