@@ -1,4 +1,4 @@
-"""The section of docs/results.md on delta-SAM's weights on a second task, from the measurements of weights_run.py."""
+"""The sections of docs/results.md on delta-SAM's weights on another task and encoder, from weights_run.py."""
 
 from __future__ import annotations
 
@@ -11,27 +11,41 @@ folded = runpy.run_path(str(HERE / "results_common.py"))["folded"]
 measured = runpy.run_path(str(HERE / "weights_points.py"))["measured_in"]
 table, over_points, two_digits = (weights[name] for name in ("table", "over_points", "two_digits"))
 
-ABOUT = """### The same on CoLA
+ABOUT = """### {heading}
 
-The task on which delta-SAM helps (below). The same encoder and kind of path; Matthews correlation {accuracy} updates.
+{what}; Matthews correlation {accuracy} updates.
 {rows} training rows in {batches} batches of {size}, rho = 0.05, eta = 1e-4, torch {torch}, commit {commit}, on a CPU.
 
     {command}"""
+
+SMALL = "The task on which delta-SAM helps (below). The same encoder and kind of path"
+BASE = """The same task on all-mpnet-base-v2 (12 layers, hidden 768, 109M parameters), the size of the paper's smaller
+encoder; learning rate 3e-5"""
 
 REPEAT = "Rank correlation of g with the same estimator in float64, without dropout, along the same direction:"
 
 
 def second_task_section(results: Path) -> str:
-    """Do the weights repeat, are they the theory's, and where do the updates point; nothing where it was not run."""
-    found = measured(results / "instance-weights-cola")
+    """The encoder of the other sections on CoLA; nothing where it was not run."""
+    return section(results / "instance-weights-cola", "The same on CoLA", SMALL)
+
+
+def base_section(results: Path) -> str:
+    """An encoder of base size on CoLA; nothing where it was not run."""
+    return section(results / "instance-weights-base", "The same on an encoder of base size", BASE)
+
+
+def section(folder: Path, heading: str, what: str) -> str:
+    """Do the weights repeat, are they the theory's, and where do the updates point."""
+    found = measured(folder)
     if not found:
         return ""
     names = [point.name for point in found]
     quality, cosines = ({p.name: getattr(p, part) for p in found} for part in ("weights", "alignment"))
+    aligned = [weights["ALIGNMENT"], table(["method", *names], weights["both_cosines"](cosines))]
     return "\n\n".join([
-        ABOUT.format(**{**found[0].about, **weights["facts_of"](found)}),
-        weights["ALIGNMENT"],
-        table(["method", *names], weights["both_cosines"](cosines)),
+        ABOUT.format(**{**found[0].about, **weights["facts_of"](found), "heading": heading, "what": what}),
+        *(aligned if any(cosines.values()) else []),
         folded("Differences of the cosines", weights["differences_table"](cosines)),
         folded(
             "Do the weights repeat, and are they what the theory asks for?",
