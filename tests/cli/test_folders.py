@@ -237,3 +237,17 @@ def test_a_table_without_a_run_of_its_own_says_where_the_runs_are_shown(
     write_run(tmp_path, "rte", seed=1, metrics={"accuracy": 0.5})
     assert main(["table", "glue", str(tmp_path)]) == 0
     assert "deltasam report" not in capsys.readouterr().out
+
+
+def test_a_report_says_what_it_has_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path, "reviews", seed=seed, metrics={"accuracy": 0.5})
+    words = ["report", str(tmp_path), "--output", str(tmp_path / "page.html")]
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    damaged = sorted(tmp_path.rglob("result.json"))[0]
+    damaged.write_text("{")
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("1 run, ")
+    assert f"- 1 run unreadable, such as {damaged.parent}" in shown

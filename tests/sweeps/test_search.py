@@ -36,7 +36,8 @@ def test_trials_are_runs_and_a_search_goes_on(tmp_path: Path, capsys: pytest.Cap
     bert_folder(tmp_path / "bert")
     out = tmp_path / "out"
     assert main(["search", str(write(tmp_path)), "--output", str(out)]) == 0
-    shown = capsys.readouterr().out
+    shown, progress = capsys.readouterr()
+    assert "search  1/1" in progress
     assert "method.rho" in shown
     assert not re.search(r"\d\.\d{8}", shown)  # the digits of a float64 are no use on a screen
     made = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
@@ -66,6 +67,46 @@ def test_trials_are_runs_and_a_search_goes_on(tmp_path: Path, capsys: pytest.Cap
 def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_search(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ({"method.rho": [0.1, -1]}, "space.method.rho, -1: method: rho=-1.0 must be"),
+        ({"optimizer.lr": {"low": 1e-3, "high": "fast"}}, "low and high must be numbers"),
+        ({"batch.size": {"low": 0, "high": 8}}, "space.batch.size, 0: batch: size=0 must be at least 1"),
+        (
+            {"batch.size": {"low": 1.5, "high": 8}},
+            "space.batch.size, 1.5: batch.size=1.5: Input should be",
+        ),
+    ],
+)
+def test_every_choice_is_looked_at_before_the_first_trial(
+    tmp_path: Path, space: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told when its turn came, below a traceback of Optuna's."""
+    pytest.importorskip("optuna")
+    assert main(["search", str(write(tmp_path, space=space)), "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_range_of_a_whole_number_has_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    tried = []
+
+    def ran(config: Any, *_: Any, **__: Any) -> Any:
+        tried.append(config)
+        return SimpleNamespace(score=0.5)
+
+    monkeypatch.setattr("deltasam.experiments.sweeps._search.run", ran)
+    space = {"batch.size": {"low": 2, "high": 9}, "method.rho": {"low": 0, "high": 1}}
+    run_search(read_search(write(tmp_path, space=space, trials=6)), tmp_path / "out")
+    assert len({config.batch.size for config in tried}) > 1
+    assert all(2 <= config.batch.size <= 9 for config in tried)
+    assert any(config.method.rho % 1 for config in tried)  # a radius is no whole number, whatever its ends are
 
 
 def test_a_search_without_a_space_says_so(tmp_path: Path) -> None:
@@ -126,7 +167,7 @@ def test_the_value_of_a_trial_is_the_mean_over_all_seeds(tmp_path: Path, monkeyp
     pytest.importorskip("optuna")
     scores = {1: 0.75, 2: 1.0, 3: -0.25}  # neither the first, the best nor the middle one is the mean
     monkeypatch.setattr(
-        "deltasam.experiments.sweeps._search.run", lambda config, _: SimpleNamespace(score=scores[config.seed])
+        "deltasam.experiments.sweeps._search.run", lambda config, *_, **__: SimpleNamespace(score=scores[config.seed])
     )
     study = run_search(read_search(write(tmp_path, seeds=[1, 2, 3], trials=1)), tmp_path / "out")
     assert study.best_value == 0.5

@@ -48,3 +48,5 @@ class ReportCommand:
         self.output.write_text(page, encoding="utf-8", errors="replace")
         size = f"{len(page) / 1e6:.1f} MB" if len(page) > 1e6 else f"{len(page) / 1e3:.0f} kB"
         print(f"{counted(len(runs.finished), 'run')}, {size}: {self.output}")
+        for problem in runs.problems():  # the page tells of them, too
+            print(f"- {problem}")

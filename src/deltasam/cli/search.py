@@ -36,7 +36,7 @@ class SearchCommand:
         """Searches and prints the best trials."""
         from rich.table import Table
 
-        from deltasam.cli._progress import quiet
+        from deltasam.cli._progress import bar, quiet
         from deltasam.experiments.sweeps import read_search, run_search
 
         console = wide_console()
@@ -49,7 +49,9 @@ class SearchCommand:
 
         with bad_input():
             search = read_search(self.file)
-            study = run_search(search, self.output or Path("runs") / search.name, storage=self.storage, watch=told)
+            folder = self.output or Path("runs") / search.name
+            with bar(search.name) as step:
+                study = run_search(search, folder, storage=self.storage, watch=told, step=step)
         finished = [trial for trial in study.trials if trial.value is not None]
         best = sorted(finished, key=lambda trial: trial.value, reverse=study.direction.name == "MAXIMIZE")[:5]
         table = Table("trial", "value", *search.space, box=None, header_style="bold")

@@ -114,10 +114,15 @@ def pooled_test(tasks: Pairs) -> Comparison:
 def holm(ps: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment of several p-values, in the order given.
 
+    Raises:
+        ValueError: One is no p-value.
+
     Example:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
     """
+    if not all(0 <= p <= 1 for p in ps):
+        raise ValueError(f"ps={list(ps)}: must be between 0 and 1")
     adjusted = [0.0] * len(ps)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,6 +10,8 @@ from typing import TypeVar
 from deltasam.report._names import counted
 
 Setup = TypeVar("Setup", bound=Hashable)
+
+_TIE = 1e-9  # relative; far above rounding, far below one answer in a million
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,5 +53,10 @@ def count_wins(
         '2 of 3'
     """
     lower = set(lower_is_better)
-    leads = [(second[s] - first[s]) if s in lower else (first[s] - second[s]) for s in first if s in second]
+    leads = [_lead(second[s], first[s]) if s in lower else _lead(first[s], second[s]) for s in first if s in second]
     return Wins(wins=sum(lead > 0 for lead in leads), ties=sum(lead == 0 for lead in leads), setups=len(leads))
+
+
+def _lead(first: float, second: float) -> float:
+    """By how much the first is larger; means of as many right answers are equal, though their last bits may not be."""
+    return 0.0 if math.isclose(first, second, rel_tol=_TIE) else first - second

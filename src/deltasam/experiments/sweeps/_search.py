@@ -82,7 +82,12 @@ def read_search(path: Path) -> Search:
 
 
 def run_search(
-    search: Search, folder: Path, *, storage: str | None = None, watch: Callable[[Any, Any], None] | None = None
+    search: Search,
+    folder: Path,
+    *,
+    storage: str | None = None,
+    watch: Callable[[Any, Any], None] | None = None,
+    step: Callable[[int, int, dict[str, float]], None] | None = None,
 ) -> Any:
     """Runs the trials that are missing, and gives the study. Stopped and started again it goes on.
 
@@ -93,6 +98,7 @@ def run_search(
         folder: Where the run folders are made, and the file of the study.
         storage: URL of a database, for many machines; a file in the folder by default.
         watch: Called by Optuna after every trial with the study and the trial.
+        step: Called after every update of a run, see :func:`~deltasam.experiments.run`.
 
     Returns:
         The :class:`optuna.Study`.
@@ -108,9 +114,10 @@ def run_search(
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
         raise ConfigError("a search needs Optuna: pip install 'deltasam[search]'") from error
-    first = search.config({name: _first(choices) for name, choices in search.space.items()}, search.seeds[0])
+    first = _check_space(search)
+    whole = {name for name, choices in search.space.items() if _is_whole(search, name, choices)}
     folder.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns with a traceback of what is raised anyway
     if storage is None:
         _mend(folder / "study.journal")
     try:
@@ -127,10 +134,10 @@ def run_search(
     _check_study(study, search, folder, storage)
 
     def value(trial: Any) -> float:
-        point = {name: _suggest(trial, name, choices) for name, choices in search.space.items()}
+        point = {name: _suggest(trial, name, choices, whole=name in whole) for name, choices in search.space.items()}
         configs = [search.config(point, seed) for seed in search.seeds]
         try:
-            mean = fmean(run(config, folder / config.run_name).score for config in configs)
+            mean = fmean(run(config, folder / config.run_name, watch=step).score for config in configs)
         except DivergedError as error:
             raise optuna.TrialPruned(str(error)) from error
         if not math.isfinite(mean):
@@ -186,12 +193,52 @@ def _check_range(where: str, choices: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}: log needs low above 0")
 
 
-def _first(choices: Any) -> Any:
-    return choices[0] if isinstance(choices, list) else float(choices["low"])
+def _check_space(search: Search) -> RunConfig:
+    """The run at the first point of the space, after a look at every choice and both ends of every range.
+
+    Raises:
+        ConfigError: One of them is no setting of the run; hours into the search it would end it.
+    """
+    ends = {name: _ends(choices) for name, choices in search.space.items()}
+    first = {name: values[0] for name, values in ends.items()}
+    for name, value in ((name, value) for name, values in ends.items() for value in values):
+        _check_point(search, {**first, name: value}, f"space.{name}, {value!r}")
+    return search.config(first, search.seeds[0])
 
 
-def _suggest(trial: Any, name: str, choices: Any) -> Any:
+def _check_point(search: Search, point: Mapping[str, Any], where: str) -> None:
+    try:
+        search.config(point, search.seeds[0])
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _ends(choices: Any) -> list[Any]:
+    """All choices, or both ends of a range."""
+    return choices if isinstance(choices, list) else [_end(choices["low"]), _end(choices["high"])]
+
+
+def _end(value: Any) -> int | float:
+    return value if isinstance(value, int) else float(value)
+
+
+def _is_whole(search: Search, name: str, choices: Any) -> bool:
+    """Whether the values of a range are whole numbers: its ends are, and the setting takes no fraction."""
+    if isinstance(choices, list) or not all(isinstance(end, int) for end in _ends(choices)):
+        return False
+    first = {other: _ends(its)[0] for other, its in search.space.items()}
+    try:
+        search.config({**first, name: _ends(choices)[0] + 0.5}, search.seeds[0])
+    except ConfigError:
+        return True
+    return False
+
+
+def _suggest(trial: Any, name: str, choices: Any, *, whole: bool) -> Any:
     if isinstance(choices, list):
         return trial.suggest_categorical(name, choices)
-    low, high = float(choices["low"]), float(choices["high"])
-    return trial.suggest_float(name, low, high, log=bool(choices.get("log", False)))
+    low, high = _ends(choices)
+    log = bool(choices.get("log", False))
+    if whole:
+        return trial.suggest_int(name, low, high, log=log)
+    return trial.suggest_float(name, float(low), float(high), log=log)
