@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from deltasam.cli import main
@@ -251,3 +253,37 @@ def test_a_report_says_what_it_has_left_out(tmp_path: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert shown.startswith("1 run, ")
     assert f"- 1 run unreadable, such as {damaged.parent}" in shown
+
+
+@pytest.mark.parametrize(("columns", "parts"), [(80, 2), (200, 1)])
+def test_a_table_fits_a_narrow_terminal_with_the_names_of_the_methods(
+    tmp_path: Path, columns: int, parts: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns rich had shrunk the first one, that of the names, to nothing."""
+    write_run(tmp_path, "rte", seed=1, metrics={"accuracy": 0.5})
+    console = Console(width=columns, soft_wrap=True, markup=False)
+    monkeypatch.setattr("deltasam.cli.table.wide_console", lambda: console)
+    assert main(["table", "glue", str(tmp_path)]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("- ")]
+    assert max(map(len, shown[1:])) <= columns  # the title is text, which may go on in the next line
+    assert sum("δ-SAM, paper" in line for line in shown) == 2 * parts  # two models of the paper
+    assert not any("…" in line for line in shown)
+    assert sum(line.count("50.0") for line in shown) == 1
+
+
+@pytest.mark.parametrize("command", [["report"], ["table", "glue", "--format", "csv"]])
+def test_a_full_disk_does_not_cost_the_earlier_page(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "runs", "rte", seed=1, metrics={"accuracy": 0.5})
+    page = tmp_path / "page"
+    page.write_text("earlier")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert main([*command, str(tmp_path / "runs"), "--output", str(page)]) == 1
+    assert f"{page}: No space left on device; free some space" in capsys.readouterr().err
+    assert page.read_text() == "earlier"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page", "runs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deltasam.cli._errors import CommandError, InputError, StoppedError
@@ -69,6 +70,22 @@ def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = (
             f"{result.forward_passes}/{result.backward_passes}",
         )
     return table
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a page or a table in full or not at all: a full disk does not cost the earlier one of that name."""
+    from deltasam.storage import write_bytes
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = text.encode("utf-8", errors="replace")
+    try:
+        if path.exists() and not path.is_file():  # a pipe such as /dev/stdout, or a folder, which is refused
+            path.write_bytes(content)
+        else:
+            write_bytes(path.resolve(), content)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a disk that is full does not say where
+        raise
 
 
 def wide_console() -> Console:

@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from deltasam.cli._errors import InputError
+from deltasam.cli._runs import write_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,8 @@ class ReportCommand:
             told = "; ".join(["there is no finished run in it", *runs.problems()])
             raise InputError(f"{', '.join(map(str, self.folders))}: {told}")
         title = self.title or f"Runs in {', '.join(folder.resolve().name for folder in self.folders)}"
-        self.output.parent.mkdir(parents=True, exist_ok=True)
         page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
-        self.output.write_text(page, encoding="utf-8", errors="replace")
+        write_file(self.output, page)
         size = f"{len(page) / 1e6:.1f} MB" if len(page) > 1e6 else f"{len(page) / 1e3:.0f} kB"
         print(f"{counted(len(runs.finished), 'run')}, {size}: {self.output}")
         for problem in runs.problems():  # the page tells of them, too

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from deltasam.cli._errors import InputError
-from deltasam.cli._runs import wide_console
+from deltasam.cli._runs import wide_console, write_file
 
 if TYPE_CHECKING:
     from deltasam.report import Runs, Table
@@ -66,7 +66,7 @@ class TableCommand:
 
     def run(self) -> None:
         """Reads the runs and writes the table."""
-        from deltasam.report import TABLES, read_runs, table_notes, to_csv, to_latex, to_markdown, to_terminal
+        from deltasam.report import TABLES, read_runs, to_csv, to_latex, to_markdown
 
         for folder in self.folders:
             if not folder.is_dir():
@@ -83,11 +83,7 @@ class TableCommand:
         table = TABLES[self.table](runs, aggregate=self.aggregate, **options)
         paper = not self.no_paper
         if self.format == "terminal" and self.output is None:
-            console = wide_console()
-            console.print(to_terminal(table, spread=self.spread, paper=paper))
-            for note in table_notes(table):
-                console.print(f"- {note}", highlight=False)
-            console.print(self._elsewhere(runs, table), highlight=False, markup=False, end="")
+            self._show(runs, table)
             return
         if self.format == "csv":
             text = to_csv(table)
@@ -98,8 +94,18 @@ class TableCommand:
         if self.output is None:
             print(text, end="")
         else:
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            self.output.write_text(text, encoding="utf-8")
+            write_file(self.output, text)
+
+    def _show(self, runs: Runs, table: Table) -> None:
+        from deltasam.report import table_notes
+        from deltasam.report._formats import terminal_parts
+
+        console = wide_console()
+        for part in terminal_parts(table, console.width, spread=self.spread, paper=not self.no_paper):
+            console.print(part)
+        for note in table_notes(table):
+            console.print(f"- {note}", highlight=False)
+        console.print(self._elsewhere(runs, table), highlight=False, markup=False, end="")
 
     def _elsewhere(self, runs: Runs, table: Table) -> str:
         """Where to see the runs, if there are some and none is in the table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from deltasam.report._lines import Spread, heading, lines, usual_note
@@ -93,16 +94,43 @@ def from_csv(text: str) -> list[dict[str, Any]]:
 
 def to_terminal(table: Table, *, spread: Spread = "std", paper: bool = True) -> RichTable:
     """The table for :mod:`rich`; :func:`~deltasam.report.table_notes` go below it."""
+    return _part(table, range(len(table.columns)), spread=spread, paper=paper)
+
+
+def terminal_parts(table: Table, width: int, *, spread: Spread = "std", paper: bool = True) -> list[RichTable]:
+    """The table in parts no wider than the terminal, each with the names of the methods.
+
+    Of a table that is too wide rich takes the width from the first column, until no name is left.
+    """
+    parts: list[list[int]] = [[]]
+    for number in range(len(table.columns)):
+        wider = _part(table, [*parts[-1], number], spread=spread, paper=paper)
+        if parts[-1] and _width(wider) > width:
+            parts.append([])
+        parts[-1].append(number)
+    return [_part(table, numbers, spread=spread, paper=paper) for numbers in parts]
+
+
+def _width(shown: RichTable) -> int:
+    from rich.console import Console
+
+    return Console(width=10_000).measure(shown).maximum
+
+
+def _part(table: Table, numbers: Sequence[int], *, spread: Spread, paper: bool) -> RichTable:
+    """Some of the columns; below the first ones the title is not repeated."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable("method", title=Text(heading(table), style="bold"), title_justify="left", box=None)
-    for column in table.columns:
-        shown.add_column(Text(column.header), justify="right", no_wrap=True)
+    title = Text(heading(table), style="bold") if 0 in numbers or not numbers else None
+    shown = RichTable(title=title, title_justify="left", box=None)
+    shown.add_column("method", no_wrap=True)
+    for number in numbers:
+        shown.add_column(Text(table.columns[number].header), justify="right", no_wrap=True)
     for line in lines(table, spread=spread, paper=paper):
         style = {"group": "bold", "ours": "", "paper": "dim", "difference": "dim italic"}[line.kind]
         best = line.best or (False,) * len(line.cells)
-        cells = [Text(cell, style="bold green" if b else style) for cell, b in zip(line.cells, best, strict=True)]
+        cells = [Text(line.cells[n], style="bold green" if best[n] else style) for n in numbers if line.cells]
         shown.add_row(Text(line.label if line.kind == "group" else f"  {line.label}", style=style), *cells)
     return shown
 
