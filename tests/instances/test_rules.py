@@ -123,6 +123,42 @@ def test_a_rule_of_ones_own() -> None:
     assert calls
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [-1.0, 0.5, 1.01])
+def test_a_rule_whose_losses_are_not_the_models_is_found(factor: float, dtype: torch.dtype) -> None:
+    @register_rule(F.bilinear)
+    def bilinear(state: Any, first: Tensor, second: Tensor, weight: Any, bias: Any = None) -> Tensor:
+        return factor * torch.einsum("ni,noij,nj->no", first, state.values(weight), second)
+
+    torch.manual_seed(0)
+    model, x = Apply(lambda x, w: F.bilinear(x, x, w), w=(2, 6, 6)).to(dtype), torch.randn(4, 6, dtype=dtype)
+    with pytest.raises(UncoveredError, match=r"a rule of your own \(register_rule\) is wrong"):
+        record(model, lambda: (model(x) - 1).square().sum(1))
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_right_rule_beside_draws_is_no_fault(dropped: bool) -> None:
+    """Attention that drops, and draws of a generator that no pass can rewind."""
+
+    @register_rule(F.bilinear)
+    def bilinear(state: Any, first: Tensor, second: Tensor, weight: Any, bias: Any = None) -> Tensor:
+        return torch.einsum("ni,noij,nj->no", first, state.values(weight), second)
+
+    own = torch.Generator().manual_seed(0)
+
+    def noisy(x: Tensor, w: Tensor) -> Tensor:
+        rows = x.view(4, 1, 2, 3)
+        if dropped:
+            mixed = F.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5)
+        else:
+            mixed = rows + torch.randn(rows.shape, generator=own, dtype=rows.dtype)
+        return F.bilinear(x, mixed.reshape(4, 6), w)
+
+    torch.manual_seed(0)
+    model, x = Apply(noisy, w=(2, 6, 6)), torch.randn(4, 6, dtype=torch.float64)
+    assert record(model, lambda: (model(x) - 1).square().sum(1)).losses.shape == (4,)
+
+
 def test_what_a_rule_cannot_do_is_named() -> None:
     model = nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True).double()
     x = torch.randn(3, 2, 4).double()

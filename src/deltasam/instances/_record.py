@@ -279,7 +279,7 @@ def _try_out(recording: Recording, places: Places, wish: _Wish, checked: Checked
         raise MisreadError("a layer without a gradient is called with inputs that are laid out in another way")
     raise UncoveredError(
         "the losses of the low-rank engine at perturbed weights are not those of weights that are moved: the model "
-        "reads a parameter in a way that goes past the engine",
+        "reads a parameter in a way that goes past the engine, or a rule of your own (register_rule) is wrong",
         list(places.params),
     )
 

@@ -20,6 +20,7 @@ from deltasam.gradients import graph_of
 from deltasam.instances._errors import ModelError
 from deltasam.instances._places import eager
 from deltasam.instances._verify import Checked
+from deltasam.instances._watch import Watch
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
 from deltasam.randomness import Buffers
@@ -32,6 +33,7 @@ MOST_TRIALS = 64  # of one model; where layers are left out at random, there are
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 _RISE = 0.1  # of the loss: well above its rounding, and the model is still itself
 _MOVE = 1e-2  # of the weights, at most
+_AMPLIFIED = 1e4  # what a deep model makes of the rounding of one operation, at most
 
 
 @contextmanager
@@ -120,9 +122,16 @@ def is_followed(
     if not bool(off > tolerance * (true - before).norm() + rounding):  # not finite says nothing
         return True
     # Draws that cannot be repeated, rounding that the dtypes do not show, dropout masks by another layout: no fault
-    noise = (exact(c * (1 + 0.02 * tolerance)) - true).norm()
-    nothing = torch.zeros_like(c)
-    return bool(torch.maximum(noise, (mine(nothing) - exact(nothing)).norm()) > 0.1 * off)
+    if bool((exact(c * (1 + 0.02 * tolerance)) - true).norm() > 0.1 * off):
+        return True
+    nothing, watch = torch.zeros_like(c), Watch()
+    with watch:
+        at_w = exact(nothing)
+    apart = (mine(nothing) - at_w).norm()
+    if not bool(apart > 0.1 * off):
+        return False
+    # Where neither explains losses at w that are not the model's, a rule is wrong.
+    return watch.draws or not bool(apart > _AMPLIFIED * watch.eps * (1 + at_w.norm()))
 
 
 def _has_halves(model: nn.Module, losses: Tensor) -> bool:
