@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from deltasam.checks import check_number as check_number
 from deltasam.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.distributed import Sharpness
 from deltasam.methods._frozen import tell_the_way_out
+from deltasam.methods._keywords import KeywordsOnly
 from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
 from deltasam.perturb import Preset, Selection
 from deltasam.randomness import Randomness
@@ -98,6 +99,23 @@ class Method(ABC):
             and optimizer stay sharded), and ``"global"`` never holds more than FSDP does. It says nothing about
             methods that perturb instances or embeddings, whose perturbations are each instance's own.
         state: What the method remembers between steps (nothing, for most); part of :meth:`state_dict`.
+
+    Example:
+        One of your own is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.passes.Passes`:
+
+        >>> from deltasam.methods import finish
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Downhill(Method):
+        ...     rho: float = 0.05
+        ...     def _step(self, passes):
+        ...         losses, grads = passes.gradient()
+        ...         with passes.ascend(grads, -self.rho) as ascent:
+        ...             perturbed = passes.accumulate()
+        ...         return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        >>> model, objective = nn.Linear(2, 1), lambda model, x: (model(x).squeeze(-1) - 9) ** 2
+        >>> step = Downhill(rho=0.01).backward(model, torch.ones(4, 2), objective)
+        >>> bool(step.sharpness < 0), step.forwards, step.backwards
+        (True, 2, 2)
     """
 
     params: Selection = "all"
@@ -109,6 +127,9 @@ class Method(ABC):
     passes: ClassVar[str] = "1/1"
     #: Whether a step is the same operations every time (in every phase), so that it can be recorded as a CUDA graph.
     capturable: ClassVar[bool] = True
+
+    if not TYPE_CHECKING:  # who checks types goes by the __init__ of each class
+        __new__ = KeywordsOnly()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
@@ -184,7 +205,16 @@ class Method(ABC):
         )
 
     def noted(self, step: Step) -> Step:
-        """Counts the step, and whether it left the perturbation out."""
+        """Counts the step, and whether it left the perturbation out.
+
+        Raises:
+            TypeError: It is no step.
+        """
+        if not isinstance(step, Step):
+            raise TypeError(
+                f"{type(self).__name__}._step returned {shown(step)}, not a Step, the record of what happened: end it "
+                "with `return finish(passes, losses)` (from deltasam.methods import finish)"
+            )
         self.state["steps"] = self.steps + 1
         if step.skipped is not None:
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
