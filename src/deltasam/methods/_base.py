@@ -103,7 +103,7 @@ class Method(ABC):
     Example:
         One of your own is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.passes.Passes`:
 
-        >>> from deltasam.methods import finish
+        >>> from deltasam.methods import Method, finish
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Downhill(Method):
         ...     rho: float = 0.05
