@@ -79,8 +79,9 @@ def bootstrap_interval(values: Sequence[float], *, level: float = 0.95) -> tuple
     """Bias-corrected, accelerated bootstrap interval (BCa) for the mean.
 
     Up to 6 values all resamples are enumerated, beyond that up to 20,000 are drawn from a fixed seed: the same values
-    always give the same interval, in whatever order they come. With 5 runs any such interval is too short more often
-    than its level says; it shows the spread and is no test.
+    always give the same interval, in whatever order they come. With few runs it is too short more often than its level
+    says: at 95% it held the mean of 5 normal values in 84% of cases, of 10 in 89%, of 3 in 73%
+    (``benchmarks/interval_coverage.py``). It shows the spread and is no test.
 
     Raises:
         ValueError: There is no value, or the level is not between 0 and 1.
