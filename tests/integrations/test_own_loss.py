@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 
+from deltasam import integrations
 from deltasam.integrations import MethodMixin, MethodTrainer
 from deltasam.integrations._arguments import refuse_unsupported
 from deltasam.methods import ERM, SAM
@@ -138,3 +139,20 @@ def test_a_model_without_a_loss_cannot_be_evaluated_by_one(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"Bag returned a tensor.*first row.*\{\"loss\": ..., \"logits\": ...\}"):
         trainer.evaluate()
     assert len(trainer.predict([{"input_ids": row["input_ids"]} for row in data]).predictions) == len(data)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MethodTrainer", "Seq2SeqMethodTrainer", "SFTMethodTrainer", "SentenceTransformerMethodTrainer"],
+)
+def test_a_trainer_without_a_method_is_named(name: str, tmp_path: Path) -> None:
+    try:
+        kind = getattr(integrations, name)
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    # The third argument is the collator: a method there is none that was given.
+    for given in ((classifier(), arguments(tmp_path)), (classifier(), arguments(tmp_path), SAM())):
+        with pytest.raises(TypeError) as caught:
+            kind(*given)
+        words = str(caught.value)
+        assert words == f"{name} needs a method, by keyword: {name}(..., method=SAM(rho=0.05))"

@@ -118,6 +118,19 @@ def test_a_loss_without_rows_says_what_to_pass(tmp_path: Path) -> None:
         trainer.train()
 
 
+@pytest.mark.parametrize("scored", [False, True])
+def test_no_loss_and_no_objective_says_what_to_pass(scored: bool, tmp_path: Path) -> None:
+    """What sentence-transformers takes then compares pairs with each other, and fails without scores."""
+    data = pairs().add_column("score", [0.5] * len(pairs())) if scored else pairs()
+    trainer = SentenceTransformerMethodTrainer(
+        model=encoder(), args=options(tmp_path), train_dataset=data, method=SAM()
+    )
+    with pytest.raises(
+        ValueError, match=r"CoSENTLoss, .* neither loss= nor objective=.* pass objective=Contrastive\("
+    ):
+        trainer.train()
+
+
 def test_three_columns_are_not_two_views(tmp_path: Path) -> None:
     data = pairs().add_column("three", pairs()["one"])
     trainer = SentenceTransformerMethodTrainer(

@@ -10,10 +10,12 @@ from deltasam.methods import Method
 from deltasam.objectives.regularisers._layers import innermost
 
 
-def check_method(method: Any) -> None:
-    """Raises a TypeError for what is no method; a method that is wrapped already is told apart."""
+def check_method(method: Any, trainer: str) -> None:
+    """Raises a TypeError for what is no method; none at all, and one that is wrapped already, are told apart."""
     if isinstance(method, Method):
         return
+    if method is None:
+        raise TypeError(f"{trainer} needs a method, by keyword: {trainer}(..., method=SAM(rho=0.05))")
     if isinstance(getattr(method, "method", None), Method):
         raise TypeError(
             f"method={type(method).__name__}({shown(method.method)}) wraps a method: pass the method itself, and "

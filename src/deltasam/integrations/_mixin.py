@@ -90,13 +90,13 @@ class MethodMixin(_Base):
     def __init__(
         self,
         *args: Any,
-        method: Method,
+        method: Method = None,  # type: ignore[assignment]  # there has to be one; who forgets it is told by name
         objective: ObjectiveLike | None = None,
         capture: bool = False,
         on_out_of_memory: OnOutOfMemory = "stop",
         **kwargs: Any,
     ) -> None:
-        check_method(method)
+        check_method(method, type(self).__name__)
         check_out_of_memory(on_out_of_memory, capture=capture)
         known = objective is not None
         refuse_overrides(type(self), MethodMixin, has_objective=known, accounted_for=self._accounted_for)

@@ -17,6 +17,12 @@ from deltasam.objectives._batch import unwrapped
 from deltasam.objectives.regularisers._layers import innermost
 from deltasam.passes import ObjectiveLike
 
+_WAY_OUT = (
+    "pass objective=Contrastive(temperature=0.05) for pairs of texts that belong together, a loss that returns rows, "
+    "such as loss=CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')) for scored ones, or any callable "
+    "objective(model, inputs) -> losses of shape (N,)"
+)
+
 
 class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
     """``SentenceTransformerTrainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
@@ -79,13 +85,17 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
 
     def _loss_rows(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         """The losses of the instances by the trainer's own loss."""
+        if type(self.loss).__name__ == "CoSENTLoss":  # before it is called: it fails on pairs without scores
+            raise ValueError(
+                "loss=CoSENTLoss, which sentence-transformers takes where there is neither loss= nor objective=, "
+                "compares the scored pairs of a batch with each other, but a method needs one loss per instance; "
+                f"{_WAY_OUT}"
+            )
         loss, rows = self._own_loss(model, inputs)
         if rows.ndim == 0:
             raise ValueError(
                 f"loss={type(loss).__name__} returns one loss for the batch, but a method needs one per instance; "
-                "pass objective=Contrastive(temperature=0.05) for pairs of texts that belong together, a loss that "
-                "returns rows, such as CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')), or any "
-                "callable objective(model, inputs) -> losses of shape (N,)"
+                f"{_WAY_OUT}"
             )
         return rows
 

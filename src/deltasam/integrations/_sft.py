@@ -37,7 +37,13 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
 
     _accounted_for = (SFTTrainer,)
 
-    def __init__(self, *args: Any, method: Method, objective: ObjectiveLike | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        method: Method = None,  # type: ignore[assignment]  # there has to be one, see MethodMixin
+        objective: ObjectiveLike | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, method=method, objective=objective, **kwargs)
         if self.args.activation_offloading:
             raise ValueError(
