@@ -17,8 +17,8 @@ are those of the tables above.
 
     deltasam sweep configs/sweeps/evidence/glue-eta.yaml --output results/glue-eta"""
 
-MOVED = """What eta moves by itself: the score at each eta less the one at 1e-4, over {pairs} pairs of runs that differ in
-nothing else (radii up to {largest}, which learn every task)."""
+MOVED = """What eta moves by itself: the score at each eta less the one at 1e-4, over {pairs} pairs of runs that
+differ in nothing else (radii up to {largest}, which learn every task)."""
 
 GAVE = """Development set, final weights, at the pair that was chosen, and what it is above the others by seed; = where
 the pair is the one of the tables above."""
