@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -34,6 +36,16 @@ def test_every_name_of_all_exists(name: str) -> None:
     missing = [public for public in names if not exists(module, public)]
     assert not missing, f"{name}.__all__ names what {name} does not have: {missing}"
     assert len(set(names)) == len(names), f"{name}.__all__ names something twice"
+
+
+def test_names_that_are_imported_late_are_listed() -> None:
+    """Completion in a shell goes by ``dir``, before anything is used."""
+    late = [name for name in public_modules() if "__getattr__" in vars(importlib.import_module(name))]
+    assert {"deltasam", "deltasam.bench", "deltasam.integrations"} <= set(late)
+    for name in late:
+        code = f"import {name} as module; print(*set(module.__all__) - set(dir(module)))"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert not found.stdout.split(), f"dir({name}) lacks {found.stdout}"
 
 
 def test_type_checkers_see_the_lazy_names() -> None:

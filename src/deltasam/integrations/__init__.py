@@ -64,3 +64,7 @@ def __getattr__(name: str) -> Any:
             raise
         way_out = f"pip install 'deltasam[{_EXTRAS[home]}]'"
         raise ModuleNotFoundError(f"{name} needs {error.name}: {way_out}", name=error.name) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
