@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from deltasam import ASAM, ERM, GSAM, SAM, FisherSAM, LookSAM
+from deltasam import ASAM, ERM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import Method
 from helpers.data import REPOSITORY
@@ -101,6 +101,48 @@ def test_accumulation_by_lightning_is_refused(whole: bool, tmp_path: Path) -> No
 
     with pytest.raises(ValueError, match=r"accumulate_grad_batches=2\) .*manual optimization.*scale=1 / 2"):
         fit(Inner(SAM()), tmp_path, accumulate_grad_batches=2)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["module", "network"])
+@pytest.mark.parametrize("kind", ["backward", "losses"])
+def test_a_method_that_needs_losses_is_for_manual_optimization(kind: Any, whole: bool, tmp_path: Path) -> None:
+    """Lightning's closures call ``backward()`` and return one loss, whatever the adapter is told."""
+
+    class Inner(Automatic):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
+            return MethodOptimizer(adam, self.method, self if whole else self.network, closure=kind)
+
+    what = {"backward": "DeltaSAM needs the loss of every instance, which", "losses": "closure='losses' is not for"}
+    with pytest.raises(ValueError, match=f"^{what[kind]} Lightning's automatic .*: use manual") as caught:
+        fit(Inner(DeltaSAM()), tmp_path)
+    words = str(caught.value)
+    assert "method.backward(self, batch, objective)" in words
+    assert 'closure="losses"' not in words
+    assert repr(DeltaSAM()) not in words
+
+
+def test_losses_by_a_closure_of_ones_own(tmp_path: Path) -> None:
+    """Who overrides ``optimizer_step`` hands over another closure than Lightning's."""
+
+    class Own(Automatic):
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            self.batch = batch
+            return super().training_step(batch, index)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
+            return MethodOptimizer(adam, self.method, self, closure="losses")
+
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            optimizer_closure()
+            optimizer.step(
+                lambda: nn.functional.cross_entropy(self.network(self.batch[0]), self.batch[1], reduction="none")
+            )
+
+    method = DeltaSAM(rho=0.1)
+    fit(Own(method), tmp_path)
+    assert method.steps == 6
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,19 @@ from deltasam.methods import Method
 from deltasam.passes import Passes
 
 LINES = """
-    optimizer = MethodOptimizer(torch.optim.AdamW(model.parameters()), {method}, model, closure="losses")
+    optimizer = MethodOptimizer(torch.optim.AdamW(model.parameters()), method, model, closure="losses")
     def closure():
         return cross_entropy(model(inputs), labels, reduction="none")  # shape (N,), no backward()
     loss = optimizer.step(closure)"""
+
+MANUAL = """use manual optimization; the lines to write:
+
+    self.automatic_optimization = False  # in __init__
+    # in training_step, the optimizer being a plain one:
+    optimizer = self.optimizers()
+    optimizer.zero_grad()
+    method.backward(self, batch, objective)  # objective(self, batch) -> losses of shape (N,)
+    optimizer.step()"""
 
 
 class ClosurePasses(Passes):
@@ -66,7 +76,7 @@ class ClosurePasses(Passes):
 
     def _look(self, name: str, *value: Any) -> Any:
         if self._hidden is None:
-            raise needs_losses(self._method)
+            raise self._needs_losses()
         if value:
             self._hidden[name] = value[0]
         return self._hidden[name]
@@ -80,7 +90,7 @@ class ClosurePasses(Passes):
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The loss, shape (1,), and its gradient; ``.grad`` is put back."""
         if weights is not None:
-            raise needs_losses(self._method)
+            raise self._needs_losses()
         targets = list(self.params.values()) if params is None else list(params)
         before = [(p, p.grad) for p in {*self.trainable.values(), *self._updated}]
         try:
@@ -98,15 +108,18 @@ class ClosurePasses(Passes):
 
     def losses(self, *, at_w: bool = False, aside: bool = False) -> Tensor:
         """There are none."""
-        raise needs_losses(self._method)
+        raise self._needs_losses()
 
     def evaluate(self, at_w: Mapping[str, Tensor] | None = None) -> Tensor:
         """There is nothing without a gradient."""
-        raise needs_losses(self._method)
+        raise self._needs_losses()
 
     def subset(self, index: Tensor) -> Passes:
         """There is no batch."""
-        raise needs_losses(self._method)
+        raise self._needs_losses()
+
+    def _needs_losses(self) -> ValueError:
+        return needs_losses(self._method, self._closure)
 
     def _run(self, at_w: bool) -> Tensor:
         self.count.forwards += 1
@@ -135,9 +148,17 @@ def _own(grad: Tensor | None) -> Tensor | None:
     return grad if grad is None or not grad._is_view() else grad.clone()
 
 
-def needs_losses(method: Method) -> ValueError:
+def is_lightnings(closure: Any) -> bool:
+    """Whether a closure is that of Lightning's automatic optimization, and not one that a user has handed to it."""
+    given = closure.args if isinstance(closure, partial) else ()
+    return any(type(each).__name__ == "Closure" and "lightning" in type(each).__module__ for each in given)
+
+
+def needs_losses(method: Method, closure: Any) -> ValueError:
     """The error for a method that asks for more than gradients."""
+    needs = f"{type(method).__name__} needs the loss of every instance, which "
+    if is_lightnings(closure):
+        return ValueError(f"{needs}Lightning's automatic optimization cannot give: {MANUAL}")
     return ValueError(
-        f"{type(method).__name__} needs the loss of every instance, which a closure that calls backward() and returns "
-        f"one loss cannot give; the lines to write instead:\n{LINES.format(method=method)}"
+        f"{needs}a closure that calls backward() and returns one loss cannot give; the lines to write:\n{LINES}"
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.checks import shown
-from deltasam.integrations._closure import LINES, ClosurePasses
+from deltasam.integrations._closure import LINES, MANUAL, ClosurePasses, is_lightnings
 from deltasam.methods import ASAM, ESAM, SAM, FisherSAM, Method, SubsetSAM
 
 Closure = Literal["backward", "losses"]
@@ -104,18 +104,23 @@ class MethodOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: There is no closure.
-            ValueError: The method needs the batch, or losses of the instances where the closure gives one loss; or
-                Lightning or Accelerate accumulates, or Lightning clips what the method works on.
+            ValueError: The method needs the batch, or losses of the instances where the closure gives one loss, as
+                Lightning's do; or Lightning or Accelerate accumulates, or Lightning clips what the method works on.
             RuntimeError: The closure steps an optimizer.
         """
         if closure is None:
-            lines = LINES.format(method=self.method) if self.closure == "losses" else _BACKWARD_LINES
+            lines = LINES if self.closure == "losses" else _BACKWARD_LINES
             raise TypeError(f"step() needs a closure (in the Trainer use MethodTrainer); the lines to write:\n{lines}")
         if self._stepping:
             raise _steps_inside()
         _refuse_accelerate()
         # Where a LightningModule may be: the model, and what Lightning hands to its closures.
         _refuse_lightning(self.method, (self.model, *(closure.args if isinstance(closure, partial) else ())))
+        if self.closure == "losses" and is_lightnings(closure):
+            raise ValueError(
+                "closure='losses' is not for Lightning's automatic optimization, whose closures call backward() and "
+                f"return one loss: {MANUAL}"
+            )
         if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
             raise ValueError(
                 f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch)"
