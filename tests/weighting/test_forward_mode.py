@@ -89,13 +89,18 @@ SOLVES: dict[str, Callable[..., Tensor]] = {
     "of vectors": lambda x, w, b: torch.linalg.solve(A=_regular(x * w), B=(x + b)[..., 0]),
     "of one vector": lambda x, w, b: torch.linalg.solve(_regular((x * w)[0]), (x + b)[0, :, 0]) + x[..., :5],
 }
+CONSTANTS: dict[str, Callable[..., Tensor]] = {  # refused only where the weights are behind them
+    "logdet of a constant": lambda x, w, b: (x * w + b) * torch.logdet(2 * torch.eye(3)),
+    "linalg.slogdet of a constant": lambda x, w, b: (x * w + b) * torch.linalg.slogdet(A=2 * torch.eye(3)).logabsdet,
+}
 
 
 def _regular(x: Tensor) -> Tensor:
     return 0.1 * x[..., :5] + torch.eye(5, dtype=x.dtype)
 
 
-CASES = {**NORMS, **SOLVES, **{name: lambda x, w, b, f=f: f(x * w + b) for name, f in ACTIVATIONS.items()}}
+WRITTEN_OUT = {name: lambda x, w, b, f=f: f(x * w + b) for name, f in ACTIVATIONS.items()}
+CASES = {**NORMS, **SOLVES, **CONSTANTS, **WRITTEN_OUT}
 
 
 @pytest.mark.parametrize("operation", CASES.values(), ids=CASES.keys())

@@ -4,9 +4,9 @@ torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``ins
 the saved mean and deviation as constants when they are differentiated once more: the second derivative comes out
 wrong, without an error (pytorch#196700, #196699). Written out in elementary operations they are right; the tests
 compare with Hessian-vector products. Those of ``linalg.solve``, determinants and ``householder_product`` are wrong in
-the same silent way: the first is written out, the others are refused. ``silu``, ``mish`` and ``glu`` have no second
-forward mode, and are written out as well. The fused attention kernels have no forward mode at all, so attention is
-unfused meanwhile.
+the same silent way: the first is written out, the others are refused where the weights are behind their arguments.
+``silu``, ``mish`` and ``glu`` have no second forward mode, and are written out as well. The fused attention kernels
+have no forward mode at all, so attention is unfused meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -233,10 +234,15 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _moves(value: Any) -> bool:
+    """Whether it is a tensor that depends on the weights; of a constant, all derivatives are 0 and right."""
+    return isinstance(value, Tensor) and unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+
+
 class _Elementary(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
-        if func in _WRONG:
+        if func in _WRONG and any(map(_moves, (*args, *named.values()))):
             raise NotImplementedError(_way_out(func.__name__))
         if func in _WRITTEN_OUT:
             if "input" in named:
