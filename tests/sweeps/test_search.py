@@ -93,7 +93,11 @@ def test_every_choice_is_looked_at_before_the_first_trial(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_range_of_a_whole_number_has_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends", [{"low": 2, "high": 9}, {"low": 2.0, "high": 9}, {"low": "2e0", "high": "9e0"}])
+def test_a_range_of_a_whole_number_has_whole_numbers(
+    tmp_path: Path, ends: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its ends are written: YAML takes 1e2 for text."""
     pytest.importorskip("optuna")
     tried = []
 
@@ -102,7 +106,7 @@ def test_a_range_of_a_whole_number_has_whole_numbers(tmp_path: Path, monkeypatch
         return SimpleNamespace(score=0.5)
 
     monkeypatch.setattr("deltasam.experiments.sweeps._search.run", ran)
-    space = {"batch.size": {"low": 2, "high": 9}, "method.rho": {"low": 0, "high": 1}}
+    space = {"batch.size": ends, "method.rho": {"low": 0, "high": 1}}
     run_search(read_search(write(tmp_path, space=space, trials=6)), tmp_path / "out")
     assert len({config.batch.size for config in tried}) > 1
     assert all(2 <= config.batch.size <= 9 for config in tried)

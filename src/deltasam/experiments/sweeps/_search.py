@@ -219,7 +219,9 @@ def _ends(choices: Any) -> list[Any]:
 
 
 def _end(value: Any) -> int | float:
-    return value if isinstance(value, int) else float(value)
+    """The number, whole where it can be: 100.0, and 1e2, which YAML takes for text, are ends of whole numbers, too."""
+    number = float(value)
+    return int(number) if number.is_integer() else number
 
 
 def _is_whole(search: Search, name: str, choices: Any) -> bool:
