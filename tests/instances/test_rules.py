@@ -159,6 +159,48 @@ def test_a_right_rule_beside_draws_is_no_fault(dropped: bool) -> None:
     assert record(model, lambda: (model(x) - 1).square().sum(1)).losses.shape == (4,)
 
 
+def divides(state: Any, *args: Any) -> Tensor:
+    raise ZeroDivisionError("oops")
+
+
+def forgets(state: Any) -> None:
+    """A rule that takes none of the operation's arguments."""
+
+
+def repeats(state: Any, first: Tensor, second: Tensor, weight: Any) -> Tensor:
+    return F.bilinear(first, second, weight)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (divides, r"fails \(ZeroDivisionError: oops\)"),
+        (forgets, r"fails \(TypeError: forgets\(\) takes 1 positional"),
+        (repeats, r"calls itself without end: .* state\.values\(weight\)"),
+    ],
+)
+def test_a_rule_that_fails_is_named(rule: Callable[..., Any], words: str) -> None:
+    register_rule(F.bilinear)(rule)
+    model, x = Apply(lambda x, w: F.bilinear(x, x, w), w=(2, 6, 6)), torch.randn(4, 6, dtype=torch.float64)
+    with pytest.raises(UncoveredError, match=f"^the rule {rule.__name__} for the operation bilinear {words}"):
+        record(model, lambda: model(x).square().sum(1))
+
+
+def test_errors_in_a_rule_that_are_of_other_kinds_stay_as_they_are() -> None:
+    class MineError(Exception):
+        pass
+
+    for error in (MineError("mine"), torch.OutOfMemoryError("no memory")):
+
+        @register_rule(F.bilinear)
+        def fails(state: Any, *args: Any, error: Exception = error) -> Tensor:
+            raise error
+
+        model, x = Apply(lambda x, w: F.bilinear(x, x, w), w=(2, 6, 6)), torch.randn(4, 6, dtype=torch.float64)
+        with pytest.raises(type(error), match=str(error)):
+            record(model, lambda model=model, x=x: model(x).square().sum(1))
+
+
 def test_what_a_rule_cannot_do_is_named() -> None:
     model = nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True).double()
     x = torch.randn(3, 2, 4).double()

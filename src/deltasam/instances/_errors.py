@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from deltasam.checks import is_out_of_memory, uses_a_graph_twice
+
+#: What a model, an objective or a rule fails with; an exception of the user's own kind is not the engine's fault.
+COMMON = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
+
 
 class InstancesMixedError(ValueError):
     """The loss of one instance depends on other instances, so "per instance" is not defined."""
@@ -52,3 +60,27 @@ class SuspectedMixError(ValueError):
         super().__init__("the loss of one instance depends on the other instances of the batch")
         self.size = size
         self.members = members
+
+
+class RuleError(RuntimeError):
+    """A rule of the user's own fails; says which."""
+
+
+_OWN = (InstancesMixedError, UncoveredError, NoRuleError, MisreadError, SizeUnknownError, SuspectedMixError, RuleError)
+
+
+def of_a_rule(error: Exception, rule: Callable[..., Any], operation: Any) -> RuleError | None:
+    """The error that names the rule; None for an error that is about the model, or comes up in the engine's rules."""
+    if getattr(rule, "__module__", "").startswith("deltasam.") or isinstance(error, _OWN):
+        return None
+    if isinstance(error, RuntimeError) and (is_out_of_memory(error) or uses_a_graph_twice(error)):
+        return None
+    name = getattr(operation, "__name__", str(operation))
+    which = f"the rule {getattr(rule, '__qualname__', rule)} for the operation {name}"
+    if isinstance(error, RecursionError):
+        return RuleError(
+            f"{which} calls itself without end: inside a rule, call the operation with tensors, such as "
+            "state.values(weight), not with the perturbed parameter itself"
+        )
+    first = str(error).splitlines()[0] if str(error) else ""
+    return RuleError(f"{which} fails ({type(error).__name__}: {first})")

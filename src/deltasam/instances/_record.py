@@ -13,10 +13,12 @@ from deltasam.branches import is_recorded
 from deltasam.checks import is_out_of_memory, require_apart, uses_a_graph_twice
 from deltasam.gradients import refuse_reentrant
 from deltasam.instances._errors import (
+    COMMON,
     InstancesMixedError,
     MisreadError,
     ModelError,
     NoRuleError,
+    RuleError,
     SizeUnknownError,
     SuspectedMixError,
     UncoveredError,
@@ -109,7 +111,6 @@ def record(
 
 
 _ATTEMPTS = 5
-_COMMON = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
         raise
     except ModelError as found:
         raise found.error from found.error.__cause__
-    except _COMMON as error:  # an exception of the user's own kind is not the engine's fault
+    except COMMON as error:
         if isinstance(error, RuntimeError) and (is_out_of_memory(error) or uses_a_graph_twice(error)):
             raise
         suspicion = error.with_traceback(None)
@@ -180,7 +181,8 @@ def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError
         except ModelError as own:
             return own.error
         first = str(suspicion).splitlines()[0] if str(suspicion) else ""
-        message = f"the low-rank engine fails on this model ({type(suspicion).__name__}: {first})"
+        named = isinstance(suspicion, RuleError)
+        message = first if named else f"the low-rank engine fails on this model ({type(suspicion).__name__}: {first})"
     return UncoveredError(message if why is None else f"{why}; {message}", list(places.params))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from deltasam.instances._errors import NoRuleError
+from deltasam.instances._errors import COMMON, NoRuleError, of_a_rule
 
 if TYPE_CHECKING:
     from deltasam.instances._step import PassState
@@ -155,7 +155,13 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if rule is not None:
         for value in (*args, *kwargs.values()):
             if type(value) is Proxy:
-                output = rule(value.state, *args, **kwargs)
+                try:
+                    output = rule(value.state, *args, **kwargs)
+                except COMMON as error:
+                    told = of_a_rule(error, rule, func)
+                    if told is None:
+                        raise
+                    raise told from error
                 if output is not NotImplemented:
                     return output
                 break
