@@ -209,8 +209,8 @@ def _model(given: Any) -> Any:
 def _section(kind: type, given: Any, where: str, run: Mapping[str, Any]) -> Any:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}={given!r}: must be a mapping of options, such as {where}.<option>=...")
-    known = {f.name for f in dataclasses.fields(kind)}
-    for key in given:
-        if key not in known and (hint := placed(str(key), run)):
+    known, of_run = ({f.name for f in dataclasses.fields(each)} for each in (kind, RunConfig))
+    for key in (key for key in given if key not in known):
+        if hint := f"did you mean {key}?" if key in of_run - {where} else placed(str(key), run):
             raise ConfigError(f"{where}.{key}: unknown option of {kind.__name__}; {hint}")
     return build(kind, options(kind, given, where), where)

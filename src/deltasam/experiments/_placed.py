@@ -57,7 +57,8 @@ def placed(option: str, given: Mapping[str, Any]) -> str:
         with suppress(ConfigError):  # its own mistakes are told when this one is mended
             kinds[section] = type(to_part(given.get(section)))
     for section, kind in kinds.items():
-        for name in (f.name for f in dataclasses.fields(kind)):
+        # Not `name`: it says which task or method, and is as likely to be meant for the model or the optimizer.
+        for name in (f.name for f in dataclasses.fields(kind) if f.name != "name"):
             if spelled(option) in (spelled(name), spelled(section + name)):
                 return f"did you mean {section}.{name}?"
     place = _BY_NAME.get(spelled(option))
