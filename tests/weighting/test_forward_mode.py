@@ -95,12 +95,20 @@ CONSTANTS: dict[str, Callable[..., Tensor]] = {  # refused only where the weight
 }
 
 
+def _reduced(x: Tensor, *args: str, **options: str) -> Tensor:
+    return x.scatter_reduce(-1, torch.arange(6).expand(x.shape) // 2, x.sin(), *args, **options)
+
+
 def _regular(x: Tensor) -> Tensor:
     return 0.1 * x[..., :5] + torch.eye(5, dtype=x.dtype)
 
 
 WRITTEN_OUT = {name: lambda x, w, b, f=f: f(x * w + b) for name, f in ACTIVATIONS.items()}
-CASES = {**NORMS, **SOLVES, **CONSTANTS, **WRITTEN_OUT}
+REDUCED = {
+    "scatter_reduce, sum": lambda x, w, b: _reduced(x * w + b, "sum"),
+    "scatter_reduce, amax": lambda x, w, b: _reduced(x * w + b, reduce="amax"),
+}
+CASES = {**NORMS, **SOLVES, **CONSTANTS, **REDUCED, **WRITTEN_OUT}
 
 
 @pytest.mark.parametrize("operation", CASES.values(), ids=CASES.keys())
@@ -110,6 +118,26 @@ def test_both_derivatives(operation: Callable[..., Tensor]) -> None:
     r = random_direction(list(model.parameters()), Seed(0, 0))
     found = derivatives_along(passes, dict(zip(passes.params, r, strict=True)))
     for one, wanted in zip(found, by_hand(model, x, r), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch has no linear_cross_entropy")
+def test_a_cross_entropy_in_chunks() -> None:
+    """Its derivatives were 0, and with them all weights."""
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+    labels = torch.tensor([0, 1, 2, 0])
+
+    def operation(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        loss = F.linear_cross_entropy(x[:, 0], torch.outer(w, b)[:3], labels, reduction="none", options=options)
+        return loss[:, None]
+
+    model, x = Then(operation).double(), torch.randn(4, 5, 6, dtype=torch.float64)
+    passes = Passes(model, x, lambda model, x: model(x).squeeze(-1))
+    r = dict(zip(passes.params, random_direction(list(model.parameters()), Seed(0, 0)), strict=True))
+    found = derivatives_along(passes, r)
+    options = None
+    for one, wanted in zip(found, derivatives_along(passes, r), strict=True):
+        assert bool((wanted != 0).all())
         torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -161,6 +189,7 @@ LACKING = {
     "linalg_det": lambda x, w, b: torch.linalg.det(_regular(x * w + b))[:, None],
     "linalg_slogdet": lambda x, w, b: torch.linalg.slogdet(_regular(x * w + b)).logabsdet[:, None],
     "logdet": lambda x, w, b: _regular(x * w + b).logdet()[:, None],
+    "scatter_reduce": lambda x, w, b: _reduced(x * w + b, "prod"),
     "linalg_householder_product": lambda x, w, b: torch.linalg.householder_product((x * w).mT, (x + b)[:, 0, :5]),
 }
 

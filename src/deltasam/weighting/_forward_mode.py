@@ -3,8 +3,9 @@
 torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``instance_norm`` in training mode, treat
 the saved mean and deviation as constants when they are differentiated once more: the second derivative comes out
 wrong, without an error (pytorch#196700, #196699). Written out in elementary operations they are right; the tests
-compare with Hessian-vector products. Those of ``linalg.solve``, determinants and ``householder_product`` are wrong in
-the same silent way: the first is written out, the others are refused where the weights are behind their arguments.
+compare with Hessian-vector products. Those of ``linalg.solve``, determinants, ``householder_product`` and products by
+``scatter_reduce`` are wrong in the same silent way: the first is written out, the others are refused where the weights
+are behind their arguments.
 ``silu``, ``mish`` and ``glu`` have no second forward mode, and are written out as well. The fused attention kernels
 have no forward mode at all, so attention is unfused meanwhile.
 """
@@ -194,6 +195,14 @@ def _put(result: Tensor, x: Tensor, inplace: bool) -> Tensor:
     return x.copy_(result) if inplace else result
 
 
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def _linear_cross_entropy(x: Tensor, *args: Any, options: Any = None, **named: Any) -> Any:
+    """In one piece: in chunks, which the options ask for, the derivatives in forward mode are 0."""
+    return F.linear_cross_entropy(x, *args, **named)
+
+
 # -- what belongs to reverse mode -------------------------------------------------------------------------------------
 
 
@@ -232,6 +241,8 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     Tensor.requires_grad_: _requires_grad,
     torch.autograd.grad: _grad,
 }
+if hasattr(F, "linear_cross_entropy"):  # not in torch 2.6
+    _WRITTEN_OUT[F.linear_cross_entropy] = _linear_cross_entropy
 
 
 def _moves(value: Any) -> bool:
@@ -239,10 +250,17 @@ def _moves(value: Any) -> bool:
     return isinstance(value, Tensor) and unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 
 
+def _multiplies(func: Any, args: Any, named: dict[str, Any]) -> bool:
+    """Whether it is the one ``scatter_reduce`` whose derivatives torch takes for 0; the others are right."""
+    if func not in (torch.scatter_reduce, Tensor.scatter_reduce):
+        return False
+    return "prod" in (named.get("reduce"), *(value for value in args if isinstance(value, str)))
+
+
 class _Elementary(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
-        if func in _WRONG and any(map(_moves, (*args, *named.values()))):
+        if (func in _WRONG or _multiplies(func, args, named)) and any(map(_moves, (*args, *named.values()))):
             raise NotImplementedError(_way_out(func.__name__))
         if func in _WRITTEN_OUT:
             if "input" in named:
