@@ -18,7 +18,10 @@ from helpers.data import REPOSITORY
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
 LONGEST_FILE = 400
 LOCAL_PATH = re.compile(r"(?<![\w.:/])/(?:root|home|work|tmp|Users)/\w")
-CORE = ("methods", "weighting", "instances", "passes", "held", "perturb", "randomness", "batches", "objectives")
+CORE = (
+    "methods", "weighting", "instances", "passes", "held", "perturb", "randomness", "batches", "objectives",
+    "compiling",
+)  # fmt: skip
 
 
 def core_modules() -> list[str]:

@@ -44,6 +44,16 @@ def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool =
 
     Returns:
         The compiled module, which shares its parameters with the model.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> fast = compiled(model, max_autotune=True)  # in the place of model: method.backward(fast, batch, objective)
+        >>> fast.weight is model.weight
+        True
+        >>> compiled(model, max_autotne=True)
+        Traceback (most recent call last):
+        ...
+        ValueError: max_autotne=True: Inductor has no such setting; near it are max_autotune, ...
     """
     from torch._inductor import list_options  # torch's compiler, seconds to import
 
