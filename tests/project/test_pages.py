@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
     assert links
     assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("folder", ["results", "benchmarks"])
+def test_the_readme_of_a_folder_has_all_of_it(folder: str) -> None:
+    told = re.findall(r"`([\w.*-]+)`", (REPOSITORY / folder / "README.md").read_text())
+    there = [path for path in (REPOSITORY / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
+    names = [path.name for path in there if not path.name.startswith(("_", "."))]
+    assert not [each for each in names if not any(fnmatch(each, pattern) for pattern in told)]
