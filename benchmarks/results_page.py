@@ -37,6 +37,7 @@ def page(results: Path = RESULTS) -> str:
         (part("risk")["risk_section"](results), text["RISK_READING"]),
         (part("weights")["weights_section"](results), ""),
         (part("weights_second")["second_task_section"](results), text["SECOND_TASK_READING"]),
+        (part("weights_second")["base_section"](results), text["BASE_READING"]),
         (part("labels")["labels_section"](results), text["LABELS_READING"]),
         (part("eta")["eta_section"](results), text["ETA_READING"]),
         (glue["tuning_section"](results), ""),
