@@ -109,8 +109,8 @@ One small model, one task, one seed, {rows} rows, rho = 0.05. Within that:
   have the highest mean late (0.11 [0.00, 0.38] above SAM after three epochs), which six batches do not settle.
 
 So on this model and at this radius the weights do not do what section 3 of the paper wants of them, which agrees with
-the control *weights shuffled* above. What they do on CoLA, and on a larger encoder, follows; larger probes
-and several directions on one model only.
+the control *weights shuffled* above. What they do on CoLA, and on a larger encoder, follows. Larger
+probes and several directions were measured on one model of this section only.
 """
 
 
