@@ -190,9 +190,9 @@ there, by 0.6 [0.25, 0.97] in the mean of nine seeds (p = 0.14). On CoLA it is a
 its shuffled weights (0.6 [-0.02, 1.26]), as on the other encoder, by a fifth to a quarter of what it is there; ten
 seeds cannot tell it from nothing.
 
-**Five seeds seemed to say more.** With those this page had SAM 0.45 [0.11, 0.76] below plain training over the four
-tasks; with ten it is 0.06 [-0.40, 0.56] above, -0.07 without the seed that failed. Means with different n in the table
-are of different seeds: go by the paired differences. [Intervals of five seeds are too
+**Five seeds seemed to say more.** With those this page had SAM half a point below plain training over the four tasks,
+with an interval beside 0; with ten it is 0.06 [-0.40, 0.56] above, -0.07 without the seed that failed. Means with
+different n in the table are of different seeds: go by the paired differences. [Intervals of five seeds are too
 narrow](#how-far-to-trust-the-intervals): mistrust those that come near to 0.
 """
 

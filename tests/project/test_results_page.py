@@ -136,41 +136,6 @@ def test_figures_of_the_readme_are_on_the_pages() -> None:
         assert cells == found, name
 
 
-INTERVAL = re.compile(r"(-?\d+\.\d+) \[(-?\d+\.\d+), (-?\d+\.\d+)\]")
-FORMER = {"0.45 [0.11, 0.76]"}  # what the page once said, and says that it said
-
-
-def test_intervals_of_the_text_are_those_of_the_tables() -> None:
-    """Sentences are written by hand: a figure that new runs have moved must not stay in one."""
-    tables = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition("\n## Adversarial risk")[2]
-    computed = {
-        tuple(map(float, found))
-        for line in tables.splitlines()
-        if line.startswith("|")
-        for found in INTERVAL.findall(line)
-    }
-    texts = runpy.run_path(str(ROOT / "benchmarks" / "results_reading.py"))
-    written = {
-        found.group(): found.groups()
-        for name, text in texts.items()
-        if name.isupper()
-        for found in INTERVAL.finditer(" ".join(text.split()))
-    }
-    assert len(written) > 60
-    stale = {text for text, numbers in written.items() if not any(rounds_to(each, numbers) for each in computed)}
-    assert stale == FORMER
-
-
-def rounds_to(computed: tuple[float, ...], written: tuple[str, ...]) -> bool:
-    """Whether these are the figures, in fewer digits; or those of the difference the other way round."""
-    mean, low, high = computed
-    for ours in ((mean, low, high), (-mean, -high, -low)):
-        room = (0.5 * 10.0 ** -len(text.partition(".")[2]) + 0.005 + 1e-9 for text in written)
-        if all(abs(own - float(text)) <= each for own, text, each in zip(ours, written, room, strict=True)):
-            return True
-    return False
-
-
 def test_runs_that_two_folders_share_are_the_same() -> None:
     """The runs of glue-eta at eta = 1e-4 are copies of those in glue."""
     own, others = (ROOT / "results" / name for name in ("glue-eta", "glue"))
