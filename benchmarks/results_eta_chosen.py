@@ -9,6 +9,7 @@ from pathlib import Path
 from deltasam.report import Run, read_runs
 
 glue = runpy.run_path(str(Path(__file__).with_name("results_glue.py")))
+gain = runpy.run_path(str(Path(__file__).with_name("results_chosen.py")))["gain"]
 table, with_interval, primary, TASKS = (glue[name] for name in ("table", "with_interval", "primary", "TASKS"))
 
 ABOUT = """delta-SAM in the tables above has eta = 1e-4. Here eta is chosen, too, together with the radius: all pairs
@@ -66,16 +67,7 @@ def finals(results: Path, tuning: Sequence[Run], runs: Sequence[Run]) -> str:
     for task, methods in glue["final_cells"](tuning, runs).items():
         ours = methods["DeltaSAM"]
         rho, eta = glue["values_of"](ours[0].settings, ("rho", "eta"))
-        above = [less(ours, others.get(task, {}).get(name, [])) for name in ("DeltaSAM", "SAM", "ERM")]
+        above = [gain(ours, others.get(task, {}).get(name, []))[0] for name in ("DeltaSAM", "SAM", "ERM")]
         rows.append([TASKS[task], f"{rho:g}, {eta:g}", with_interval(map(primary, ours), 1), *above])
     head = ["task", "rho, eta", "delta-SAM", "less eta = 1e-4", "less SAM", "less plain training"]
     return str(table(head, rows)) if rows else ""
-
-
-def less(ours: Sequence[Run], theirs: Sequence[Run]) -> str:
-    """The difference with its interval; "=" for the same runs."""
-    if [run.path.name for run in ours] == [run.path.name for run in theirs]:
-        return "="
-    scores = {run.seed: primary(run) for run in theirs}
-    both = [primary(run) - scores[run.seed] for run in ours if run.seed in scores]
-    return str(with_interval(both, 2)) if both else "-"

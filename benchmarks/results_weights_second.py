@@ -42,10 +42,10 @@ def section(folder: Path, heading: str, what: str) -> str:
         return ""
     names = [point.name for point in found]
     quality, cosines = ({p.name: getattr(p, part) for p in found} for part in ("weights", "alignment"))
-    aligned = [weights["ALIGNMENT"], table(["method", *names], weights["both_cosines"](cosines))]
     return "\n\n".join([
         ABOUT.format(**{**found[0].about, **weights["facts_of"](found), "heading": heading, "what": what}),
-        *(aligned if any(cosines.values()) else []),
+        weights["ALIGNMENT"],
+        table(["method", *names], weights["both_cosines"](cosines)),
         folded("Differences of the cosines", weights["differences_table"](cosines)),
         folded(
             "Do the weights repeat, and are they what the theory asks for?",
