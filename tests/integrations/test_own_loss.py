@@ -81,8 +81,9 @@ def test_a_training_step_that_cannot_be_reached(tmp_path: Path) -> None:
             {"args": SimpleNamespace(n_gpu=1, optim="galore_adamw_layerwise")},
             r"optim='galore_adamw_layerwise'.*inside",
         ),
+        ({"optimizer": SAM(rho=0.1)}, r"optimizers: SAM\(.*rho=0.1\) is a method, .*: pass it as method="),
     ],
-    ids=["data parallel", "deepspeed", "layerwise"],
+    ids=["data parallel", "deepspeed", "layerwise", "method as optimizer"],
 )
 def test_what_no_method_works_with(changes: dict[str, Any], said: str) -> None:
     usual = {"args": SimpleNamespace(n_gpu=1, optim="sgd"), "compute_loss_func": None}

@@ -122,6 +122,18 @@ def test_an_inferred_objective_is_compared_once(tmp_path: Path) -> None:
     assert calls == [False, False, True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (torch.tensor([0, 9]), "labels contain 9, but the model has . classes"),
+        (torch.tensor([0.0, 1.0]), "labels have type torch.float32, but must be integers"),
+    ],
+)
+def test_labels_that_do_not_fit_are_told_by_the_objective_not_by_the_model(labels: torch.Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_inferred(classifier(), labelled(labels), Classification())
+
+
 def test_with_smoothing_it_is_not_the_models_own(tmp_path: Path) -> None:
     """A confident model: smoothing makes more of a difference than the comparison allows."""
     model = fresh()

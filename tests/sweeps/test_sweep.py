@@ -147,6 +147,16 @@ def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp
     assert ", sam: every point of the grid diverged, so that none was chosen" in text
 
 
+@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_says_how_it_goes_on(
+    bert: str, tmp_path: Path, here: Sweep, monkeypatch: pytest.MonkeyPatch, blow: signal.Signals
+) -> None:
+    """Exit code 75, as that of a run: a batch system that starts again what ends so need not tell them apart."""
+    monkeypatch.setattr("deltasam.experiments.sweeps.run_sweep", lambda *_, **__: os.kill(os.getpid(), blow))
+    code, _, err = here(write(tmp_path / "s.yaml", bert), "--output", tmp_path / "out")
+    assert (code, err) == (75, "deltasam sweep: stopped; what is finished stays, and the same command goes on\n")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="asks the system which processes live")
 def test_24_runs_interrupted_three_times_end_with_24_results_and_none_run_twice(bert: str, tmp_path: Path) -> None:
@@ -167,7 +177,7 @@ def test_24_runs_interrupted_three_times_end_with_24_results_and_none_run_twice(
             time.sleep(0.01)
         process.send_signal(blow)
         process.communicate(timeout=300)
-        assert process.returncode != 0, "the sweep had ended before the blow"
+        assert process.returncode == (-9 if blow == signal.SIGKILL else 75), "the sweep had ended before the blow"
         limit = time.monotonic() + 300
         while anyone_has(f"{tmp_path}/{blow.name}"):  # the runs notice that the sweep is gone
             assert time.monotonic() < limit, "a run went on after its sweep had ended"

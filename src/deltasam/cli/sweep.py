@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from deltasam.cli._errors import InputError
+from deltasam.cli._errors import InputError, StoppedError
 from deltasam.cli._runs import bad_input, wide_console
 
 if TYPE_CHECKING:
@@ -70,8 +70,11 @@ class SweepCommand:
             if self.show:
                 return _list([*tuning_runs(sweep), *final_runs(sweep, {})], self.folder, console)
             _stop_on_sigterm()
-            with SweepView(console) as view:
-                outcome = self._run(sweep, view)
+            try:
+                with SweepView(console) as view:
+                    outcome = self._run(sweep, view)
+            except KeyboardInterrupt as error:
+                raise StoppedError("stopped; what is finished stays, and the same command goes on") from error
         summary(outcome, console)
         console.print(f"Run folders: {self.folder}", highlight=False)
         return 1 if outcome.failed else 0

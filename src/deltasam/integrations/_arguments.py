@@ -81,7 +81,7 @@ def refuse_unsupported(trainer: Any) -> None:
 
     Raises:
         ValueError: For a loss function of the batch, DeepSpeed, context and sequence parallelism, ``nn.DataParallel``,
-            and optimizers that step inside ``backward`` or call it.
+            optimizers that step inside ``backward`` or call it, and a method in the place of an optimizer.
     """
     name = type(trainer).__name__
     if trainer.compute_loss_func is not None:
@@ -103,6 +103,11 @@ def refuse_unsupported(trainer: Any) -> None:
         raise ValueError(
             f"{name} does not work with nn.DataParallel, which Trainer chooses for {trainer.args.n_gpu} GPUs in one "
             "process: launch with torchrun or accelerate, or set CUDA_VISIBLE_DEVICES to one of them"
+        )
+    if isinstance(trainer.optimizer, Method):
+        raise ValueError(
+            f"optimizers: {shown(trainer.optimizer)} is a method, not an optimizer: pass it as method=, and leave the "
+            "optimizer to optim= and learning_rate= of TrainingArguments, or make one of torch.optim"
         )
     if isinstance(trainer.optimizer, MethodOptimizer):
         raise ValueError(
