@@ -74,6 +74,17 @@ def test_line_and_plane_equal_direct_evaluation(problem: Any) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_plane_moves_what_only_one_of_its_directions_moves(problem: Any) -> None:
+    model, data, objective = problem
+    filters, gradient = filter_direction(model, seed=0), gradient_direction(model, data, objective)
+    rows = plane_slice(model, data, objective, filters, gradient, [0.0, 1.0])
+    assert rows[1][0] == pytest.approx(mean_loss(model, data, objective, gradient))
+    both = [b if a is None else a + b for a, b in zip(filters, gradient, strict=True)]
+    assert rows[1][1] == pytest.approx(mean_loss(model, data, objective, both))
+    turned = plane_slice(model, data, objective, gradient, filters, [0.0, 1.0])
+    assert turned[0][1] == pytest.approx(rows[1][0])
+
+
 def test_sams_direction_is_the_unit_gradient_of_the_mean_loss(problem: Any) -> None:
     model, data, objective = problem
     found = gradient_direction(model, data, objective)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from deltasam.report import read_runs
+
 GOLDEN = Path(__file__).parent / "golden"
 COUNT = 10_000
 # In a process of its own, so that its memory and time are its own.
@@ -35,6 +37,9 @@ def test_ten_thousand_run_folders_in_five_seconds_and_a_gigabyte(tmp_path: Path)
         (place / "result.json").write_text(json.dumps(result, indent=2))
         (place / "config.yaml").write_text("seed: 1")
         (place / "metrics.jsonl").write_text("{}")
+    (tmp_path / "sweep-6/failures").mkdir()
+    (tmp_path / "sweep-6/failures/lost.txt").write_text("Traceback")
+    assert [path.name for path in read_runs(tmp_path).failed] == ["lost.txt"]
     done = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True)
     seconds, megabytes = map(float, done.stderr.split())
     print(f"{COUNT} run folders: {seconds:.2f} s of processor time, {megabytes:.0f} MB")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deltasam.report import TABLES, html_report, read_runs
 from deltasam.report._colors import look
+from deltasam.report._svg import map_chart
 from helpers.hostile import HOSTILE, hostile_runs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -107,6 +110,57 @@ def test_odd_numbers_in_a_log_do_not_break_the_plots(tmp_path: Path, value: floa
         log.write_text("\n".join(lines))
     text = page(tmp_path)
     assert "nan," not in text
+
+
+def landscape(tmp_path: Path, losses: list[float], plane: dict[str, Any]) -> str:
+    """The page of one run with these slices."""
+    one = next(path.parent for path in sorted((GOLDEN / "runs").rglob("result.json")))
+    shutil.copytree(one, tmp_path / "one", ignore=shutil.ignore_patterns("analysis"))
+    lines = {"a line": {"x": list(range(len(losses))), "loss": losses}}
+    (tmp_path / "one/analysis").mkdir()
+    (tmp_path / "one/analysis/landscape.json").write_text(json.dumps({"lines": lines, "planes": {"a plane": plane}}))
+    return html_report(read_runs(tmp_path), [])
+
+
+NOWHERE = [[math.nan, math.inf], [math.inf, math.nan]]
+
+
+def test_losses_that_are_not_finite_are_left_out_of_the_landscape(tmp_path: Path) -> None:
+    plane = {"x": [0.0, 1.0], "y": [0.0, 1.0]}
+    partly = {**plane, "loss": [[0.1, math.nan], [0.2, 0.3]]}
+    some = landscape(tmp_path / "some", [0.5, math.inf, math.nan, 0.7], partly)
+    assert "Loss along a line" in some
+    assert "Loss along a plane" in some
+    drawn = re.findall(r'<polyline points="([^"]*)"', some.partition("Loss along a line")[2])[0]
+    assert len(drawn.split()) == 2
+    none = landscape(tmp_path / "none", [math.nan, math.inf], {**plane, "loss": NOWHERE})
+    assert "Loss along" not in none
+    assert "altered" not in none
+
+
+@pytest.mark.parametrize(
+    "plane",
+    [
+        {"x": [], "y": [], "loss": []},
+        {"x": [0, 1, 2], "y": [0, 1], "loss": [[1, 2], [1, 2], [1, 2]]},
+        {"x": [0, math.nan], "y": [0, 1], "loss": [[1, 2], [1, 2]]},
+    ],
+    ids=["empty", "turned", "nowhere"],
+)
+def test_a_plane_whose_rows_are_not_those_of_its_axes_is_altered(tmp_path: Path, plane: dict[str, Any]) -> None:
+    assert "landscape.json is cut short or altered" in landscape(tmp_path, [0.5, 0.7], plane)
+
+
+def test_a_map_has_its_first_row_at_the_bottom_and_its_lowest_loss_darkest() -> None:
+    drawn = map_chart([0.0, 1.0], [0.0, 1.0], [[1.0, 2.0], [3.0, 4.0]], title="", unit="loss")
+    found = {
+        title: (float(down), color)
+        for down, color, title in re.findall(r'y="([\d.]+)" width[^>]*fill="([^"]+)"><title>([^<]+)<', drawn)
+    }
+    assert len(found) == 4
+    assert found["(0, 0): 1"][0] == found["(1, 0): 2"][0] > found["(0, 1): 3"][0] == found["(1, 1): 4"][0]
+    assert found["(0, 0): 1"][1] == "rgb(20,30,80)"
+    assert found["(1, 1): 4"][1] == "rgb(250,240,160)"
 
 
 @pytest.mark.parametrize(

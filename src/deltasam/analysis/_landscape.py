@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def gradient_direction(model: nn.Module, data: Iterable[Any], objective: Objecti
                 if grad is not None:
                     sum_ += grad.to_dense() if grad.is_sparse else grad
     norm = float(global_norm(total))
-    if not (norm > 0 and torch.isfinite(torch.tensor(norm))):
+    if not 0 < norm < math.inf:
         raise ValueError(
             f"the gradient of the mean loss has norm {norm}; there is no direction of SAM at these weights"
         )
@@ -143,4 +144,9 @@ def _scaled(direction: Tensor, weights: Tensor) -> Tensor:
 
 
 def _sum(s: float, first: Direction, t: float, second: Direction) -> Direction:
-    return [None if a is None or b is None else s * a + t * b for a, b in zip(first, second, strict=True)]
+    moves = zip(_times(s, first), _times(t, second), strict=True)
+    return [b if a is None else a if b is None else a + b for a, b in moves]
+
+
+def _times(t: float, direction: Direction) -> Direction:
+    return [None if part is None else t * part for part in direction]

@@ -71,18 +71,18 @@ def weights_in(found: Any) -> dict[str, Any] | None:
 
 
 def _is_line(line: Any) -> bool:
-    if not isinstance(line, Mapping) or not (_are_numbers(line.get("x")) and _are_numbers(line.get("loss"))):
+    if not isinstance(line, Mapping) or not (_are_places(line.get("x")) and _are_numbers(line.get("loss"))):
         return False
-    return len(line["x"]) == len(line["loss"]) > 0
+    return len(line["x"]) == len(line["loss"])
 
 
 def _is_plane(plane: Any) -> bool:
-    if not isinstance(plane, Mapping) or not (_are_numbers(plane.get("x")) and _are_numbers(plane.get("y"))):
+    if not isinstance(plane, Mapping) or not (_are_places(plane.get("x")) and _are_places(plane.get("y"))):
         return False
     rows = plane.get("loss")
     if not isinstance(rows, Sequence) or not all(map(_are_numbers, rows)):
         return False
-    return {len(plane["x"]), len(plane["y"])} == {len(rows), *map(len, rows)}
+    return len(rows) == len(plane["y"]) and all(len(row) == len(plane["x"]) for row in rows)
 
 
 def _is_example(example: Any) -> bool:
@@ -92,6 +92,11 @@ def _is_example(example: Any) -> bool:
         and _is_number(example.get("rank"))
         and "text" in example
     )
+
+
+def _are_places(values: Any) -> bool:
+    """Whether these are where something was measured; what was measured there need not be finite."""
+    return _are_numbers(values) and len(values) > 0 and all(map(math.isfinite, values))
 
 
 def _are_numbers(values: Any) -> bool:

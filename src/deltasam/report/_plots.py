@@ -97,16 +97,21 @@ def weight_histograms(cells: Cells) -> Iterator[Plot]:
 
 
 def landscapes(cells: Cells) -> Iterator[Plot]:
-    """Slices of the loss that ``deltasam analyze landscape`` left in the run folders."""
+    """Slices of the loss that ``deltasam analyze landscape`` left in the run folders, as far as they are finite."""
     for task, model in _setups(cells):
         lines: dict[str, list[Series]] = {}
         for method, runs in _methods(cells, task, model):
             for run in runs:
                 found = landscape_in(run.analysis(LANDSCAPE)) or {}
                 for direction, slice_ in found.get("lines", {}).items():
-                    label = f"{method_name(method)}, seed {run.seed}"
-                    lines.setdefault(direction, []).append(Series(label, look(method), slice_["x"], slice_["loss"]))
+                    points = [p for p in zip(slice_["x"], slice_["loss"], strict=True) if math.isfinite(p[1])]
+                    if points:
+                        label = f"{method_name(method)}, seed {run.seed}"
+                        one = Series(label, look(method), [x for x, _ in points], [loss for _, loss in points])
+                        lines.setdefault(direction, []).append(one)
                 for direction, plane in found.get("planes", {}).items():
+                    if not any(math.isfinite(loss) for row in plane["loss"] for loss in row):
+                        continue
                     title = f"Loss along {direction}: {task}, {model}, {method_name(method)}, seed {run.seed}"
                     yield title, map_chart(plane["x"], plane["y"], plane["loss"], title=title, unit="loss")
         for direction, series in lines.items():

@@ -15,7 +15,9 @@ from deltasam.report._evaluation import Evaluation
 from deltasam.report._measured import RISK, is_float, listed, risk_in
 from deltasam.report._names import counted
 
-_NOT_RUNS = {"model", "checkpoints", "logs", "locks", "failures", "tensorboard", "analysis"}
+_NOT_RUNS = {"model", "checkpoints", "logs", "locks", "tensorboard", "analysis"}
+_FAILURES = "failures"  # of a sweep: a traceback for each run that failed
+_OF_A_RUN = {"config.yaml", "result.json"}
 # What does not make two runs different but for their seed: what a run's id leaves out (`RunConfig.run_id`, which is
 # not imported, for its torch; a test compares them), and options that came after runs were first numbered, at these.
 _NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
@@ -126,7 +128,7 @@ class Runs:
 
 def run_folders(folder: Path) -> list[Path]:
     """The folder itself if it is a run's, otherwise those of all runs in it at any depth, finished or not."""
-    return sorted(Path(place) for place, _ in _folders(folder))
+    return sorted(Path(place) for place, files in _folders(folder) if files & _OF_A_RUN)
 
 
 def read_runs(*folders: Path) -> Runs:
@@ -146,7 +148,8 @@ def read_runs(*folders: Path) -> Runs:
                     found.setdefault(run.run_id, run)
             elif "config.yaml" in files:
                 unfinished.append(Path(place))
-        failed += sorted(folder.rglob("failures/*.txt")) if len(found) < 5000 else []
+            elif Path(place).name == _FAILURES:
+                failed += sorted(Path(place, name) for name in files if name.endswith(".txt"))
     done = {run.path.name for run in found.values()}
     failed = [path for path in failed if path.stem not in done]
     runs = sorted(found.values(), key=lambda run: str(run.path))
@@ -157,13 +160,14 @@ def read_runs(*folders: Path) -> Runs:
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, set[str]]]:
+    """The folder and those in it, with the names of their files, but for what lies inside a run."""
     for place, inside, files in os.walk(folder):
         names = set(files)
-        if "config.yaml" in names or "result.json" in names:
+        if names & _OF_A_RUN:
             inside.clear()  # no runs inside a run
-            yield place, names
         else:
             inside[:] = sorted(name for name in inside if name not in _NOT_RUNS)
+        yield place, names
 
 
 def _run(place: Path) -> Run:
