@@ -14,8 +14,6 @@ from deltasam.cli._errors import InputError
 from deltasam.cli._runs import check_positive, wide_console
 from deltasam.cli.analyze import each_run, runs_in
 
-FILE = "landscape.json"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
@@ -77,13 +75,14 @@ class Landscape:
     def measured(self, folder: Path) -> dict[str, Any]:
         """The slices of one run, from its folder if they are there and whole."""
         from deltasam.report import read_landscape
+        from deltasam.report._measured import LANDSCAPE
         from deltasam.storage import told_clearly, write_text
 
         settings = {
             "points": self.points, "reach": self.reach, "rho": self.rho, "plane": self.plane, "rows": self.rows,
             "seed": self.seed, "split": self.split,
         }  # fmt: skip
-        path = folder / "analysis" / FILE
+        path = folder / "analysis" / LANDSCAPE
         known = read_landscape(path)
         if known is not None and known.get("settings") == settings:
             return known

@@ -124,7 +124,7 @@ class TableCommand:
         from deltasam.cli._runs import check_positive
         from deltasam.cli.analyze import or_refusal
         from deltasam.experiments import ConfigError
-        from deltasam.experiments.sweeps import record_risk
+        from deltasam.experiments.sweeps import RISK, record_risk
         from deltasam.report import usual_risk
 
         if self.table != "adversarial-risk":
@@ -140,7 +140,7 @@ class TableCommand:
             if path in there or not (path / "model").is_dir():
                 continue
             if known[path] is None:  # what is cut short or altered
-                (path / "analysis" / "adversarial-risk.json").unlink(missing_ok=True)
+                (path / "analysis" / RISK).unlink(missing_ok=True)
             found = or_refusal(lambda path: record_risk(path, **wanted, data=data), path)
             if isinstance(found, ConfigError):
                 refused.append(found)

@@ -136,13 +136,13 @@ class RunConfig:
 
     def to_plain(self) -> Plain:
         """All of it as plain data, defaults included."""
-        return {
+        chosen_by_name = {
             "task": named_plain(self.task),
-            "model": plain(self.model),
             "method": named_plain(self.method),
             "regularisers": [named_plain(one) for one in self.regularisers],
-            **{f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)[4:]},
         }
+        names = [f.name for f in dataclasses.fields(self)]
+        return {n: chosen_by_name[n] if n in chosen_by_name else plain(getattr(self, n)) for n in names}
 
     def to_yaml(self) -> str:
         """All of it as YAML."""

@@ -58,8 +58,8 @@ def usual(found: Iterable[tuple[str, Evaluation]]) -> dict[str, Evaluation]:
     for task, evaluation in found:
         counts.setdefault(task, Counter())[evaluation] += 1
     return {
-        task: STANDARD.get(task) or max(counted, key=lambda one: preference(one, counted[one]))
-        for task, counted in counts.items()
+        task: STANDARD.get(task) or max(times, key=lambda one: preference(one, times[one]))
+        for task, times in counts.items()
     }
 
 

@@ -104,8 +104,8 @@ def _evaluations(
         if fits and not run.evaluation.is_part:
             counts.setdefault((run.task, run.model), Counter())[run.evaluation] += 1
     return {
-        key: max(counted, key=lambda one: (not words(one, standard[key[0]]), *preference(one, counted[one])))
-        for key, counted in counts.items()
+        key: max(times, key=lambda one: (not words(one, standard[key[0]]), *preference(one, times[one])))
+        for key, times in counts.items()
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deltasam.experiments._errors import ConfigError, DivergedError
-from deltasam.experiments._folder import RunFolder, write
+from deltasam.experiments._folder import write
 
 RISK = "adversarial-risk.json"
 WEIGHTS = "instance-weights.json"
@@ -43,10 +43,10 @@ def record_risk(
         DataError: The data is missing.
         DivergedError: The risk is not finite.
     """
-    known = measured(folder, RISK)
-    if known is not None and is_measured(folder, rho=rho, rows=rows, steps=steps, split=split):
-        return known
     wanted = risk_settings(rho=rho, rows=rows, steps=steps, split=split)
+    known = measured(folder, RISK)
+    if known is not None and known["settings"] == wanted:
+        return known
     from deltasam.analysis import adversarial_risk
     from deltasam.experiments._load import load_run
 
@@ -60,9 +60,7 @@ def record_risk(
     }
     if not math.isfinite(found["value"]):
         raise DivergedError(f"{folder}: the adversarial risk is {found['value']}; the run has diverged")
-    place = RunFolder(folder).path / "analysis"
-    place.mkdir(exist_ok=True)
-    write(place / RISK, json.dumps(found, indent=1))
+    _keep(folder, RISK, json.dumps(found, indent=1))
     return found
 
 
@@ -127,10 +125,13 @@ def record_weights(
     kept = list(dict.fromkeys(ranked[:most] + ranked[-most:]))
     examples = [{"weight": weights[i], "rank": ranked.index(i) + 1, "text": _text(loaded.rows[i])} for i in kept]
     found = {"settings": {"rows": rows, "batch_size": batch_size}, "weights": sorted(weights), "examples": examples}
-    place = folder / "analysis"
-    place.mkdir(exist_ok=True)
-    write(place / WEIGHTS, json.dumps(found, ensure_ascii=False))
+    _keep(folder, WEIGHTS, json.dumps(found, ensure_ascii=False))
     return found
+
+
+def _keep(folder: Path, name: str, text: str) -> None:
+    (folder / "analysis").mkdir(exist_ok=True)
+    write(folder / "analysis" / name, text)
 
 
 def _text(row: dict[str, Any]) -> str:
