@@ -154,10 +154,12 @@ class Guard(TrainerCallback):
         self.on_step_end(args, state, control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Tells what has not been told yet, and lets go of the model."""
+        """Tells what has not been told yet, and lets go of the model. A run without any update has diverged, too."""
         self._release()
         self._look(state.global_step)
         self._params = self._fused = None
+        if state.global_step == state.max_steps == self._streak:
+            raise self._diverged(f"all {self._streak} updates")
 
     def _tell(self, optimizer: Any, bad: Tensor) -> None:
         """The optimizer leaves its next step out where ``bad`` is 1; the device counts."""
@@ -188,13 +190,14 @@ class Guard(TrainerCallback):
         self._check_limit(update)
 
     def _check_limit(self, update: int) -> None:
-        if self._streak < self._limit:
-            return
+        if self._streak >= self._limit:
+            raise self._diverged(f"{self._streak} updates in a row, up to update {update}")
+
+    def _diverged(self, when: str) -> DivergedError:
         good = self._last_good()
         where = f"the last good checkpoint is {good}" if good is not None else "there is no checkpoint yet"
-        raise DivergedError(
-            f"the gradient was not finite in {self._streak} updates in a row, up to update "
-            f"{update}; {where}. Lower optimizer.lr or method.rho, clip by "
+        return DivergedError(
+            f"the gradient was not finite in {when}; {where}. Lower optimizer.lr or method.rho, clip by "
             "optimizer.max_grad_norm, or use precision=fp32"
         )
 
