@@ -43,6 +43,15 @@ def test_all_kinds_are_known_and_part_of_the_identity(monkeypatch: pytest.Monkey
     assert find_task("few-docstrings").eval_rows == 20
 
 
+@pytest.mark.parametrize("name", ["My_SAM", "my-sam", "mysam"])
+def test_a_name_with_an_underscore_is_found_however_it_is_spelled(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(METHODS, "My_SAM", SAM)
+    monkeypatch.setitem(TASKS, "My-SAM", TASKS["rte"])
+    assert find_method(name) is SAM
+    assert find_task(name) is TASKS["rte"]
+    assert make(method=name).method == SAM()
+
+
 @pytest.mark.parametrize(
     ("sections", "said"),
     [

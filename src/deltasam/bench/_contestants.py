@@ -16,6 +16,7 @@ from deltasam.methods import ERM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.methods.catalogue import METHODS, find_method
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
 from deltasam.plugins import load_plugins
+from deltasam.spelling import spelled
 from deltasam.weighting import Directional, FiniteDifference
 
 Work = Callable[[], None]
@@ -98,10 +99,10 @@ def contestants(
 
 def _named(name: str, way: Way = "eager") -> Contestant:
     for known, kind in REGULARISERS.items():
-        if name.lower().replace("-", "") == known.lower():
+        if spelled(name) == spelled(known):
             return of_method(ERM, known, wrap=kind, way=way)
     for known, make in VARIANTS.items():
-        if name.lower().replace("-", "") == known.lower().replace("-", ""):
+        if spelled(name) == spelled(known):
             return of_method(make, known, way=way)
     return of_method(find_method(name), way=way)
 

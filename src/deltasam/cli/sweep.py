@@ -104,8 +104,8 @@ class SweepCommand:
         )
 
     def _find(self) -> Path:
-        from deltasam.experiments._components import suggest
         from deltasam.experiments._presets import preset_folder
+        from deltasam.spelling import suggest
 
         if self.file.exists():
             return self.file

@@ -7,27 +7,14 @@ Unknown keys and wrong types are errors that name the key, the value and the way
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deltasam.experiments._errors import ConfigError
+from deltasam.spelling import look_up, suggest
 
 Plain = dict[str, Any]
-
-
-def spelled(name: str) -> str:
-    """A name as it is compared: ``DeltaSAM``, ``delta-sam`` and ``delta_sam`` are the same."""
-    return name.lower().replace("-", "").replace("_", "")
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """``did you mean ...?``, or all that is known."""
-    names = list(known)
-    by_spelling = {spelled(known_name): known_name for known_name in names}
-    close = difflib.get_close_matches(spelled(name), by_spelling, n=1, cutoff=0.6)
-    return f"did you mean {by_spelling[close[0]]}?" if close else f"there are {', '.join(names)}"
 
 
 def choose(kinds: Mapping[str, Any], name: Any, where: str) -> Any:
@@ -36,10 +23,10 @@ def choose(kinds: Mapping[str, Any], name: Any, where: str) -> Any:
     Raises:
         ConfigError: There is none; the message names the nearest one.
     """
-    for known, kind in kinds.items():
-        if spelled(known) == spelled(str(name)):
-            return kind
-    raise ConfigError(f"{where}: there is no {name!r}; {suggest(str(name), kinds)}")
+    found = look_up(kinds, str(name))
+    if found is None:
+        raise ConfigError(f"{where}: there is no {name!r}; {suggest(str(name), kinds)}")
+    return found
 
 
 def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterable[str] = ()) -> Plain:

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import yaml
 
-from deltasam.experiments._components import Plain, build, options, plain, suggest, without_later
+from deltasam.experiments._components import Plain, build, options, plain, without_later
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.experiments._placed import placed
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 from deltasam.methods import ERM, Method
+from deltasam.spelling import suggest
 from deltasam.splitting import OnOutOfMemory, check_out_of_memory
 from deltasam.tasks import Task
 

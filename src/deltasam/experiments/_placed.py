@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from deltasam.experiments._components import spelled
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._parts import to_method, to_task
 from deltasam.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.spelling import spelled
 
 # What people write, mostly by the names of transformers' TrainingArguments; spelling is compared as everywhere.
 _OTHER_NAMES: dict[str, tuple[str, ...]] = {

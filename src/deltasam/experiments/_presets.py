@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deltasam.experiments._components import Plain, spelled, suggest
+from deltasam.experiments._components import Plain
 from deltasam.experiments._config import read_yaml
 from deltasam.experiments._errors import ConfigError
+from deltasam.spelling import spelled, suggest
 
 _HERE = Path(__file__).parents[1]
 

@@ -8,11 +8,11 @@ import re
 import typing
 from typing import Any, TypeVar
 
-from deltasam.experiments._components import spelled
 from deltasam.experiments._parts import REGULARISERS, WEIGHTINGS
 from deltasam.methods import Method
 from deltasam.methods.catalogue import METHODS
 from deltasam.objectives import Objective
+from deltasam.spelling import spelled
 from deltasam.tasks import TASKS, Task
 from deltasam.weighting import Weighting
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
-from deltasam.experiments._components import Plain, spelled
+from deltasam.experiments._components import Plain
 from deltasam.experiments._config import RunConfig, read_yaml
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._presets import load_preset
+from deltasam.spelling import spelled
 
 
 def resolve(

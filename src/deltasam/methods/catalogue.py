@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 
 from deltasam import methods
 from deltasam.methods import Method
 from deltasam.plugins import load_plugins
+from deltasam.spelling import look_up, suggest
 
 _FIRST = ("ERM", "SAM", "DeltaSAM")  # the order of tables: what all are compared with, the paper's, then the others
 
@@ -31,10 +31,7 @@ def find_method(name: str) -> type[Method]:
         'DeltaSAM'
     """
     load_plugins()
-    spelled = {known.lower(): known for known in METHODS}
-    plain = name.lower().replace("-", "").replace("_", "")
-    if plain in spelled:
-        return METHODS[spelled[plain]]
-    close = difflib.get_close_matches(plain, spelled, n=1)
-    hint = f"did you mean {spelled[close[0]]}?" if close else f"there are {', '.join(METHODS)}"
-    raise ValueError(f"{name!r} is not a method; {hint}")
+    found = look_up(METHODS, name)
+    if found is None:
+        raise ValueError(f"{name!r} is not a method; {suggest(name, METHODS)}")
+    return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from deltasam.plugins import load_plugins
+from deltasam.spelling import look_up, suggest
 from deltasam.tasks._base import Task
 from deltasam.tasks._docstrings import DocstringTask
 from deltasam.tasks._glue import GLUE
@@ -36,12 +35,7 @@ def find_task(name: str) -> Task:
         'accuracy'
     """
     load_plugins()
-    if name in TASKS:
-        return TASKS[name]
-    plain = name.lower().replace("-", "").replace("_", "")
-    spelled = {known.replace("_", ""): known for known in TASKS}
-    if plain in spelled:
-        return TASKS[spelled[plain]]
-    close = difflib.get_close_matches(plain, spelled, n=1, cutoff=0.5)
-    hint = f"did you mean {spelled[close[0]]}?" if close else f"there are {', '.join(TASKS)}"
-    raise ValueError(f"{name!r} is not a task; {hint}")
+    found = look_up(TASKS, name)
+    if found is None:
+        raise ValueError(f"{name!r} is not a task; {suggest(name, TASKS)}")
+    return found

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from deltasam.experiments._components import Plain, build, options, suggest
+from deltasam.experiments._components import Plain, build, options
 from deltasam.experiments._config import read_yaml
 from deltasam.experiments._errors import ConfigError
+from deltasam.spelling import suggest
 
 Keep = Literal["all", "weights", "results"]
 KEEP: tuple[str, ...] = get_args(Keep)

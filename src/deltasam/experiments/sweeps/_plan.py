@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from deltasam.experiments._components import Plain, suggest
+from deltasam.experiments._components import Plain
 from deltasam.experiments._config import RunConfig
 from deltasam.experiments._errors import ConfigError
 from deltasam.experiments._resolve import merge, resolve
 from deltasam.experiments._result import Result, rank
 from deltasam.experiments.sweeps._file import Sweep
+from deltasam.spelling import suggest
 
 Point = tuple[tuple[str, Any], ...]
 """A point of a grid: settings with their values."""
