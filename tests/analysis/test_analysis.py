@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.analysis import WEIGHTINGS, adversarial_risk, alignment, sharpness, weights_quality
-from deltasam.analysis._common import cosine, gradient_of, spearman
+from deltasam.analysis._common import _number, cosine, gradient_of, spearman
 from deltasam.methods import ERM, SAM, DeltaSAM, PerInstanceSAM
 from deltasam.weighting import FiniteDifference, OwnGradient, Uniform
 from helpers.instance_reference import ascended, loop
@@ -48,6 +48,15 @@ def test_adversarial_risk_is_the_mean_over_instances(engine: str) -> None:
     assert float(risk) == pytest.approx(float(torch.cat([e.perturbed for e in exact]).mean()), rel=1e-9)
     assert risk.clean == pytest.approx(float(torch.cat([e.losses for e in exact]).mean()), rel=1e-9)
     assert torch.allclose(risk.norms, torch.cat([e.norms for e in exact]), rtol=1e-9)
+
+
+def test_instances_of_a_group_share_their_perturbation() -> None:
+    model, data, objective = two_batches()
+    risk = adversarial_risk(model, data, objective, rho=0.1, group=2)
+    model.eval()
+    exact = [loop(model, lambda batch=batch: objective(model, batch), 0.1, group=2) for batch in data]
+    assert torch.allclose(risk.adversarial_losses, torch.cat([e.perturbed for e in exact]), rtol=1e-9)
+    assert risk.norms.shape == (3,)  # batches of 3 and 2: two groups and one
 
 
 def test_more_steps_do_not_lower_the_risk() -> None:
@@ -172,6 +181,12 @@ def test_numbers_that_the_analyses_cannot_use() -> None:
     for rising in (adversarial_risk, sharpness):
         with pytest.raises(ValueError, match="steps=0 must be a whole number in"):
             rising(model, data, objective, steps=0)
+
+
+def test_a_bar_knows_how_many_batches_there_will_be() -> None:
+    assert _number(range(10), 3) == _number(range(3), 10) == _number(range(3), None) == 3
+    assert _number(iter(range(10)), 3) == 3
+    assert _number(iter(range(10)), None) is None
 
 
 def test_helpers() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from deltasam.analysis import weights_quality
@@ -39,8 +40,12 @@ def test_nothing_shared_gives_the_same() -> None:
     model, batch, objective = TRANSFORMER.make(torch.float32, size=6)
     found = weights_quality(model, [batch], objective, weightings=ALL)
     assert [(row.weighting, row.condition) for row in found] == [(name, c) for name in ALL for c in CONDITIONS]
+    slow = {(n, c): slow_weights(model, batch, objective, w, c) for n, w in ALL.items() for c in CONDITIONS}
     for row in found:
-        assert row.median == float(slow_weights(model, batch, objective, ALL[row.weighting], row.condition).median())
+        g, reference = slow[row.weighting, row.condition], slow[row.weighting, "float64"]
+        assert row.median == float(g.median())
+        assert row.spearman == pytest.approx(spearmanr(g, reference).statistic)
+        assert row.ideal == pytest.approx(spearmanr(g, slow["own", "float64"]).statistic)
 
 
 def test_quality_of_the_weights() -> None:
