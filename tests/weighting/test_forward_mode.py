@@ -96,19 +96,42 @@ CONSTANTS: dict[str, Callable[..., Tensor]] = {  # refused only where the weight
 
 
 def _reduced(x: Tensor, *args: str, **options: str) -> Tensor:
-    return x.scatter_reduce(-1, torch.arange(6).expand(x.shape) // 2, x.sin(), *args, **options)
+    return x.scatter_reduce(-1, _ids(x), x.sin(), *args, **options)
+
+
+def _ids(x: Tensor) -> Tensor:
+    return torch.arange(6).expand(x.shape) // 2
 
 
 def _regular(x: Tensor) -> Tensor:
     return 0.1 * x[..., :5] + torch.eye(5, dtype=x.dtype)
 
 
+def _with_zeros(x: Tensor) -> Tensor:
+    """Zeros that move with the weights, in one place and in two."""
+    away = torch.zeros_like(x)
+    away[..., 2] = 1
+    away[:, 1, 4] = 1
+    return x - (x * away).detach()
+
+
+PRODUCTS: dict[str, Callable[..., Tensor]] = {
+    "cumprod": lambda x, w, b: torch.cumprod(x * w + b, -1),
+    "cumprod with zeros": lambda x, w, b: 0.3 + torch.cumprod(input=_with_zeros(x * w + b), dim=-1),
+    "cumprod over tokens": lambda x, w, b: 0.3 + _with_zeros(x * w + b).cumprod(1),
+    "cumprod of a type": lambda x, w, b: 0.3 + _with_zeros(x * w + b).cumprod(dim=2, dtype=torch.float64),
+    "cumprod in place": lambda x, w, b: 0.3 + _with_zeros(x * w + b).cumprod_(-1),
+    "cumprod of a number": lambda x, w, b: (x * w + b) * w[0].cumprod(0),
+    "cumprod of nothing": lambda x, w, b: (x * w + b) + (x * w)[:, :0].cumprod(1).sum(),
+    "cumprod of a constant": lambda x, w, b: (x * w + b) * torch.arange(6.0, dtype=x.dtype).cumprod(0),
+    "prod with zeros": lambda x, w, b: 0.3 + _with_zeros(x * w + b).prod(-1),
+}
 WRITTEN_OUT = {name: lambda x, w, b, f=f: f(x * w + b) for name, f in ACTIVATIONS.items()}
 REDUCED = {
     "scatter_reduce, sum": lambda x, w, b: _reduced(x * w + b, "sum"),
     "scatter_reduce, amax": lambda x, w, b: _reduced(x * w + b, reduce="amax"),
 }
-CASES = {**NORMS, **SOLVES, **CONSTANTS, **REDUCED, **WRITTEN_OUT}
+CASES = {**NORMS, **SOLVES, **CONSTANTS, **REDUCED, **PRODUCTS, **WRITTEN_OUT}
 
 
 @pytest.mark.parametrize("operation", CASES.values(), ids=CASES.keys())
@@ -190,6 +213,9 @@ LACKING = {
     "linalg_slogdet": lambda x, w, b: torch.linalg.slogdet(_regular(x * w + b)).logabsdet[:, None],
     "logdet": lambda x, w, b: _regular(x * w + b).logdet()[:, None],
     "scatter_reduce": lambda x, w, b: _reduced(x * w + b, "prod"),
+    "scatter_reduce_": lambda x, w, b: torch.ones(4, 5, 6).scatter_reduce_(2, _ids(x), x * w + b, "prod"),
+    "cholesky_inverse": lambda x, w, b: torch.cholesky_inverse(_regular(x * w + b).tril()),
+    "triangular_solve": lambda x, w, b: torch.triangular_solve(x, _regular(x * w + b), transpose=True).solution,
     "linalg_householder_product": lambda x, w, b: torch.linalg.householder_product((x * w).mT, (x + b)[:, 0, :5]),
 }
 

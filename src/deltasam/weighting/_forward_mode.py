@@ -3,9 +3,10 @@
 torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``instance_norm`` in training mode, treat
 the saved mean and deviation as constants when they are differentiated once more: the second derivative comes out
 wrong, without an error (pytorch#196700, #196699). Written out in elementary operations they are right; the tests
-compare with Hessian-vector products. Those of ``linalg.solve``, determinants, ``householder_product`` and products by
-``scatter_reduce`` are wrong in the same silent way: the first is written out, the others are refused where the weights
-are behind their arguments.
+compare with Hessian-vector products. Those of ``linalg.solve``, ``cumprod`` with zeros, determinants,
+``householder_product``, ``cholesky_inverse``, ``triangular_solve`` with ``transpose`` and products by
+``scatter_reduce`` are wrong in the same silent way: the first two are written out, the others are refused where the
+weights are behind their arguments.
 ``silu``, ``mish`` and ``glu`` have no second forward mode, and are written out as well. The fused attention kernels
 have no forward mode at all, so attention is unfused meanwhile.
 """
@@ -15,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -175,6 +178,18 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return inverse @ B if left else B @ inverse
 
 
+def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """One product after the other: torch's formula divides by x, and is wrong where that is 0."""
+    x = x if dtype is None else x.to(dtype)
+    if x.ndim == 0 or not x.numel() or not _moves(x):
+        return torch.cumprod(x, dim)
+    return torch.stack(list(accumulate(x.unbind(dim), mul)), dim)
+
+
+def _cumprod_in_place(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    return x.copy_(_cumprod(x, dim, dtype=dtype))
+
+
 # -- activations ------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +234,8 @@ def _grad(*args: Any, **options: Any) -> Any:
 _WRONG = {
     torch.det, Tensor.det, torch.linalg.det, torch.logdet, Tensor.logdet, torch.slogdet, Tensor.slogdet,
     torch.linalg.slogdet, torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
-    torch.orgqr, Tensor.orgqr,
+    torch.orgqr, Tensor.orgqr, torch.cholesky_inverse, Tensor.cholesky_inverse, torch.triangular_solve,
+    Tensor.triangular_solve,
 }  # fmt: skip
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
@@ -233,6 +249,9 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     torch.native_layer_norm: _native_layer_norm,
     torch.native_batch_norm: _native_batch_norm,
     torch.linalg.solve: _solve,
+    torch.cumprod: _cumprod,
+    Tensor.cumprod: _cumprod,
+    Tensor.cumprod_: _cumprod_in_place,
     F.silu: _silu,
     F.mish: _mish,
     F.glu: _glu,
@@ -252,7 +271,7 @@ def _moves(value: Any) -> bool:
 
 def _multiplies(func: Any, args: Any, named: dict[str, Any]) -> bool:
     """Whether it is the one ``scatter_reduce`` whose derivatives torch takes for 0; the others are right."""
-    if func not in (torch.scatter_reduce, Tensor.scatter_reduce):
+    if func not in (torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_):
         return False
     return "prod" in (named.get("reduce"), *(value for value in args if isinstance(value, str)))
 
