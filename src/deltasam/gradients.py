@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat, starmap
 from typing import Any, Protocol
 
 import torch
@@ -125,20 +127,22 @@ def gradient(
 @contextmanager
 def set_aside(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Puts ``.grad`` aside and adds it to what is there afterwards; after an exception it is what it was."""
-    before = {name: p.grad for name, p in trainable.items()}
-    for p in trainable.values():
-        p.grad = None
+    params = list(trainable.values())
+    before = [p.grad for p in params]
+    back = map(setattr, params, repeat("grad"), before)
     try:
+        for p in params:
+            p.grad = None
         yield
         # All sums that need memory before any assignment: one that fails must not leave half of them behind.
-        sums = {name: added(before[name], p.grad) for name, p in trainable.items() if not _fits(before[name], p.grad)}
+        pairs = [(earlier, p.grad) for earlier, p in zip(before, params, strict=True)]
+        sums = [earlier if _fits(earlier, new) else added(earlier, new) for earlier, new in pairs]
+        in_place = starmap(Tensor.add_, [pair for pair in pairs if _fits(*pair)])
+        rest = chain(in_place, map(setattr, params, repeat("grad"), sums))
     except BaseException:
-        for name, p in trainable.items():
-            p.grad = before[name]
+        deque(back, maxlen=0)  # one call, here and below: an interruption (Ctrl-C) finds all of it done or nothing
         raise
-    for name, p in trainable.items():
-        earlier, new = before[name], p.grad
-        p.grad = sums[name] if name in sums or earlier is None or new is None else earlier.add_(new)
+    deque(rest, maxlen=0)
 
 
 def _fits(earlier: Tensor | None, new: Tensor | None) -> bool:

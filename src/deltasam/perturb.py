@@ -309,8 +309,7 @@ def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor)
         torch.clear_autocast_cache()
         yield Moved(params, origin)
     finally:
-        with torch.no_grad():
-            torch._foreach_copy_(weights, origin)
+        torch._foreach_copy_(weights, origin)  # first, and one call, as above; neither has a graph
         torch.clear_autocast_cache()
 
 

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import starmap
+from itertools import chain, starmap
 from operator import setitem
 from typing import Any
 
@@ -19,7 +19,7 @@ from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._layout import Grouping
 from deltasam.instances._memory import memory_of
 from deltasam.instances._perturbation import Perturbation
-from deltasam.instances._shortcuts import SHORTCUTS, lengthen, shorten
+from deltasam.instances._shortcuts import SHORTCUTS, lengthening, shorten
 from deltasam.instances._step import PassState
 from deltasam.instances._tensors import CallKey, PerInstance
 
@@ -93,7 +93,7 @@ class Places:
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
         made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
-        back = starmap(setitem, self._slots)
+        back = chain(starmap(setitem, self._slots), lengthening(shortened))
 
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
@@ -126,7 +126,6 @@ class Places:
             deque(back, maxlen=0)  # first, and one call: an interruption (Ctrl-C) finds all in their places or none
             if handle is not None:
                 handle.remove()
-            lengthen(shortened)
             for own, name, value in made:
                 if isinstance(own.get(name), PerInstance):
                     own[name] = value

@@ -7,7 +7,6 @@ operation itself takes to start. On a fast device that is what an eager step wai
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from typing import Any
@@ -30,7 +29,7 @@ def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str
     So do modules whose weight is no parameter, but is made of some by a hook (pruning, the older weight norm).
 
     Yields:
-        The attributes of each module before it is changed, for :func:`lengthen`.
+        The attributes of each module before it is changed, for :func:`lengthening`.
     """
     for module in modules:
         make, attributes = SHORTCUTS.get(type(module)), vars(module)
@@ -40,9 +39,9 @@ def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str
             attributes["forward"] = make(module, state)
 
 
-def lengthen(changed: Iterable[dict[str, Any]]) -> None:
-    """Undoes :func:`shorten`."""
-    deque(map(dict.pop, changed, repeat("forward"), repeat(None)), maxlen=0)  # one call: not by halves if interrupted
+def lengthening(changed: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    """Undoes :func:`shorten` as it is used up; in one call, that is not by halves if it is interrupted."""
+    return map(dict.pop, changed, repeat("forward"), repeat(None))
 
 
 def _linear(module: Any, state: PassState) -> Forward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 import torch
@@ -183,6 +184,7 @@ class Method(ABC):
 
     def take(self, passes: Passes) -> Step:
         """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
+        graph = torch.is_grad_enabled()
         try:
             return self.noted(self._step(passes))
         except RuntimeError as error:
@@ -193,6 +195,13 @@ class Method(ABC):
                     "the objective must only compute the losses, anew in every pass: no backward() in it, and nothing "
                     f"of an earlier pass kept by it or the model ({str(error).splitlines()[0]})"
                 ) from error
+            raise
+        except BaseException as stop:
+            if not isinstance(stop, Exception):
+                # Ctrl-C while a context is entered or left: its frame would keep the weights moved until it is gone,
+                # and torch's own would leave the mode.
+                clear_frames(stop.__traceback__)
+                torch.set_grad_enabled(graph)
             raise
         finally:
             passes.ranks.release()

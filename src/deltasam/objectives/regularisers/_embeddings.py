@@ -105,21 +105,24 @@ def perturbed_embeddings(
     """
     found = find_embeddings(model, embeddings, side)
     state = _State(found.region is None, _batch_mask(batch, side if found.region is not None else "encoder"))
-    with ExitStack() as stack:
-        if found.compiled:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if found.region is not None:
-            # The same module may embed the other side too: only what happens inside this side's forward counts.
-            stack.callback(found.region.register_forward_pre_hook(state.enter).remove)
-            stack.callback(found.region.register_forward_hook(state.leave, always_call=True).remove)
-        for module in found.ancestors:
-            hook = state.sees_mask(_mask_position(module))
-            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        for layer, table in zip(found.layers, _tables(found.layers), strict=True):
-            stack.callback(layer.register_forward_hook(state.adds(noise, detach, table)).remove)
-        if noise is not None:
-            stack.enter_context(computed_again(_refusing(found.layers)))
-        yield state.sites
+    try:
+        with ExitStack() as stack:
+            if found.compiled:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if found.region is not None:
+                # The same module may embed the other side too: only what happens inside this side's forward counts.
+                stack.callback(found.region.register_forward_pre_hook(state.enter).remove)
+                stack.callback(found.region.register_forward_hook(state.leave, always_call=True).remove)
+            for module in found.ancestors:
+                hook = state.sees_mask(_mask_position(module))
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            for layer, table in zip(found.layers, _tables(found.layers), strict=True):
+                stack.callback(layer.register_forward_hook(state.adds(noise, detach, table)).remove)
+            if noise is not None:
+                stack.enter_context(computed_again(_refusing(found.layers)))
+            yield state.sites
+    finally:
+        state.over = True  # a hook that an interruption (Ctrl-C) has kept from being removed adds nothing any more
     if required and not state.sites:
         raise RuntimeError(
             f"the embedding layer of {type(model).__name__} was not called in the pass: nothing was perturbed; "
@@ -132,6 +135,7 @@ class _State:
 
     def __init__(self, inside: bool, fallback: Tensor | None) -> None:
         self.sites: list[Site] = []
+        self.over = False
         self._inside = inside
         self._mask: Tensor | None = None
         self._fallback = fallback
@@ -153,7 +157,7 @@ class _State:
 
     def adds(self, noise: Noise | None, detach: bool, table: int) -> Callable[..., Tensor | None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-            if not self._inside:
+            if self.over or not self._inside:
                 return None
             if not isinstance(output, Tensor):
                 raise TypeError(
