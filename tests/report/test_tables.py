@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -49,6 +50,18 @@ def test_golden(name: str, ending: str, runs) -> None:
     if os.environ.get("REWRITE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_without_the_paper_only_what_was_run_is_left(name: str, runs) -> None:
+    table = TABLES[name](runs)
+    ran = {row.label for row in table.rows if any(cell.values for cell in row.cells.values())}
+    shown = list(lines(table, paper=False))
+    assert {line.label for line in shown if line.kind != "group"} == ran
+    assert all(after.kind == "ours" for line, after in itertools.pairwise(shown) if line.kind == "group")
+    for write in (to_markdown, to_latex):
+        assert "paper:" not in write(table, paper=False)
+        assert "paper:" in write(table)
 
 
 def test_a_cell_is_the_mean_of_its_results(runs) -> None:

@@ -50,7 +50,7 @@ class TableCommand:
     """A file to write to instead of the terminal."""
 
     no_paper: bool = False
-    """Leave out the paper's figures and the differences."""
+    """Leave out the paper's figures, the differences, and what has no run; not of CSV, which has everything."""
 
     measure: bool = False
     """For adversarial-risk: measure the runs that lack it or have it at other settings, if their weights are there."""

@@ -43,7 +43,7 @@ def to_markdown(table: Table, *, spread: Spread = "std", paper: bool = True) -> 
             rows.append([f"*{_markdown(line.label)}*", *(_markdown(cell) for cell in line.cells)])
     text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     notes = "\n".join(f"- {_markdown(note)}" for note in (usual_note(table), *table.notes))
-    return f"{_markdown(heading(table))}\n\n{text}\n\n{notes}\n"
+    return f"{_markdown(heading(table, paper=paper))}\n\n{text}\n\n{notes}\n"
 
 
 def to_latex(table: Table, *, spread: Spread = "std", paper: bool = True) -> str:
@@ -64,7 +64,7 @@ def to_latex(table: Table, *, spread: Spread = "std", paper: bool = True) -> str
         else:
             label = rf"\textit{{{_latex(line.label)}}}"
         out.append(" & ".join([label, *cells]) + r" \\")
-    caption = " ".join([heading(table), usual_note(table), *table.notes])
+    caption = " ".join([heading(table, paper=paper), usual_note(table), *table.notes])
     out += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(caption)}}}", r"\end{table*}"]
     return "\n".join(out) + "\n"
 
@@ -122,7 +122,7 @@ def _part(table: Table, numbers: Sequence[int], *, spread: Spread, paper: bool) 
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    title = Text(heading(table), style="bold") if 0 in numbers or not numbers else None
+    title = Text(heading(table, paper=paper), style="bold") if 0 in numbers or not numbers else None
     shown = RichTable(title=title, title_justify="left", box=None)
     shown.add_column("method", no_wrap=True)
     for number in numbers:

@@ -36,12 +36,16 @@ def lines(table: Table, *, spread: Spread = "std", paper: bool = True) -> Iterat
     Args:
         table: The table.
         spread: What stands beside our mean: standard deviation, 95% bootstrap interval, or nothing.
-        paper: Whether the paper's figures and the differences are shown.
+        paper: Whether the paper's figures and the differences are shown; without them methods without a run are left
+            out, too.
 
     Yields:
         Per group its heading, then per method one to three lines.
     """
-    for group, rows in table.groups():
+    for group, listed in table.groups():
+        rows = [row for row in listed if paper or any(cell.values for cell in row.cells.values())]
+        if not rows:
+            continue
         yield Line("group", group)
         best = [table.best(rows, column) for column in table.columns]
         for row in rows:
@@ -59,10 +63,11 @@ def lines(table: Table, *, spread: Spread = "std", paper: bool = True) -> Iterat
                 yield from _papers(table, row, cells)
 
 
-def heading(table: Table) -> str:
+def heading(table: Table, *, paper: bool = True) -> str:
     """What the table shows, with the aggregates named."""
     ours = ", ".join(dict.fromkeys(table.aggregate_of(column) for column in table.columns))
-    return f"{table.title}. Ours: {ours} over seeds; paper: {table.source}, {table.paper_aggregate}."
+    theirs = f"; paper: {table.source}, {table.paper_aggregate}" if paper else ""
+    return f"{table.title}. Ours: {ours} over seeds{theirs}."
 
 
 def number(value: float, column: Column, *, sign: bool = False) -> str:
