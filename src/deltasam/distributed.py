@@ -37,10 +37,8 @@ class Ranks:
     """
 
     def __init__(self, model: nn.Module, *, gather: bool = False) -> None:
-        self.inner = model
-        self.size = 1
-        self.sharded = False
-        self.apart = False
+        self.inner, self.size = model, 1
+        self.sharded = self.apart = False
         self._groups: list[Any] = []
         self._wrapper: DistributedDataParallel | None = None
         self._shards: list[Any] = []
@@ -110,7 +108,14 @@ class Ranks:
 
     def quiet(self, wanted: bool = True) -> AbstractContextManager[None]:
         """Replicas add their gradients up by themselves inside; the next backward outside takes the mean of all."""
-        return self._wrapper.no_sync() if wanted and self._wrapper is not None else nullcontext()
+        if not wanted or self._wrapper is None:
+            return nullcontext()
+        if getattr(self._wrapper, "static_graph", False) and not self.apart:
+            raise ValueError(
+                "DistributedDataParallel(static_graph=True) fails, or gives wrong gradients, where it is not to share "
+                "those of some passes, as with MicroBatches and PerInstanceSAM's loop: leave static_graph out"
+            )
+        return self._wrapper.no_sync()
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a small tensor over all processes."""
@@ -205,9 +210,7 @@ def is_shard(tensor: Any) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that lies here, sharing its memory; an ordinary tensor is all here."""
-    if not is_shard(tensor):
-        return tensor
-    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    part: Tensor = tensor.detach().to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
@@ -312,9 +315,8 @@ def _refuse_inside(model: nn.Module) -> None:
     Lightning calls ``training_step`` in there, and has its ``manual_backward`` prepare DDP for the backward.
     """
     around: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    if around is None or around.process_group.size() == 1:
-        return
-    replicated = {id(p) for p in around.module.parameters()}
+    together = around is not None and around.process_group.size() > 1
+    replicated = {id(p) for p in around.module.parameters()} if together else set()
     if any(id(p) in replicated for p in model.parameters()):
         raise ValueError(
             f"model ({type(model).__name__}) is a part of a model in DistributedDataParallel, inside of its forward: "
@@ -375,9 +377,8 @@ def _parameter_groups(module: Any) -> list[Any]:
 
 
 def _dense(value: Tensor | None, like: Tensor) -> Tensor:
-    if value is None:
-        return torch.zeros_like(like)
-    return value.to_dense() if value.is_sparse else value
+    given = torch.zeros_like(like) if value is None else value
+    return given.to_dense() if given.is_sparse else given
 
 
 def _buckets(which: Sequence[int], values: Sequence[Tensor | None], like: Sequence[Tensor]) -> Iterator[list[int]]:

@@ -1,0 +1,66 @@
+"""DDP's ``static_graph=True``: steps whose passes are all exchanged work, others are refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from deltasam import MicroBatches
+from deltasam.methods import ERM, GSAM, SAM, DeltaSAM, Method, PerInstanceSAM
+from helpers.problems import grads, relative_error
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def objective(model: nn.Module, x: Tensor) -> Tensor:
+    losses: Tensor = model(x).squeeze(-1).square()
+    return losses
+
+
+def of_two_steps(model: nn.Module, method: Method, batch: object) -> dict[str, Tensor]:
+    for _ in range(2):
+        model.zero_grad()
+        method.backward(model, batch, objective)
+    return grads(model.module if isinstance(model, DistributedDataParallel) else model)
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(), DeltaSAM(), GSAM(), PerInstanceSAM()], ids=str)
+def test_one_exchange(method: Method) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = of_two_steps(DistributedDataParallel(network(), static_graph=True), method, x)
+    method.load_state_dict({})
+    assert relative_error(found, of_two_steps(network(), method, x)) < 1e-10
+
+
+def test_gradients_that_are_exchanged_at_the_end() -> None:
+    parts = MicroBatches(torch.randn(2, 4, 3, dtype=torch.float64).unbind())
+    found = of_two_steps(DistributedDataParallel(network(), static_graph=True), GSAM(), parts)
+    assert relative_error(found, of_two_steps(network(), GSAM(), parts)) < 1e-10
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(), PerInstanceSAM()], ids=str)
+def test_micro_batches_are_refused(method: Method) -> None:
+    model = DistributedDataParallel(network(), static_graph=True)
+    with pytest.raises(ValueError, match=r"static_graph=True.*MicroBatches.*leave static_graph out"):
+        method.backward(model, MicroBatches(torch.randn(2, 4, 3, dtype=torch.float64).unbind()), objective)
+
+
+def test_the_loop_is_refused() -> None:
+    model = DistributedDataParallel(network(), static_graph=True)
+    with pytest.raises(ValueError, match=r"PerInstanceSAM's loop: leave static_graph out"):
+        PerInstanceSAM(engine="loop").backward(model, torch.randn(4, 3, dtype=torch.float64), objective)
