@@ -94,6 +94,7 @@ def test_trains_from_a_local_folder_without_the_package_datasets(
     probing = "delta-sam:probe_every=2,weighting.name=finite-difference,weighting.precision=ambient"
     methods = ("--methods", "sam", probing, "--ways", "eager", "captured")
     files = ("--data", data, "--output", tmp_path / "runs", "--json", tmp_path / "out.json")
+    (tmp_path / "runs/warm-up/left").mkdir(parents=True)  # by an earlier version that was stopped
     assert main([str(word) for word in ("bench", "train", "mrpc", "--model", bert, *SMALL, *methods, *files)]) == 0
     shown = capsys.readouterr()
     gpu = torch.cuda.is_available()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltasam.report import TABLES, Run, by_cell, read_runs
+from deltasam.report import TABLES, Run, by_cell, read_runs, run_folders
 from deltasam.report._evaluation import Evaluation, words
 from deltasam.report._select import select
 from deltasam.report._summary import _resampled_means
@@ -56,6 +56,26 @@ def test_what_mirror_was_trained_on_is_no_other_evaluation(tmp_path: Path) -> No
     assert len({run.evaluation for run in read(tmp_path, base, other)}) == 1
 
 
+def test_settings_of_a_regulariser_do_not_hide_those_of_the_method(tmp_path: Path) -> None:
+    base = result("mrpc*-DeltaSAM-*")
+    config = {**base["config"], "regularisers": [{"name": "SMART", "eta": 0.7, "scale": 2, "norm": "linf"}]}
+    (run,) = read(tmp_path, {**base, "config": config})
+    own = base["config"]["method"]
+    found = dict(run.settings)
+    assert (found["eta"], found["SMART.eta"], found["scale"]) == (own["eta"], 0.7, 2.0)
+    assert "norm" not in found
+
+
+def test_there_are_no_runs_inside_a_run(tmp_path: Path) -> None:
+    base = result("mrpc*-SAM-*")
+    read(tmp_path, base)
+    inside = tmp_path / "0/copies"
+    inside.mkdir()
+    read(inside, base, base)
+    assert [run.path for run in read_runs(tmp_path).finished] == [tmp_path / "0"]
+    assert run_folders(tmp_path) == run_folders(tmp_path / "0") == [tmp_path / "0"]
+
+
 def test_the_runs_of_a_cell_are_in_the_order_of_their_seeds(tmp_path: Path) -> None:
     base = result("mrpc*-SAM-*")
     runs = read(tmp_path, *({**base, "seed": seed, "config": {**base["config"], "seed": seed}} for seed in (3, 1, 2)))
@@ -81,6 +101,15 @@ def test_times_of_two_devices_are_not_compared(tmp_path: Path, same: bool) -> No
     assert any(row.cells["mrpc"].values for row in ratios) == same
     told = summary_sentences(runs, by_cell(runs.finished))
     assert any("Time of an update relative to ERM" in one for one in told) == same
+
+
+def test_the_time_of_an_update_is_a_multiple_of_erms(tmp_path: Path) -> None:
+    base = result("mrpc*-SAM-*")
+    costs = {"ERM": (10.0, 10), "SAM": (40.0, 20), "PerInstanceSAM": (25.0, 10)}
+    read(tmp_path, *({**base, "method": m, "train_seconds": s, "steps": n} for m, (s, n) in costs.items()))
+    runs = read_runs(tmp_path)
+    told = summary_sentences(runs, by_cell(runs.finished))
+    assert "Time of an update relative to ERM: SAM 2.00, per-instance SAM 2.50." in told
 
 
 @pytest.mark.parametrize(("higher", "leader"), [(True, "SAM"), (False, "ERM")])

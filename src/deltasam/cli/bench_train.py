@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,20 +93,12 @@ class BenchTrain:
         from deltasam.cli._progress import bar, quiet
         from deltasam.experiments import run
 
-        ways = [way for way in dict.fromkeys(self.ways) if way == "eager" or torch.cuda.is_available()]
-        if not ways:
-            raise InputError("--ways captured: needs a GPU; use --ways eager")
-        if len(ways) < len(set(self.ways)):
-            print("captured is left out: it needs a GPU", file=sys.stderr)
+        ways = self._possible_ways()
         plan = list(dict.fromkeys(train.Training(method, way) for way in ways for method in self.methods))
         configs = {each: self.config(each) for each in plan}  # mistakes are told before any training
         quiet()
-        # The first captured step of a process pays for more than the first eager one.
-        for way in ways if self.warmup else ():
-            with bar(f"warm-up {way}") as watch:
-                short = self.config(train.Training(self.methods[0], way), steps=self.warmup)
-                run(short, folder / "warm-up", watch=watch)
-            shutil.rmtree(folder / "warm-up")
+        if self.warmup:
+            self._warm_up(ways)
 
         def train_one(each: Training, number: int) -> Trained:
             place = folder / f"{each.name.replace(' ', '-')}-{number + 1}"
@@ -117,9 +109,8 @@ class BenchTrain:
                     pace()
                     shown(*progress)
 
-                result = run(configs[each], place, watch=watch)
-            for weights in ("model", "checkpoints"):
-                shutil.rmtree(place / weights, ignore_errors=True)
+                result = run(configs[each], place, watch=watch, keep_weights=False)
+            shutil.rmtree(place / "checkpoints", ignore_errors=True)  # of a training that was stopped in between
             return _trained(result, pace.seconds)
 
         first = configs[plan[0]]
@@ -134,6 +125,31 @@ class BenchTrain:
         train.show(report)
         if self.json is not None:
             train.write_json(report, self.json)
+
+    def _possible_ways(self) -> list[TrainWay]:
+        """The ways that were asked for, as far as this machine has them."""
+        import torch
+
+        ways = [way for way in dict.fromkeys(self.ways) if way == "eager" or torch.cuda.is_available()]
+        if not ways:
+            raise InputError("--ways captured: needs a GPU; use --ways eager")
+        if len(ways) < len(set(self.ways)):
+            print("captured is left out: it needs a GPU", file=sys.stderr)
+        return ways
+
+    def _warm_up(self, ways: Sequence[TrainWay]) -> None:
+        """A short training in each way: the first captured step of a process pays for more than the first eager one.
+
+        Not in `--output`: what is left of one that was stopped would be another run there.
+        """
+        from deltasam.bench.train import Training
+        from deltasam.cli._progress import bar
+        from deltasam.experiments import run
+
+        for way in ways:
+            short = self.config(Training(self.methods[0], way), steps=self.warmup)
+            with _temporary_folder() as folder, bar(f"warm-up {way}") as watch:
+                run(short, folder / "warm-up", watch=watch, keep_weights=False)
 
     def config(self, training: Training, steps: int | None = None) -> RunConfig:
         """The run of one training: evaluated at its end only, without checkpoints."""
@@ -165,8 +181,14 @@ class BenchTrain:
         if self.output is not None:
             yield self.output
             return
-        with tempfile.TemporaryDirectory(prefix="deltasam-bench-") as folder:
-            yield Path(folder)
+        with _temporary_folder() as folder:
+            yield folder
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="deltasam-bench-") as folder:
+        yield Path(folder)
 
 
 def _trained(result: Result, seconds_per_update: float | None) -> Trained:

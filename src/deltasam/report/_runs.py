@@ -243,11 +243,12 @@ def _method(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """The numbers; of a regulariser with its name before it where the method has one of that name, as SMART's eta."""
     found: dict[str, float] = {"lr": config["optimizer"]["lr"]}
     for part in (config["method"], *config["regularisers"]):
         for name, value in part.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                found[intern(name)] = float(value)
+                found[intern(f"{part['name']}.{name}" if name in found else name)] = float(value)
     return tuple(found.items())
 
 
