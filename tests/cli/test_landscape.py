@@ -33,6 +33,11 @@ def test_slices_are_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(words) == 0
     assert "SAM's direction" in capsys.readouterr().out
     kept = folder / "analysis/landscape.json"
+    lines = json.loads(kept.read_text())["lines"]
+    places = {name: line["x"] for name, line in lines.items()}
+    assert places["a random direction"] == [-0.5, 0.0, 0.5]  # --reach
+    assert places["SAM's direction"] == [-0.1, 0.0, 0.1]  # --rho
+    assert places["each instance's direction"] == [0.0, 0.05, 0.1]
     os.utime(kept, (1, 1))  # long ago, whatever the grain of the file system's clock
     assert main(words) == 0
     assert kept.stat().st_mtime == 1

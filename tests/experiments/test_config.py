@@ -223,6 +223,8 @@ def test_schedule_counts_updates() -> None:
     assert config.batch.updates_per_epoch(100) == 4  # 7 batches, two per update
     assert config.schedule.total(4) == 12
     assert config.schedule.warmup_of(12) == 2
+    assert make(schedule={"epochs": 0.3}).schedule.total(4) == 2  # what is begun counts
+    assert make(schedule={"warmup": 1.0}).schedule.warmup_of(5) == 4  # one update at the full rate is left
     assert make(schedule={"steps": 50, "warmup_steps": 0}).schedule.total(4) == 50
     assert make(batch={"size": 16, "drop_last": True}).batch.updates_per_epoch(100) == 6
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from deltasam.report import TABLES, html_report, read_runs
+from deltasam.report import TABLES, _html_tables, html_report, read_runs
 from deltasam.report._colors import look
-from deltasam.report._svg import map_chart
+from deltasam.report._html_tables import runs_table
+from deltasam.report._svg import Series, line_chart, map_chart
 from helpers.hostile import HOSTILE, hostile_runs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -112,14 +113,18 @@ def test_odd_numbers_in_a_log_do_not_break_the_plots(tmp_path: Path, value: floa
     assert "nan," not in text
 
 
-def landscape(tmp_path: Path, losses: list[float], plane: dict[str, Any]) -> str:
-    """The page of one run with these slices."""
+def page_with(tmp_path: Path, measurement: str, found: dict[str, Any]) -> str:
+    """The page of one run with one measurement."""
     one = next(path.parent for path in sorted((GOLDEN / "runs").rglob("result.json")))
     shutil.copytree(one, tmp_path / "one", ignore=shutil.ignore_patterns("analysis"))
-    lines = {"a line": {"x": list(range(len(losses))), "loss": losses}}
     (tmp_path / "one/analysis").mkdir()
-    (tmp_path / "one/analysis/landscape.json").write_text(json.dumps({"lines": lines, "planes": {"a plane": plane}}))
+    (tmp_path / f"one/analysis/{measurement}.json").write_text(json.dumps(found))
     return html_report(read_runs(tmp_path), [])
+
+
+def landscape(tmp_path: Path, losses: list[float], plane: dict[str, Any]) -> str:
+    lines = {"a line": {"x": list(range(len(losses))), "loss": losses}}
+    return page_with(tmp_path, "landscape", {"lines": lines, "planes": {"a plane": plane}})
 
 
 NOWHERE = [[math.nan, math.inf], [math.inf, math.nan]]
@@ -131,8 +136,8 @@ def test_losses_that_are_not_finite_are_left_out_of_the_landscape(tmp_path: Path
     some = landscape(tmp_path / "some", [0.5, math.inf, math.nan, 0.7], partly)
     assert "Loss along a line" in some
     assert "Loss along a plane" in some
-    drawn = re.findall(r'<polyline points="([^"]*)"', some.partition("Loss along a line")[2])[0]
-    assert len(drawn.split()) == 2
+    across, _ = points(some.partition("Loss along a line")[2])
+    assert len(across) == 2
     none = landscape(tmp_path / "none", [math.nan, math.inf], {**plane, "loss": NOWHERE})
     assert "Loss along" not in none
     assert "altered" not in none
@@ -149,6 +154,37 @@ def test_losses_that_are_not_finite_are_left_out_of_the_landscape(tmp_path: Path
 )
 def test_a_plane_whose_rows_are_not_those_of_its_axes_is_altered(tmp_path: Path, plane: dict[str, Any]) -> None:
     assert "landscape.json is cut short or altered" in landscape(tmp_path, [0.5, 0.7], plane)
+
+
+def points(svg: str) -> tuple[list[float], list[float]]:
+    """Where the first line of a chart goes: from the left, and from the top."""
+    pairs = [pair.split(",") for pair in re.findall(r'<polyline points="([^"]*)"', svg)[0].split()]
+    return [float(across) for across, _ in pairs], [float(down) for _, down in pairs]
+
+
+def test_larger_numbers_are_drawn_higher_and_no_tick_is_between_two_updates() -> None:
+    drawn = line_chart([Series("SAM", look("SAM"), [1, 2], [0.1, 0.9])], title="", x="update", y="")
+    across, down = points(drawn)
+    assert across[0] < across[1]
+    assert down[0] > down[1]
+    assert re.findall(r'text-anchor="middle">([^<]+)<', drawn) == ["1", "2"]
+
+
+def test_weights_are_drawn_from_the_lightest_to_the_heaviest_and_examples_listed(tmp_path: Path) -> None:
+    examples = [{"weight": 2.0, "rank": 1, "text": "heavy <b>"}, {"weight": 0.125, "rank": 3, "text": "light"}]
+    text = page_with(tmp_path, "instance-weights", {"weights": [0.125, 0.5, 2.0], "examples": examples})
+    across, down = points(text.partition("Weights g at the end")[2])
+    assert across == sorted(across)
+    assert down == sorted(down, reverse=True)
+    assert '<td class="example">heavy &lt;b&gt;</td><td data-value="2.0">2</td><td data-value="1">1</td>' in text
+    assert '<td class="example">light</td><td data-value="0.125">0.125</td><td data-value="3">3</td>' in text
+
+
+def test_rows_that_are_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = read_runs(GOLDEN / "runs").finished
+    assert "more;" not in runs_table(runs)
+    monkeypatch.setattr(_html_tables, "_MOST_ROWS", len(runs) - 3)
+    assert "and 3 more;" in runs_table(runs)
 
 
 def test_a_map_has_its_first_row_at_the_bottom_and_its_lowest_loss_darkest() -> None:

@@ -105,6 +105,7 @@ ERRORS = [
     (caused(DataError("no tokenizer"), caused(OSError("the hub"), TimeoutError())), True),
     (caused(DataError("no tokenizer"), OSError("not a valid model identifier")), False),
     (caused(DataError("mrpc"), caused(OSError("a specific connection error"), answered(503))), True),
+    (caused(DataError("mrpc"), answered(500)), True),
     (caused(DataError("mrpc"), answered(429)), True),
     (caused(DataError("no tokenizer"), caused(OSError("not a valid model identifier"), answered(404))), False),
     (caused(DataError("no tokenizer"), answered(401)), False),
