@@ -48,6 +48,7 @@ def page(results: Path = RESULTS) -> str:
         (chosen["second_encoder_section"](results), text["SECOND_CHOSEN_READING"]),
         (glue["larger_section"](results), text["LARGER_READING"]),
         (chosen["larger_section"](results), text["LARGER_CHOSEN_READING"]),
+        (glue["second_larger_section"](results), text["SECOND_LARGER_READING"]),
         (part("pooled")["pooled_section"](results), text["POOLED_READING"]),
         (other["sts_section"](results), text["STS_READING"]),
         (other["summarization_section"](results), text["SUMMARIZATION_READING"]),
