@@ -50,7 +50,7 @@ def machines(reports: Sequence[Mapping[str, Any]]) -> str:
     facts = {f"{report['machine']['device']}, torch {report['machine']['torch']}" for report in reports}
     what = {f"{report['options']['model']}, batch {report['options']['batch']}, {report['options']['precision']}"
             for report in reports}  # fmt: skip
-    commits = {report["machine"]["commit"] for report in reports}
+    commits = {report["machine"]["commit"][:7] for report in reports}
     return f"{'; '.join(sorted(what))}; {'; '.join(sorted(facts))}; commit {', '.join(sorted(commits))}."
 
 
