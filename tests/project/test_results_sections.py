@@ -203,10 +203,39 @@ def test_all_tasks_of_the_second_encoder_together(tmp_path: Path) -> None:
                 write_run(tmp_path / folder, task, seed=seed, metrics={metric: 0.5})
                 method = {"name": "SAM", "rho": 0.01}
                 write_run(tmp_path / folder, task, method, seed=seed, metrics={metric: 0.5 + sign * gain})
-    first, second = cells(script("pooled")["pooled_section"](tmp_path), "SAM - ERM")
+    for seed in (1, 2):  # a larger task of that encoder
+        write_run(tmp_path / "minilm-larger", "qnli", seed=seed, metrics={"accuracy": 0.5})
+        write_run(tmp_path / "minilm-larger", "qnli", method, seed=seed, metrics={"accuracy": 0.56})
+    first, second, both = cells(script("pooled")["pooled_section"](tmp_path), "SAM - ERM")
     assert [each.split(" (")[0] for each in first[2:4]] == ["6.00 [6.00, 6.00]", "3.00 [3.00, 3.00]"]
-    assert [each.split(" (")[0] for each in second[2:4]] == ["-6.00 [-6.00, -6.00]", "-3.00 [-3.00, -3.00]"]
-    assert second[4] == "0 of 3"
+    assert [each.split(" (")[0] for each in second[2:4]] == ["-3.00 [-3.00, -3.00]", "0.00 [0.00, 0.00]"]
+    assert second[4] == "1 of 4"
+    # 2, 4 and 12 points of the one, -2, -4, -12 and 6 of the other; CoLA of neither in the last column.
+    assert [both[1], *(each.split(" (")[0] for each in both[2:4])] == ["7", "0.86 [0.86, 0.86]", "1.20 [1.20, 1.20]"]
+    assert both[4] == "4 of 7"
+
+
+def test_the_best_learning_rates_of_both_encoders_are_bold(tmp_path: Path) -> None:
+    for folder, scores in (("lr-glue", (0.6, 0.7)), ("lr-minilm", (0.8194444444444444, 0.8194444444444446))):
+        for lr, score in zip((5e-5, 1e-4), scores, strict=True):
+            for seed in (101, 102):
+                metrics = {"accuracy": score}
+                write_run(tmp_path / folder, "qqp", seed=seed, metrics=metrics, lr=lr, split="train[90%:]")
+    text = script("glue")["learning_rates"](tmp_path)
+    assert cells(text, "QQP") == [["QQP", "60.0", "**70.0**"]]
+    assert cells(text, "QQP, second encoder") == [["QQP, second encoder", "**81.9**", "**81.9**"]]
+
+
+def test_the_larger_tasks_of_the_second_encoder_name_their_sweeps(tmp_path: Path) -> None:
+    assert script("glue")["second_larger_section"](tmp_path) == ""
+    for seed, score in ((1, 0.5), (2, 0.6)):
+        write_run(tmp_path / "minilm-larger", "qqp", seed=seed, metrics={"accuracy": score}, lr=2e-4)
+        sam = {"name": "SAM", "rho": 0.01}
+        write_run(tmp_path / "minilm-larger", "qqp", sam, seed=seed, metrics={"accuracy": score + 0.03}, lr=2e-4)
+    text = script("glue")["second_larger_section"](tmp_path)
+    assert "evidence/minilm-qqp.yaml --output results/minilm-larger" in text
+    assert "0.0002 on QQP" in text
+    assert cells(text, "SAM - ERM")[0][1].startswith("3.00 ")
 
 
 def test_the_second_encoder_is_compared_with_its_own_plain_training(tmp_path: Path) -> None:
