@@ -21,7 +21,7 @@ data = data.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=T
 trainer = MethodTrainer(
     model=AutoModelForSequenceClassification.from_pretrained(name, num_labels=len(set(data["train"]["label"]))),
     args=TrainingArguments("runs/hf_trainer", num_train_epochs=3, logging_steps=2, report_to="none"),
-    method=DeltaSAM(rho=0.05, eta=1e-4),
+    method=DeltaSAM(rho=0.01, eta=1e-4),
     train_dataset=data["train"],
     eval_dataset=data["test"],
     processing_class=tokenizer,
