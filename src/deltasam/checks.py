@@ -65,11 +65,21 @@ def check_step(model: Any, objective: Any) -> None:
 
 
 def check_scale(scale: Any) -> None:
-    """Raises a TypeError for what the loss cannot be multiplied by."""
+    """Refuses what the loss cannot be multiplied by, as far as it is known without waiting for a device.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is a number that leaves no gradient, or turns it round.
+    """
     number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     one = isinstance(scale, Tensor) and scale.numel() == 1
     if not (number or one or (not isinstance(scale, Tensor) and callable(getattr(scale, "scale", None)))):
         raise TypeError(f"scale={shown(scale)} must be a number, a tensor with one element or a GradScaler")
+    if number and not 0 < scale < math.inf:
+        raise ValueError(
+            f"scale={scale} must be a finite number greater than 0: 1 / steps when accumulating over so many, or a "
+            "GradScaler; leave it out otherwise"
+        )
 
 
 def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
@@ -129,37 +139,59 @@ def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
 def require_apart(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
     """Refuses parameters that share their memory: what moves one would move, or would not move, the other.
 
-    Two that overlap are noticed where they begin at the same place, as after ``b.data = a.data``, or a whole and its
-    first part. Views into one buffer that do not overlap are let through, and so are shards, whose memory is FSDP's.
-
     Args:
         params: What is to be moved.
-        named: Those, and what is to stay, with their names.
+        named: Those, and what is to stay (frozen ones, those left out), with their names.
 
     Raises:
-        ValueError: Something that is to be moved begins at the same place as another one.
+        ValueError: Something that is to be moved overlaps another one, see :func:`sharing`.
     """
-    moved: dict[int, Tensor] = {}
-    for p in params:
-        if (place := _place(p)) and (first := moved.setdefault(place, p)) is not p:
-            raise _shared(first, p, named)
-    for p in named.values() if len(named) > len(params) else ():
-        if (place := _place(p)) and (first := moved.get(place, p)) is not p:
-            raise _shared(first, p, named)
-
-
-def _place(p: Tensor) -> int:
-    """Where its memory begins; 0 if it has none (empty, meta) or not its own (shards, sparse ones)."""
-    return p.data_ptr() if type(p) in (nn.Parameter, Tensor) and p.layout is torch.strided else 0
-
-
-def _shared(first: Tensor, second: Tensor, named: Mapping[str, Tensor]) -> ValueError:
-    one, other = (next((name for name, each in named.items() if each is t), "?") for t in (first, second))
-    return ValueError(
-        f"the parameters {one!r} and {other!r} share their memory (.data), and each would be perturbed by its own "
-        f"gradient: tie the parameters themselves, model.{other} = model.{one}, give one of them memory of its own, "
-        "p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
+    found = sharing(params, named.values())
+    if found is None:
+        return
+    one, other = (name for name, p in named.items() if p is found[0] or p is found[1])
+    tied = f"tie the parameters themselves, model.{other} = model.{one}, give one of them memory of its own, "
+    if all(p.requires_grad for p in found):
+        raise ValueError(
+            f"the parameters {one!r} and {other!r} share their memory (.data), and each would be perturbed by its own "
+            f"gradient: {tied}p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
+        )
+    frozen = other if named[one].requires_grad else one
+    raise ValueError(
+        f"the parameters {one!r} and {other!r} share their memory (.data), and {frozen!r} is frozen "
+        f"(requires_grad=False) while the other would be perturbed: {tied}p.data = p.data.clone(), freeze both, or "
+        "leave the trainable one out with params=lambda name, p: ..."
     )
+
+
+def sharing(params: Iterable[Tensor], others: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Two parameters that overlap in memory, of which the first group is to be moved, or None.
+
+    Two that both stay may share. Views into one buffer that do not overlap are no pair, interleaved ones neither; of
+    those that lie scattered only the beginning is looked at. Shards are let through: their memory is FSDP's.
+    """
+    moved = {id(p): p for p in params}
+    every = {**moved, **{id(p): p for p in others}}
+    spans = sorted(span for key, p in every.items() if (span := (*_span(p), key))[2])
+    last: dict[bool, tuple[int, int, int, int]] = {}  # by whether it is moved: the one that reaches furthest so far
+    for span in spans:
+        device, start, end, key = span
+        for is_moved, (there, _, reach, before) in last.items():
+            overlap = there == device and start < reach and (is_moved or key in moved)
+            if overlap and all(every[k].untyped_storage().nbytes() for k in (before, key)):  # not freed meanwhile
+                return every[before], every[key]
+        kind = key in moved
+        if kind not in last or (device, end) > (last[kind][0], last[kind][2]):
+            last[kind] = span
+    return None
+
+
+def _span(p: Tensor) -> tuple[int, int, int]:
+    """The device and where its memory begins and ends; 0 if it has none (empty, meta) or not its own (shards)."""
+    if type(p) not in (nn.Parameter, Tensor) or p.layout is not torch.strided or not (start := p.data_ptr()):
+        return -1, 0, 0
+    size = p.element_size()
+    return p.get_device(), start, start + (size * p.numel() if p.is_contiguous() else size)
 
 
 def check_move(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:

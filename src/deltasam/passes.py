@@ -75,8 +75,8 @@ class Passes:
         self.inner: nn.Module = self.ranks.inner
         self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         self.objective = objective
-        every = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
-        self.trainable = {name: p for name, p in every.items() if p.requires_grad}
+        self.named = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
+        self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
         self.params = select(self.inner, params, self.trainable)
         self.count = Count()
         self.branches = Branches(self.device)
@@ -85,7 +85,7 @@ class Passes:
         self._moved: Moved | None = None
         self._is_part = len(self.batches) > 1  # of a step: what is passed over at a time
         self._shares = self._micro_batch_shares()
-        devices = accelerators([*every.values(), *tensors(self.batches)])
+        devices = accelerators([*self.named.values(), *tensors(self.batches)])
         self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
         self._replay = self._from_here() if replay else None
 
@@ -189,7 +189,7 @@ class Passes:
         self, params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
     ) -> Iterator[Moved]:
         """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`."""
-        check_move(params, self.trainable)
+        check_move(params, self.named)
         self.ranks.settle()
         with perturbed(params, direction, step, consume=consume) as moved, without_steps(self.trainable):
             self._moved = moved

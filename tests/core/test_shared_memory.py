@@ -1,4 +1,5 @@
-"""Two parameters in one memory (``b.data = a.data``): each would be moved by its own gradient, so they are refused."""
+"""Two parameters in one memory (``b.data = a.data``): each would be moved by its own gradient, or one that is frozen
+with the other; so they are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.analysis import adversarial_risk
+from deltasam.analysis import adversarial_risk, line_slice
 from deltasam.checks import require_apart
 from deltasam.instances import instance_gradient_norms
 from deltasam.methods import ASAM, ERM, SAM, DeltaSAM, FreeLB, LookSAM, Method, PerInstanceSAM
@@ -82,6 +83,45 @@ def test_one_that_is_left_out_would_be_moved_with_the_other(left: str) -> None:
         SAM(params=lambda name, p: name != left).backward(Tied(), IDS, objective)
 
 
+@pytest.mark.parametrize("frozen", ["table.weight", "head.weight"])
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+def test_a_frozen_one_would_be_moved_in_place_and_not_elsewhere(make: Callable[[], Method], frozen: str) -> None:
+    """On a CPU the parameter borrows other memory and the frozen one stays, on a GPU both would move."""
+    model = Tied()
+    model.get_parameter(frozen).requires_grad_(False)
+    before = model.table.weight.detach().clone()
+    said = rf"'table.weight' and 'head.weight' share their memory.*'{frozen}' is frozen.*\.data\.clone\(\).*params="
+    with pytest.raises(ValueError, match=said):
+        make().backward(model, IDS, objective)
+    assert torch.equal(model.table.weight, before)
+    assert torch.equal(model.head.weight, before)
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_a_frozen_one_in_the_analysis(engine: str) -> None:
+    model = Tied()
+    model.head.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="is frozen"):
+        adversarial_risk(model, [IDS], objective, rho=0.1, engine=engine)
+    with pytest.raises(ValueError, match="is frozen"):
+        instance_gradient_norms(model, IDS, objective)
+    with pytest.raises(ValueError, match="is frozen"):
+        line_slice(model, [IDS], objective, [torch.ones(5, 3)], [0.1])
+
+
+def test_the_low_rank_engine_looks_at_those_that_are_left_out_too() -> None:
+    with pytest.raises(ValueError, match=r"share their memory.*leave both out"):
+        PerInstanceSAM(engine="low-rank", params=lambda name, p: name != "head.weight").backward(
+            Tied(), IDS, objective
+        )
+
+
+def test_frozen_ones_may_share_among_themselves() -> None:
+    model = nn.Sequential(Tied().requires_grad_(False), nn.Linear(5, 5))
+    for make in METHODS.values():
+        make().backward(model, IDS, objective)
+
+
 def test_tied_as_parameters_they_are_one() -> None:
     model = Tied()
     model.head.weight = model.table.weight
@@ -103,6 +143,26 @@ def test_a_view_that_begins_where_another_parameter_does() -> None:
     params = {"whole": nn.Parameter(flat), "part": nn.Parameter(flat[:4].view(2, 2))}
     with pytest.raises(ValueError, match="'whole' and 'part'"):
         require_apart(params.values(), params)
+
+
+def test_a_view_that_begins_elsewhere_in_another_parameter() -> None:
+    """Also behind one that lies between them in memory, and for the whole or the part alone."""
+    flat = torch.randn(20)
+    views = {"first": flat[2:4], "last": flat[16:].view(2, 2), "whole": flat}
+    params = {name: nn.Parameter(view) for name, view in views.items()}
+    for moved in (["whole"], ["last"], ["last", "whole"]):
+        with pytest.raises(ValueError, match=r"'(first|last)' and 'whole'"):
+            require_apart([params[name] for name in moved], params)
+    del params["whole"]
+    require_apart(params.values(), params)
+
+
+def test_one_whose_memory_was_freed() -> None:
+    """As sharded training does it: what is left of the address says nothing."""
+    one, other = (nn.Parameter(torch.randn(20)[4:]) for _ in range(2))
+    for p in (one, other):
+        p.untyped_storage().resize_(0)
+    require_apart([one, other], {"one": one, "other": other})
 
 
 def test_parameters_without_memory_of_their_own_are_let_through() -> None:

@@ -125,9 +125,8 @@ def instance_slice(
 
 
 def _loss(model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, direction: Direction, t: float) -> float:
-    named = trainable(model)
-    params = list(named.values())
-    require_apart(params, named)
+    params = list(trainable(model).values())
+    require_apart(params, dict(model.named_parameters()))
     step = torch.tensor(float(t), device=params[0].device)
     total, count = torch.zeros((), dtype=torch.float64, device=step.device), 0
     with in_mode(model, False), torch.no_grad(), perturbed(params, direction, step, consume=False):

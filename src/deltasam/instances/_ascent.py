@@ -166,7 +166,7 @@ def _by_loop(
     alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
     losses = part.losses()
     params = list(part.params.values())
-    require_apart(params, part.params)
+    require_apart(params, part.named)
     norms: list[Tensor] = []
     found: list[list[Tensor]] = [[] for _ in signs]
     for members in torch.split(torch.arange(losses.shape[0], device=losses.device), group):

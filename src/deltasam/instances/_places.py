@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.checks import require_apart, sharing
 from deltasam.distributed import is_sharded_module, require_whole
 from deltasam.instances._errors import InstancesMixedError, SizeUnknownError, UncoveredError
 from deltasam.instances._gradient import InstanceGradients
@@ -33,6 +34,7 @@ class Places:
 
     Raises:
         InstancesMixedError: A BatchNorm of the model is in training mode.
+        ValueError: One of them shares its memory with another parameter.
     """
 
     def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
@@ -48,6 +50,7 @@ class Places:
         self._often_called: list[nn.Module] = []
         self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may make weights of parameters
         self.is_sharded = False
+        others: list[Tensor] = []
         for module in model.modules():  # one walk for all questions: on a fast device its time counts
             self.is_sharded = self.is_sharded or is_sharded_module(module)
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -58,6 +61,9 @@ class Places:
                 self._hooked.append(vars(module))
             own: dict[str, Any] = module._parameters
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
+            others += [p for p in own.values() if p is not None and id(p) not in self.names]
+        if sharing(params.values(), others):
+            require_apart(params.values(), dict(model.named_parameters()))  # says which
         self._proxies = self.memory.proxies(p for _, _, p in self._slots)
 
     def suspect(self, candidates: list[CallKey], fault: UncoveredError) -> None:

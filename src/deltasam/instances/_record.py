@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.branches import is_recorded
-from deltasam.checks import is_out_of_memory, require_apart, uses_a_graph_twice
+from deltasam.checks import is_out_of_memory, uses_a_graph_twice
 from deltasam.gradients import refuse_reentrant
 from deltasam.instances._errors import (
     COMMON,
@@ -98,7 +98,6 @@ def record(
         ValueError: Two parameters share their memory.
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
-    require_apart(chosen.values(), chosen)
     places = Places(model, {name: p for name, p in chosen.items() if p.numel()})  # of nothing there is no gradient
     wish = _Wish(run, size, group, scale, tuple(terms))
     why: MisreadError | None = None
