@@ -29,6 +29,12 @@ class MicroBatches(tuple[Any, ...]):
 
     def __new__(cls, batches: Iterable[Any]) -> MicroBatches:
         """Takes any iterable of batches."""
+        if isinstance(batches, Mapping):
+            names = ", ".join(map(str, batches))
+            raise TypeError(
+                f"MicroBatches got one mapping (of {names}) and takes several batches: MicroBatches([first, second]); "
+                "a single batch goes to backward(model, batch, objective) as it is"
+            )
         parts = tuple(batches)
         if not parts:
             raise ValueError("MicroBatches got no batch; pass at least one")

@@ -39,6 +39,7 @@ class ASAM(Method):
     rho: float = 0.5
     eta: float = 0.01
     passes = "2/2"
+    remembers = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

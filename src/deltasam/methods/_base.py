@@ -15,7 +15,8 @@ from deltasam.checks import check_number as check_number
 from deltasam.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.distributed import Sharpness
 from deltasam.methods._frozen import tell_the_way_out
-from deltasam.methods._keywords import KeywordsOnly
+from deltasam.methods._keywords import KeywordsOnly, tells_what_it_lacks
+from deltasam.methods._other_words import check_state
 from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
 from deltasam.perturb import Preset, Selection
 from deltasam.randomness import Randomness
@@ -128,6 +129,8 @@ class Method(ABC):
     passes: ClassVar[str] = "1/1"
     #: Whether a step is the same operations every time (in every phase), so that it can be recorded as a CUDA graph.
     capturable: ClassVar[bool] = True
+    #: The names in :attr:`state`, besides the two counts. Any name is taken where a class does not say it itself.
+    remembers: ClassVar[frozenset[str]] = frozenset()
 
     if not TYPE_CHECKING:  # who checks types goes by the __init__ of each class
         __new__ = KeywordsOnly()
@@ -148,6 +151,7 @@ class Method(ABC):
                 "(one perturbation for the batches of all)"
             )
 
+    @tells_what_it_lacks
     def backward(
         self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
     ) -> Step:
@@ -270,11 +274,7 @@ class Method(ABC):
 
     def replace(self: Self, **changes: Any) -> Self:
         """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``."""
-        init = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        unknown = sorted(set(changes) - set(init))
-        if unknown:
-            raise TypeError(f"{type(self).__name__} has no hyperparameter {unknown[0]!r}; it has {sorted(init)}")
-        other = type(self)(**{**init, **changes})
+        other = type(self)(**{f.name: getattr(self, f.name) for f in fields(self) if f.init} | changes)
         object.__setattr__(other, "state", self.state)
         return other
 
@@ -287,12 +287,14 @@ class Method(ABC):
 
         Raises:
             TypeError: The state is no mapping.
-            ValueError: It is an optimizer's.
+            ValueError: It is an optimizer's, or another method's.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state={shown(state)} must be what state_dict() gave, a mapping")
         if "param_groups" in state:
             raise ValueError("state is that of an optimizer (it has param_groups): give what method.state_dict() gave")
+        if "remembers" in vars(type(self)):
+            check_state(type(self).__name__, state, ("steps", "skipped", *self.remembers))
         self.state.clear()
         self.state.update(state)
 

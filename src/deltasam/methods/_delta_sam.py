@@ -56,6 +56,7 @@ class DeltaSAM(Method):
     probe_every: int = 1
     seed: int = 0
     passes = "4/2"
+    remembers = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

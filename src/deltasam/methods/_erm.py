@@ -22,6 +22,8 @@ class ERM(Method):
         (torch.Size([4]), 1, 1)
     """
 
+    remembers = frozenset()
+
     def _needs_whole(self) -> bool:
         return False  # no parameter is perturbed
 

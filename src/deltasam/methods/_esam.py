@@ -51,6 +51,7 @@ class ESAM(Method):
     gamma: float = 0.5
     seed: int = 0
     passes = "3/2"
+    remembers = frozenset()
     capturable = False
 
     def __post_init__(self) -> None:

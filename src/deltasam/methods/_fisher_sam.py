@@ -47,6 +47,7 @@ class FisherSAM(Method):
     keep: float = 0.1
     refresh: int = 100
     passes = "2/2"
+    remembers = frozenset({"mask", "mask_good", "mask_heard"})
     capturable = False
 
     def __post_init__(self) -> None:

@@ -82,6 +82,7 @@ class FreeLB(Method):
     side: Side = "encoder"
     seed: int = 0
     passes = "K/K"
+    remembers = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

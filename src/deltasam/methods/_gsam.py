@@ -38,6 +38,7 @@ class GSAM(Method):
     rho: float = 0.05
     alpha: float = 0.4
     passes = "2/2"
+    remembers = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

@@ -45,6 +45,7 @@ class LookSAM(Method):
     k: int = 5
     alpha: float = 0.7
     passes = "1+1/k"
+    remembers = frozenset({"gv", "gv_usable"})
     capturable = False
 
     def __post_init__(self) -> None:

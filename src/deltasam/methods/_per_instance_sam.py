@@ -85,6 +85,7 @@ class PerInstanceSAM(Method):
     # "exact" was the first default: runs that wrote it down keep their number, they differ from "auto" in rounding
     factors: Factors = field(default="auto", metadata={"later": ("auto", "exact")})
     passes = "2/2"
+    remembers = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

@@ -36,6 +36,7 @@ class SAM(Method):
 
     rho: float = 0.05
     passes = "2/2"
+    remembers = frozenset()
 
     def __post_init__(self) -> None:
         """Checks rho."""

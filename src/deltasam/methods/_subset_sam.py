@@ -40,6 +40,7 @@ class SubsetSAM(Method):
     rho: float = 0.05
     fraction: float = 0.25
     passes = "1+f"
+    remembers = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

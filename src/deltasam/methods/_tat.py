@@ -62,6 +62,7 @@ class TAT(RemembersTables, FreeLB):
     target: Target = "most"
     decay: float = 1.0
     passes = "K/2K-1"
+    remembers = frozenset({"confusion"})
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

@@ -53,6 +53,8 @@ class TAVAT(RemembersTables, FreeLB):
         (3, 3, torch.Size([9, 4]))
     """
 
+    remembers = frozenset({"vocabulary"})
+
     def is_plain(self) -> bool:
         """As for FreeLB, unless earlier steps have left perturbations of the words behind."""
         remembers = any(name.startswith("vocabulary") for name in self.state)
