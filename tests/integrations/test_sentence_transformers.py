@@ -131,6 +131,21 @@ def test_no_loss_and_no_objective_says_what_to_pass(scored: bool, tmp_path: Path
         trainer.train()
 
 
+@pytest.mark.parametrize("loss", [None, "CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"])
+def test_an_evaluation_without_scores(loss: str | None, tmp_path: Path) -> None:
+    model = encoder()
+    trainer = SentenceTransformerMethodTrainer(
+        model=model,
+        args=options(tmp_path),
+        eval_dataset=pairs(),
+        loss=None if loss is None else getattr(st_losses, loss)(model),
+        method=SAM(),
+    )
+    told = rf"loss={loss or 'CoSENTLoss'} is for scored pairs, .* no scores, a column named 'score' or 'label': "
+    with pytest.raises(ValueError, match=rf"{told}.*rename_column.* pass objective=Contrastive\("):
+        trainer.evaluate()
+
+
 def test_three_columns_are_not_two_views(tmp_path: Path) -> None:
     data = pairs().add_column("three", pairs()["one"])
     trainer = SentenceTransformerMethodTrainer(

@@ -61,6 +61,27 @@ def infer_objective(
     return _sequence_objective(inner.config, label_smoothing, labels)
 
 
+def no_labels(trainer: Any, batch: Mapping[str, Any], objective: Any) -> ValueError:
+    """The error for batches in which an inferred objective finds no labels: how the data have to look.
+
+    Args:
+        trainer: Whose training set it is.
+        batch: What its collator has made.
+        objective: The inferred one.
+    """
+    name = objective.labels
+    called = "" if name == "labels" else f", which label_names={list(trainer.label_names)} calls the labels"
+    columns = getattr(trainer.train_dataset, "column_names", None)
+    known = f"the columns of train_dataset are {columns}, and " if isinstance(columns, list) else ""
+    words = "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them of the words themselves; or "
+    return ValueError(
+        f"the batches have no {name!r}{called}, only {sorted(map(str, batch))}: {known}Trainer leaves out those that "
+        f"the model's forward does not take. {words if isinstance(objective, CausalLM) else ''}give every row a "
+        f"{name!r}, as by train_dataset.rename_column(NAME, {name!r}), or say how they are called by "
+        f"TrainingArguments(label_names=[NAME]); {_WAY_OUT}"
+    )
+
+
 @torch.no_grad()
 def check_inferred(model: Any, batch: Any, objective: Any) -> None:
     """Compares an inferred objective with the loss that the model computes itself, on one batch, without dropout.

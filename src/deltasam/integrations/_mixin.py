@@ -19,7 +19,7 @@ from deltasam.integrations._arguments import (
     refuse_overrides,
     refuse_unsupported,
 )
-from deltasam.integrations._infer import check_inferred, infer_objective
+from deltasam.integrations._infer import check_inferred, infer_objective, no_labels
 from deltasam.integrations._lost import lost_told
 from deltasam.integrations._metrics import StepMetrics
 from deltasam.integrations._own_weights import ClearedGradients, refuse_apart
@@ -100,6 +100,7 @@ class MethodMixin(_Base):
         check_out_of_memory(on_out_of_memory, capture=capture)
         known = objective is not None
         refuse_overrides(type(self), MethodMixin, has_objective=known, accounted_for=self._accounted_for)
+        self._inferred: Any = None  # the objective, if it was
         self._unchecked = False  # whether the objective was inferred, and not compared with the model's loss yet
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
@@ -150,10 +151,14 @@ class MethodMixin(_Base):
         """The objective if none was given."""
         smoothing = self.args.label_smoothing_factor
         self._unchecked = not smoothing  # with smoothing it is the Trainer's loss, not the model's
-        return infer_objective(self.model, label_smoothing=smoothing, label_names=self.label_names)
+        self._inferred = infer_objective(self.model, label_smoothing=smoothing, label_names=self.label_names)
+        return self._inferred
 
     def _objective_batch(self, inputs: Any) -> Any:
         """What the objective gets of the inputs of a step."""
+        used = self._inferred is not None and innermost(self._objective) is self._inferred
+        if used and isinstance(inputs, Mapping) and self._inferred.labels not in inputs:
+            raise no_labels(self, inputs, self._inferred)
         return inputs
 
     # -- the step ------------------------------------------------------------------------------------------------

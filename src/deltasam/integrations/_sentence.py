@@ -23,6 +23,8 @@ _WAY_OUT = (
     "objective(model, inputs) -> losses of shape (N,)"
 )
 
+_SCORED = ("CoSENTLoss", "AnglELoss", "CosineSimilarityLoss")
+
 
 class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
     """``SentenceTransformerTrainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
@@ -79,6 +81,11 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
         """The trainer's own loss, and what it gives; the sum of its parts, if it gives several."""
         features, labels = self.collect_features(inputs)  # new dictionaries: the model writes into them
         loss: Any = self.loss[inputs["dataset_name"]] if isinstance(self.loss, dict) else self.loss
+        if labels is None and type(loss).__name__ in _SCORED:
+            raise ValueError(
+                f"loss={type(loss).__name__} is for scored pairs, and the data set has no scores, a column named "
+                f"'score' or 'label': dataset.rename_column(NAME, 'score') where it has them; otherwise {_WAY_OUT}"
+            )
         _put_model(loss, model, (self.model, self.model_wrapped))
         found = loss(features, labels)
         return loss, torch.stack(list(found.values())).sum(0) if isinstance(found, dict) else found
