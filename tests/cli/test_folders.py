@@ -237,8 +237,14 @@ def test_a_table_without_a_run_of_its_own_says_where_the_runs_are_shown(
     told = " ".join(capsys.readouterr().out.split())
     assert f"- None of the 2 finished runs (reviews) is of this table; see them by: deltasam report {tmp_path}" in told
     write_run(tmp_path, "rte", seed=1, metrics={"accuracy": 0.5})
-    assert main(["table", "glue", str(tmp_path)]) == 0
-    assert "deltasam report" not in capsys.readouterr().out
+    for words in ([], ["--format", "csv"], ["--output", str(tmp_path / "table.md")]):
+        assert main(["table", "glue", str(tmp_path), *words]) == 0
+        shown = capsys.readouterr()
+        assert "deltasam report" not in shown.out
+        told = f"2 finished runs of other tasks (reviews) are not in it; see them by: deltasam report {tmp_path}\n"
+        assert shown.err == f"deltasam table glue: {told}"
+    assert main(["table", "running-time", str(tmp_path)]) == 0, "which has all tasks"
+    assert capsys.readouterr().err == ""
 
 
 def test_a_report_says_what_it_has_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

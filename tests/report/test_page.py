@@ -60,6 +60,15 @@ def test_every_section_and_plot_is_there() -> None:
     assert checker.seen.count("script") == 1
 
 
+def test_no_word_of_the_page_is_cut_off_or_counted_wrong() -> None:
+    text = page(GOLDEN / "runs")
+    axes = set(re.findall(r'class="axis">([^<]*)<', text))
+    assert "rise of the loss when perturbed" in axes
+    assert not [words for words in axes if words.endswith("…")]
+    assert "cpu, 1 thread)" in text
+    assert "1 threads" not in text
+
+
 def test_nothing_is_loaded_from_anywhere() -> None:
     text = page(GOLDEN / "runs")
     assert "default-src 'none'" in text

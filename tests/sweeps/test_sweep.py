@@ -221,9 +221,27 @@ def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_
     [
         (["qick"], "qick: there is no such file, and no sweep of this name comes along; did you mean quick?"),
         (["nope.yaml"], "nope.yaml: there is no such file\n"),
+        (["quick", "--runs", "x"], "--runs: unknown option; did you mean --output?"),
+        (["quick", "--folder=x"], "--folder: unknown option; did you mean --output?"),
         (["quick", "--jobs", "0"], "--jobs 0: must be at least 1"),
     ],
 )
 def test_mistakes_on_the_command_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_damaged_results_are_not_finished(bert: str, tmp_path: Path, here: Sweep) -> None:
+    file = write(tmp_path / "few.yaml", bert)
+    code, out, _ = here(file, "--output", tmp_path / "runs", "--show")
+    names = [line.split()[1] for line in out.splitlines()[:-1]]
+    assert (code, len(names), out.count("missing")) == (0, 4, 4)
+    for name, text in zip(names, ("", "{}"), strict=False):
+        path = tmp_path / "runs" / name / "result.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    code, out, err = here(file, "--output", tmp_path / "runs", "--show")
+    assert [line.split()[0] for line in out.splitlines()] == ["damaged", "damaged", "missing", "missing", "4"]
+    assert err.count("not a result of this version") == 2
+    assert f"{names[0]}/result.json: " in err
+    assert "remove it, and the run is made again" in err

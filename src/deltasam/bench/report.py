@@ -68,7 +68,8 @@ class Report:
         what = "norm + perturb + restore" if options.isolate else "one training step, AdamW included"
         size = f"{int(machine['parameters']) / 1e6:.1f}M parameters"
         shape = "" if options.isolate else f", {options.batch} x {options.length}, dropout {options.dropout:g}"
-        where = f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}"
+        threads = f"{machine['threads']} thread{'' if machine['threads'] == '1' else 's'}"
+        where = f"{machine['device']}, {threads}, torch {machine['torch']}"
         return f"{what}: {options.shape}, {size}{shape}, {options.precision}, {where}, {options.clock} clock"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,18 @@ class SweepCommand:
 
     show: bool = False
     """List the runs and stop."""
+
+    @classmethod
+    def arranged(cls, words: Sequence[str]) -> list[str]:
+        """The words as they are.
+
+        Raises:
+            InputError: The folder of the runs is given by another name, to which tyro finds none that is alike.
+        """
+        for word in words:
+            if (name := word.partition("=")[0]) in ("--runs", "--folder", "--run-folder", "--dir", "--to"):
+                raise InputError(f"{name}: unknown option; did you mean --output?")
+        return list(words)
 
     def run(self) -> int:
         """Runs the sweep."""
@@ -129,11 +142,19 @@ def _known(runs: Sequence[Planned], folder: Path) -> dict[str, float]:
 
 
 def _list(runs: list[Planned], folder: Path, console: Console) -> int:
+    from deltasam.experiments import ConfigError, Result
     from deltasam.report._names import counted
 
     for planned in runs:
         name = planned.config.run_name
-        mark = "finished" if (folder / name / "result.json").is_file() else "missing "
+        path, mark = folder / name / "result.json", "missing "
+        if path.is_file():
+            try:
+                Result.read(path)
+                mark = "finished"
+            except ConfigError as error:
+                mark = "damaged "
+                print(f"deltasam sweep: {error}", file=sys.stderr)
         console.print(f"{mark}  {name}  {' '.join(f'{k}={v}' for k, v in planned.point)}", highlight=False)
     console.print(counted(len(runs), "run"), highlight=False)
     return 0

@@ -95,6 +95,7 @@ class TableCommand:
             print(text, end="")
         else:
             write_file(self.output, text)
+        self._tell_of_others(runs)
 
     def _show(self, runs: Runs, table: Table) -> None:
         from deltasam.report import table_notes
@@ -105,7 +106,22 @@ class TableCommand:
             console.print(part)
         for note in table_notes(table):
             console.print(f"- {note}", highlight=False)
-        console.print(self._elsewhere(runs, table), highlight=False, markup=False, end="")
+        elsewhere = self._elsewhere(runs, table)
+        console.print(elsewhere, highlight=False, markup=False, end="")
+        if not elsewhere:
+            self._tell_of_others(runs)
+
+    def _tell_of_others(self, runs: Runs) -> None:
+        """One line about runs of tasks that the table does not have, beside the output."""
+        from deltasam.report._names import counted
+        from deltasam.report._scores import TASKS
+
+        others = [run.task for run in runs.finished if run.task not in TASKS.get(self.table, (run.task,))]
+        if others:
+            there = f"{counted(len(others), 'finished run')} of other tasks ({', '.join(sorted(set(others)))})"
+            where = f"deltasam report {' '.join(map(str, self.folders))}"
+            are = "is" if len(others) == 1 else "are"
+            print(f"deltasam table {self.table}: {there} {are} not in it; see them by: {where}", file=sys.stderr)
 
     def _elsewhere(self, runs: Runs, table: Table) -> str:
         """Where to see the runs, if there are some and none is in the table."""

@@ -42,7 +42,8 @@ def device_name() -> str:
     """The GPU, or the CPU with its number of threads."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"cpu, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"cpu, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def peak_memory() -> int:

@@ -47,7 +47,7 @@ def html_report(runs: Runs, tables: Sequence[Table], *, title: str = "Runs") -> 
         ("risk", "Accuracy against adversarial risk",
          _figures(plots.risk_scatter(cells, risks.values)) + (_list(risks.notes) if risks.values else "")),
         ("sharpness", "Sharpness during training", _figures(
-            plots.curves(cells, logs, "sharpness", what="Sharpness", unit="rise of the loss under the perturbation")
+            plots.curves(cells, logs, "sharpness", what="Sharpness", unit="rise of the loss when perturbed")
         )),
         ("weights", "Instance weights", _figures([
             *plots.curves(cells, logs, "weights_mean", what="Mean weight g", unit="mean of g in a batch"),

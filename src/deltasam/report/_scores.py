@@ -18,6 +18,13 @@ _GLUE_HEADERS = {
 }  # fmt: skip
 _STS_HEADERS = {**{f"sts{y}": f"STS{y}" for y in range(12, 17)}, "stsb": "STS-B", "sickr": "SICK-R"}
 _ROUGE_HEADERS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"}
+TASKS = {
+    "glue": paper.GLUE_TASKS,
+    "hyperparameters": paper.GLUE_TASKS,
+    "sts": ("mirror",),
+    "summarization": ("cnn_dailymail",),
+}
+"""The tasks of the tables that do not have all of them."""
 Where = Callable[[str], tuple[str, str]]
 """Column -> the task whose runs fill it, and the metric."""
 
