@@ -153,7 +153,12 @@ def test_a_sweep_that_is_stopped_says_how_it_goes_on(
 ) -> None:
     """Exit code 75, as that of a run: a batch system that starts again what ends so need not tell them apart."""
     monkeypatch.setattr("deltasam.experiments.sweeps.run_sweep", lambda *_, **__: os.kill(os.getpid(), blow))
-    code, _, err = here(write(tmp_path / "s.yaml", bert), "--output", tmp_path / "out")
+    # A shell's background job ignores SIGINT, and so would tests that are started as one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, _, err = here(write(tmp_path / "s.yaml", bert), "--output", tmp_path / "out")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, err) == (75, "deltasam sweep: stopped; what is finished stays, and the same command goes on\n")
 
 
