@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from operator import setitem
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -106,22 +107,24 @@ def seeded_generator(device: torch.device, seed: Seed) -> torch.Generator:
 
 @dataclass(frozen=True)
 class RandomState:
-    """All random streams a model can draw from: Python's, NumPy's (if loaded), torch's on every device."""
+    """All random streams a model can draw from: Python's, NumPy's (if loaded), torch's on every device, its own."""
 
     python: Any
     numpy: Any
     cpu: Tensor
     devices: tuple[tuple[torch.device, Tensor], ...]
+    generators: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
     @classmethod
-    def now(cls, devices: Iterable[torch.device]) -> RandomState:
-        """Reads the streams; ``devices`` are the accelerators in use."""
+    def now(cls, devices: Iterable[torch.device], generators: Iterable[torch.Generator] = ()) -> RandomState:
+        """Reads the streams; ``devices`` are the accelerators in use, ``generators`` those that modules own."""
         numpy = sys.modules.get("numpy")
         return cls(
             python=random.getstate(),
             numpy=numpy.random.get_state() if numpy else None,
             cpu=torch.get_rng_state(),
             devices=tuple((d, torch.get_device_module(d).get_rng_state(d)) for d in devices),
+            generators=tuple((generator, generator.get_state()) for generator in generators),
         )
 
     def agrees_on_the_host(self, other: RandomState) -> bool:
@@ -142,14 +145,17 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         for device, state in self.devices:
             torch.get_device_module(device).set_rng_state(state, device)
+        for generator, state in self.generators:
+            generator.set_state(state)
 
     def fork(self, number: int) -> None:
         """Sets the streams to a place of their own that depends on this state and ``number``, consuming nothing."""
         source = torch.Generator()
         source.set_state(self.cpu)
         words = [int(torch.randint(2**62, (), generator=source, device="cpu"))]
-        # The host's stream stands still while dropout draws on an accelerator, so the accelerators' states count too.
-        words += [int(word) for _, state in self.devices for word in state.view(torch.int64).tolist()]
+        # The host's stream stands still while dropout draws from another one, so the states of those count too.
+        others = (*self.devices, *self.generators)
+        words += [int(word) for _, state in others for word in state.view(torch.int64).tolist()]
         seed = hash((number, *words)) & (2**63 - 1)
         random.seed(seed)
         numpy = sys.modules.get("numpy")
@@ -159,6 +165,41 @@ class RandomState:
         for device, _ in self.devices:
             with torch.get_device_module(device).device(device):
                 torch.get_device_module(device).manual_seed(seed)
+        for k, (generator, _) in enumerate(self.generators):
+            generator.manual_seed(hash((seed, k)) & (2**63 - 1))
+
+
+class _Search(NamedTuple):
+    """Where modules of a model own generators (``self.noise = torch.Generator()``), and what that holds for."""
+
+    size: tuple[int, int]  # the number of modules, and of all their attributes
+    places: tuple[tuple[int, str], ...]  # number of the module and name of the attribute: nothing is kept alive
+    is_repeated: bool
+
+
+_SEARCHES: WeakKeyDictionary[nn.Module, _Search] = WeakKeyDictionary()
+
+
+def generators_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> tuple[torch.Generator, ...]:
+    """The generators that are attributes of the model's modules, each once.
+
+    All attributes are gone through when the model is first seen, once more the next time, as a module may have made
+    its generator in the first pass, and whenever modules or attributes were added or removed.
+
+    Args:
+        model: The model.
+        modules: All its modules, if they are at hand.
+    """
+    modules = list(model.modules()) if modules is None else modules
+    last, size = _SEARCHES.get(model), (len(modules), sum(map(len, map(vars, modules))))
+    if last is not None and last.is_repeated and last.size == size:
+        found = [vars(modules[k]).get(name) for k, name in last.places]
+        if all(isinstance(each, torch.Generator) for each in found):
+            return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+    attributes = ((k, name, value) for k, module in enumerate(modules) for name, value in vars(module).items())
+    places = tuple((k, name) for k, name, value in attributes if isinstance(value, torch.Generator))
+    _SEARCHES[model] = _Search(size, places, is_repeated=last is not None and last.size == size)
+    return tuple(dict.fromkeys(vars(modules[k])[name] for k, name in places))
 
 
 class Buffers:
@@ -167,8 +208,8 @@ class Buffers:
     Buffers that are None count too: a pass may fill them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        slots = [(module._buffers, name) for module in modules for name in module._buffers]
         self._owners, self._names = [own for own, _ in slots], [name for _, name in slots]
         self._own = self._held()
         self._start = self._copies(self._own)
@@ -239,11 +280,16 @@ class Replay:
         self._end: tuple[RandomState, Buffers] | None = None
         self._devices = tuple(devices)
         self._randomness = randomness
-        self._start = None if _recording else RandomState.now(self._devices)
+        modules = list(model.modules())  # one walk for both
+        self._generators = () if _recording else generators_of(model, modules)
+        self._start = None if _recording else self._now()
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(modules)
         self._extras = 0
+
+    def _now(self) -> RandomState:
+        return RandomState.now(self._devices, self._generators)
 
     def rewind(self) -> None:
         """Back to where the step started, for good: the random streams and the buffers."""
@@ -274,7 +320,7 @@ class Replay:
             return
         if _observer is not None:
             _observer.extra_pass(self._randomness)
-        current = RandomState.now(self._devices)
+        current = self._now()
         self._extras += 1
         try:
             if self._randomness == "shared":
@@ -284,7 +330,7 @@ class Replay:
             with self._buffers.rewound():
                 yield
                 if self._watch and self._end is None:
-                    self._end = RandomState.now(self._devices), self._buffers.following()
+                    self._end = self._now(), self._buffers.following()
         finally:
             current.restore()
 

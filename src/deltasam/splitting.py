@@ -16,7 +16,7 @@ from deltasam.gradients import set_aside
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
 from deltasam.passes import ObjectiveLike, Scaler
-from deltasam.randomness import RandomState, accelerators
+from deltasam.randomness import RandomState, accelerators, generators_of
 
 OnOutOfMemory = Literal["stop", "split"]
 
@@ -110,7 +110,7 @@ class Splitting:
         self.check(objective)
         prepare(objective, model)
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]))
+        streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]), generators_of(model))
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         parts = self._parts(given) if self.largest is not None else given

@@ -45,7 +45,7 @@ def moved(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def rewound(model: nn.Module) -> AbstractContextManager[Any]:
-    return Buffers(model).rewound()
+    return Buffers(model.modules()).rewound()
 
 
 def instances(model: nn.Module) -> AbstractContextManager[Any]:

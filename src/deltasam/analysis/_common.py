@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deltasam.batches import tree_map
 from deltasam.methods import Method
 from deltasam.passes import ObjectiveLike
-from deltasam.randomness import RandomState, accelerators
+from deltasam.randomness import RandomState, accelerators, generators_of
 
 _STRETCH = 2**20  # entries
 
@@ -107,7 +107,7 @@ def gradient_of(method: Method, model: nn.Module, batch: Any, objective: Objecti
     """The gradient a method would give the optimizer, as one float32 (or wider) vector; leaves no trace."""
     params = [p for p in model.parameters() if p.requires_grad]
     aside = [p.grad for p in params]
-    state = RandomState.now(accelerators(params))
+    state = RandomState.now(accelerators(params), generators_of(model))
     try:
         for p in params:
             p.grad = None

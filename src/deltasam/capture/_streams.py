@@ -25,9 +25,11 @@ class Needs:
         self.seeds: list[Seed] = []
         self.obstacle: str | None = None
         self._start = RandomState.now([device] if device.type != "cpu" else [])
+        self._own: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
 
     def replay_starts(self, start: RandomState) -> None:
         """Extra passes must start where the step starts: there the states of all passes agree before a replay."""
+        self._own = self._own or start.generators
         here = dict(start.devices)
         for device, state in self._start.devices:
             if device in here and not torch.equal(here[device], state):
@@ -47,6 +49,8 @@ class Needs:
         """Looks whether the step drew random numbers on the host, which a replay would repeat for ever."""
         if self.device.type != "cpu" and not RandomState.now([]).agrees_on_the_host(self._start):
             self.obstacle = "it draws random numbers on the host (LayerDrop does), which a replay would repeat"
+        if any(not torch.equal(generator.get_state(), state) for generator, state in self._own):
+            self.obstacle = "a module draws from a torch.Generator of its own, which a recording cannot set back"
 
 
 class GraphStreams:

@@ -20,7 +20,7 @@ from deltasam.instances._record import perturbed, record
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
-from deltasam.randomness import Buffers, RandomState, accelerators
+from deltasam.randomness import Buffers, RandomState, accelerators, generators_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +100,12 @@ def _repeated(part: Passes) -> Iterator[Callable[[], Tensor]]:
     A step that is recorded makes it once, and cannot go back.
     """
     once = is_recorded(part.device)
-    start = None if once else RandomState.now(accelerators(part.params.values()))
+    start = None if once else RandomState.now(accelerators(part.params.values()), generators_of(part.inner))
 
     def run() -> Tensor:
         if start is not None:
             start.restore()
-        with nullcontext() if once else Buffers(part.inner).rewound():
+        with nullcontext() if once else Buffers(part.inner.modules()).rewound():
             losses = part.evaluate()
         check_losses(losses, graph=True)
         return losses

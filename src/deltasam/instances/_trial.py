@@ -44,7 +44,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
     """
     kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
     try:
-        with Buffers(model).rewound(), eager():
+        with Buffers(model.modules()).rewound(), eager():
             yield
     finally:
         with torch.no_grad():
