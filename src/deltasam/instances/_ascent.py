@@ -67,7 +67,7 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
     products: dict[tuple[int, int], Tensor] = {}
     for k in range(steps):
         with part.extra(), _repeated(part) as run, counted(part):
-            found = record(part.inner, run, part.params, group=group, terms=terms)
+            found = record(part.inner, run, part.params, group=group, terms=terms, objective=part.objective)
         first = first or found
         terms.append((found.gradients, step_size(alpha, found.norms)))
         for j, (gradients, _) in enumerate(terms):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from deltasam.instances._layout import Layout
 from deltasam.instances._tensors import CallKey, Kind, Proxy, Reading
+from deltasam.objectives.regularisers._layers import layers
 
-#: Perturbed parameters; what was read where, and how often; instances per group, 0 for a single one; not at w.
-Signature = tuple[tuple[str, ...], frozenset[tuple[CallKey, tuple[Kind, int]]], int, bool]
+#: Perturbed parameters; what was read where, and how often; instances per group, 0 for a single one; not at w; the
+#: kind of the objective.
+Signature = tuple[tuple[str, ...], frozenset[tuple[CallKey, tuple[Kind, int]]], int, bool, Hashable]
 
 
 @dataclass
@@ -60,6 +63,20 @@ def tell_once(model: nn.Module, message: str) -> None:
     if words not in told:
         told.add(words)
         warnings.warn(message, stacklevel=2)
+
+
+def kind_of(objective: Any) -> Hashable:
+    """What tells objectives apart: the code of a function, the class of an object, also of what they wrap.
+
+    Not the objective itself, which may be made anew for every step: a comparison costs two steps.
+    """
+    return tuple(_code(each) for each in layers(objective))
+
+
+def _code(objective: Any) -> Any:
+    while isinstance(objective, partial):
+        objective = objective.func
+    return getattr(objective, "__code__", type(objective))
 
 
 def memory_of(model: nn.Module) -> Memory:

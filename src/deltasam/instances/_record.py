@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from deltasam.instances._errors import (
     UncoveredError,
 )
 from deltasam.instances._gradient import InstanceGradients, collect
-from deltasam.instances._memory import Signature
+from deltasam.instances._memory import Signature, kind_of
 from deltasam.instances._places import Places
 from deltasam.instances._step import PassState
 from deltasam.instances._tensors import Kind, PerInstance
@@ -72,13 +73,15 @@ def record(
     group: int = 1,
     scale: Callable[[Tensor], Tensor] | None = None,
     terms: Sequence[tuple[InstanceGradients, Tensor]] = (),
+    objective: Any = None,
 ) -> Recording:
     r"""Per-instance gradients of the losses that ``run()`` returns, from one batched forward and one backward.
 
     The backward goes to the outputs of the layers only; no weight gradient is computed. The first time a model is seen
-    (and whenever the shapes of its inputs leave open where the instances are) the gradients of two groups are compared
-    with autograd's, and the loss of one at perturbed weights with that of weights that are moved, so that a weight
-    that is used in a way the engine cannot see is noticed, not skipped. Two backwards and two forwards more.
+    with an objective (and whenever the shapes of its inputs leave open where the instances are) the gradients of two
+    groups are compared with autograd's, and the loss of one at perturbed weights with that of weights that are moved,
+    so that a weight that is used in a way the engine cannot see is noticed, not skipped. Two backwards and two
+    forwards more.
 
     Memory: the inputs and output gradients of every layer.
 
@@ -90,6 +93,7 @@ def record(
         group: Number of instances that share a perturbation.
         scale: Loss scaling; cancels in what is made of the norms.
         terms: Record at these perturbed weights instead of at w (several ascent steps).
+        objective: What ``run`` calls with the model: the instances of another one may mix where those of one do not.
 
     Raises:
         InstancesMixedError: The loss of one instance depends on the others.
@@ -99,7 +103,7 @@ def record(
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
     places = Places(model, {name: p for name, p in chosen.items() if p.numel()})  # of nothing there is no gradient
-    wish = _Wish(run, size, group, scale, tuple(terms))
+    wish = _Wish(run, size, group, scale, tuple(terms), kind_of(objective))
     why: MisreadError | None = None
     for attempt in range(_ATTEMPTS):
         found = _reading(places, wish, why, last=attempt == _ATTEMPTS - 1)
@@ -121,6 +125,7 @@ class _Wish:
     group: int
     scale: Callable[[Tensor], Tensor] | None
     terms: tuple[tuple[InstanceGradients, Tensor], ...]
+    kind: Hashable
 
 
 def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: bool) -> Recording | MisreadError:
@@ -209,7 +214,7 @@ def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, S
         state.recording = False  # activation checkpointing calls the layers again
         with no_autocast(losses.device):
             total = losses.sum() if scale is None else scale(losses.sum())
-            signature = _signature(places, state, perturbed=bool(wish.terms))
+            signature = _signature(places, state, wish)
             check = signature not in places.memory.verified and not is_recorded(losses.device)
             edges = [call.edge for call in state.calls]
             found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
@@ -223,14 +228,14 @@ def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, S
     return Recording(losses.detach(), gradients, norms, places), signature, checked
 
 
-def _signature(places: Places, state: PassState, *, perturbed: bool) -> Signature:
+def _signature(places: Places, state: PassState, wish: _Wish) -> Signature:
     """What a comparison with autograd holds for.
 
     In a single group every reading of the inputs gives the right gradient: that proves nothing for several.
     """
     grouping = state.grouping
     m = grouping.m if grouping.groups > 1 else 0
-    return tuple(places.params), frozenset(state.seen.items()), m, perturbed
+    return tuple(places.params), frozenset(state.seen.items()), m, bool(wish.terms), wish.kind
 
 
 def _goes_the_same_way(places: Places, wish: _Wish, checked: Checked) -> bool:

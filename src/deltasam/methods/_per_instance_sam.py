@@ -151,7 +151,9 @@ class PerInstanceSAM(Method):
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
             with counted(part):
-                found = record(part.inner, run, params, size=size, group=self.group, scale=part.scaled)
+                found = record(
+                    part.inner, run, params, size=size, group=self.group, scale=part.scaled, objective=part.objective
+                )
             if self.factors == "auto":
                 return found.rounded(widening=True) if rounds_products(found.losses.device) else found
             return found.rounded() if self.factors == "bfloat16" else found

@@ -1,0 +1,72 @@
+"""What was compared with autograd for one objective is not proven for another: its instances may mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam.instances import InstancesMixedError, instance_gradient_norms
+from deltasam.instances._memory import kind_of, memory_of
+from deltasam.methods import PerInstanceSAM
+from deltasam.objectives.regularisers import EmbeddingNoise
+
+
+def alone(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum(1)
+
+
+def negatives(model: nn.Module, x: Tensor, temperature: float = 1.0) -> Tensor:
+    """Every instance against all others of the batch."""
+    y = model(x)
+    return -torch.log_softmax(y @ y.T / temperature, 1).diagonal()
+
+
+class Negatives:
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        return negatives(model, x)
+
+    def bound(self, model: nn.Module, x: Tensor) -> Tensor:
+        return negatives(model, x)
+
+
+MIXING: dict[str, Callable[..., Tensor]] = {
+    "function": negatives,
+    "partial": partial(negatives, temperature=0.5),
+    "object": Negatives(),
+    "bound method": Negatives().bound,
+    "lambda": lambda model, x: 2 * negatives(model, x),
+}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+@pytest.mark.parametrize("mixing", MIXING.values(), ids=MIXING.keys())
+def test_instances_that_mix_are_found_after_an_objective_whose_instances_do_not(mixing: Any) -> None:
+    model, x = network(), torch.randn(4, 3).double()
+    PerInstanceSAM().backward(model, x, alone)
+    with pytest.raises(InstancesMixedError):
+        PerInstanceSAM().backward(model, x, mixing)
+    with pytest.raises(InstancesMixedError):
+        instance_gradient_norms(model, x, mixing)
+
+
+def test_an_objective_that_is_made_anew_in_every_step_is_compared_once() -> None:
+    model, x = network(), torch.randn(4, 3).double()
+    for k in range(4):
+        PerInstanceSAM().backward(model, x, lambda model, x, k=k: alone(model, x) * (k + 1))
+        PerInstanceSAM().backward(model, x, partial(alone))
+    assert len(memory_of(model).verified) == 2
+
+
+def test_what_a_regulariser_wraps_counts() -> None:
+    kinds = [EmbeddingNoise(each) for each in (alone, negatives)]
+    assert kind_of(kinds[0]) != kind_of(kinds[1])
+    assert kind_of(kinds[0]) == kind_of(EmbeddingNoise(alone))
