@@ -43,6 +43,10 @@ MIXING: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def objective_of(losses: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda model, x: 2 * losses(model, x)
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
@@ -64,6 +68,25 @@ def test_an_objective_that_is_made_anew_in_every_step_is_compared_once() -> None
         PerInstanceSAM().backward(model, x, lambda model, x, k=k: alone(model, x) * (k + 1))
         PerInstanceSAM().backward(model, x, partial(alone))
     assert len(memory_of(model).verified) == 2
+
+
+def test_objectives_of_one_factory_are_told_apart_by_what_they_call() -> None:
+    model, x = network(), torch.randn(4, 3).double()
+    for _ in range(2):
+        PerInstanceSAM().backward(model, x, objective_of(alone))
+    assert len(memory_of(model).verified) == 1
+    with pytest.raises(InstancesMixedError):
+        PerInstanceSAM().backward(model, x, objective_of(negatives))
+
+
+def test_a_function_that_knows_itself_or_what_is_not_there_yet() -> None:
+    def again(model: nn.Module, x: Tensor) -> Tensor:
+        return alone(model, x) if len(x) else again(model, later)
+
+    before = kind_of(again)
+    later = torch.ones(1, 3)
+    assert kind_of(again) == before
+    assert len(later)
 
 
 def test_what_a_regulariser_wraps_counts() -> None:

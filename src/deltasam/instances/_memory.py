@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -66,17 +67,25 @@ def tell_once(model: nn.Module, message: str) -> None:
 
 
 def kind_of(objective: Any) -> Hashable:
-    """What tells objectives apart: the code of a function, the class of an object, also of what they wrap.
+    """What tells objectives apart: the code of a function and of those it was made with, the class of an object.
 
     Not the objective itself, which may be made anew for every step: a comparison costs two steps.
     """
-    return tuple(_code(each) for each in layers(objective))
+    return tuple(code for each in layers(objective) for code in (_code(each), *map(_code, _enclosed(each))))
 
 
-def _code(objective: Any) -> Any:
-    while isinstance(objective, partial):
-        objective = objective.func
-    return getattr(objective, "__code__", type(objective))
+def _code(function: Any) -> Any:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__code__", type(function))
+
+
+def _enclosed(function: Any) -> Iterator[Any]:
+    """What a function calls that it got from the one it was made in."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # nothing is in it yet
+            if callable(cell.cell_contents):
+                yield cell.cell_contents
 
 
 def memory_of(model: nn.Module) -> Memory:
