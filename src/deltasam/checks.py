@@ -190,8 +190,7 @@ def _span(p: Tensor) -> tuple[int, int, int]:
     """The device and where its memory begins and ends; 0 if it has none (empty, meta) or not its own (shards)."""
     if type(p) not in (nn.Parameter, Tensor) or p.layout is not torch.strided or not (start := p.data_ptr()):
         return -1, 0, 0
-    size = p.element_size()
-    return p.get_device(), start, start + (size * p.numel() if p.is_contiguous() else size)
+    return p.get_device(), start, start + (p.nbytes if p.is_contiguous() else p.element_size())
 
 
 def check_move(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
