@@ -36,5 +36,6 @@ def labels_section(results: Path) -> str:
     first = found[0]
     facts: dict[str, Any] = {key: first[key] for key in ("rows", "batch", "rho", "device")}
     facts["commit"] = str(first["commit"])[:7]
+    facts["device"] = str(first["device"]).replace(", 1 threads", ", 1 thread")  # as it was written then
     head = ["updates", "weights", "with the loss", "rarer class", "other class"]
     return "\n\n".join(["### On which instances do they lie?", ABOUT.format(**facts), table(head, rows)])

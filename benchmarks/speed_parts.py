@@ -230,7 +230,7 @@ def cpu(results: Sequence[Result]) -> str:
         against = ratio(result, "PerInstanceSAM", "SAM")
         mark = "" if target is None or against is None else " ✓" if round(against[0], 2) <= target else " ✗"
         cells = [
-            f"{title(result)}, {result['machine']['threads']} threads",
+            f"{title(result)}, {threads(result)}",
             *(milliseconds(result, name) for name in ("SAM", "PerInstanceSAM", "PerInstanceSAM-loop")),
             "-" if against is None else f"{against[0]:.2f} ±{against[1]:.2f}{mark}",
             "" if target is None else f"<= {target}",
@@ -240,11 +240,17 @@ def cpu(results: Sequence[Result]) -> str:
     return f"Wall time; the loop takes one instance after the other.\n\n{table(head, lines)}"
 
 
+def threads(result: Result) -> str:
+    """How many, in words."""
+    number = result["machine"]["threads"]
+    return f"{number} thread{'' if number == 1 else 's'}"
+
+
 def adamw(results: Sequence[Result]) -> str:
     """The implementations of AdamW on a CPU, and which one to take."""
     blocks = []
     for result in results:
-        options, machine = result["options"], result["machine"]
+        options = result["options"]
         head = ["AdamW", "ERM, ms", "SAM, ms", "ERM / fused", "SAM / fused"]
         lines = []
         for kind in options["adamw"]:
@@ -253,7 +259,7 @@ def adamw(results: Sequence[Result]) -> str:
             ratios = [ratio(result, name, base) for name, base in zip(names, ("ERM", "SAM"), strict=True)]
             shown = ["-" if found is None else f"{found[0]:.2f} ±{found[1]:.2f}" for found in ratios]
             lines.append([kind, *numbers, *shown])
-        text = f"{title(result)}, {machine['threads']} threads, {options['rounds']} rounds."
+        text = f"{title(result)}, {threads(result)}, {options['rounds']} rounds."
         blocks.append(f"{text}\n\n{table(head, lines)}")
     blocks.append(
         "Processor time on a shared machine; the smaller the batch, the more the optimizer weighs. torch takes the "
