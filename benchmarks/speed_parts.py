@@ -242,7 +242,7 @@ def cpu(results: Sequence[Result]) -> str:
 
 def threads(result: Result) -> str:
     """How many, in words."""
-    number = result["machine"]["threads"]
+    number = int(result["machine"]["threads"])
     return f"{number} thread{'' if number == 1 else 's'}"
 
 
