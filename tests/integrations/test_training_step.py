@@ -146,6 +146,21 @@ def test_with_smoothing_it_is_not_the_models_own(tmp_path: Path) -> None:
     assert float(trainer.training_step(model, batch)) > 0.5
 
 
+def test_the_comparison_is_made_with_labels_of_another_name_too() -> None:
+    """transformers 4.50 refuses a keyword that it does not know, later ones pass it over and return no loss."""
+    model, batch = classifier().train(), labelled(torch.tensor([0, 1]))
+    batch["target"] = batch.pop("labels")
+    check_inferred(model, batch, Classification(labels="target"))
+    assert sorted(batch) == ["attention_mask", "input_ids", "target"]
+
+    class Twice(Classification):
+        def __call__(self, model: Any, batch: Any) -> torch.Tensor:
+            return super().__call__(model, batch) * 2
+
+    with pytest.raises(ValueError, match="computes the loss"):
+        check_inferred(model, batch, Twice(labels="target"))
+
+
 def test_the_comparison_leaves_the_modes_of_modules() -> None:
     model = classifier().train()
     model.bert.eval()

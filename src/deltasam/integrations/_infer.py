@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
     model.eval()
     try:
         ours = objective(model, batch).mean()  # first: it has clearer words for labels that do not fit
-        own = getattr(model(**batch), "loss", None)
+        own = getattr(model(**_as_named_by(model, batch, objective)), "loss", None)
         if not isinstance(own, Tensor) or own.numel() != 1:
             return
     finally:
@@ -112,6 +113,13 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
             f"its head, {objective}, has the mean {ours:.4g}: its labels are not shifted, or it adds terms that are "
             f"not of single instances; {_WAY_OUT}"
         )
+
+
+def _as_named_by(model: Any, batch: Mapping[str, Any], objective: Any) -> dict[str, Any]:
+    """The batch with the labels as the model calls them: ``label_names=`` may have told another name."""
+    name = getattr(objective, "labels", "labels")
+    told = name in inspect.signature(model.forward).parameters
+    return {"labels" if key == name and not told else key: value for key, value in batch.items()}
 
 
 def _refuse_router_loss(model: Any) -> None:
