@@ -153,8 +153,8 @@ def require_apart(params: Collection[Tensor], named: Mapping[str, Tensor]) -> No
     tied = f"tie the parameters themselves, model.{other} = model.{one}, give one of them memory of its own, "
     if all(p.requires_grad for p in found):
         raise ValueError(
-            f"the parameters {one!r} and {other!r} share their memory (.data), and each would be perturbed by its own "
-            f"gradient: {tied}p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
+            f"the parameters {one!r} and {other!r} share their memory (.data), and one cannot be perturbed without "
+            f"the other: {tied}p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
         )
     frozen = other if named[one].requires_grad else one
     raise ValueError(
