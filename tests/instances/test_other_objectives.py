@@ -43,6 +43,39 @@ MIXING: dict[str, Callable[..., Tensor]] = {
 }
 
 
+class Switched:
+    def __init__(self, mixing: bool) -> None:
+        self.mixing = mixing
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        return negatives(model, x) if self.mixing else alone(model, x)
+
+    def bound(self, model: nn.Module, x: Tensor) -> Tensor:
+        return self(model, x)
+
+
+def calls(model: nn.Module, x: Tensor, losses: Callable[..., Tensor]) -> Tensor:
+    return losses(model, x)
+
+
+def named(model: nn.Module, x: Tensor, kind: str) -> Tensor:
+    return negatives(model, x) if kind == "negatives" else alone(model, x)
+
+
+def of_switch(mixing: bool) -> Callable[..., Tensor]:
+    return lambda model, x: negatives(model, x) if mixing else alone(model, x)
+
+
+SETTINGS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "object": (Switched(False), Switched(True)),
+    "bound method": (Switched(False).bound, Switched(True).bound),
+    "function of a partial": (partial(calls, losses=alone), partial(calls, losses=negatives)),
+    "word of a partial": (partial(named, kind="alone"), partial(named, kind="negatives")),
+    "partial of an object": (partial(Switched(False)), partial(Switched(True))),
+    "closure": (of_switch(False), of_switch(True)),
+}
+
+
 def objective_of(losses: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda model, x: 2 * losses(model, x)
 
@@ -60,6 +93,23 @@ def test_instances_that_mix_are_found_after_an_objective_whose_instances_do_not(
         PerInstanceSAM().backward(model, x, mixing)
     with pytest.raises(InstancesMixedError):
         instance_gradient_norms(model, x, mixing)
+
+
+@pytest.mark.parametrize(("apart", "mixing"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_settings_of_one_objective_are_told_apart(apart: Any, mixing: Any) -> None:
+    model, x = network(), torch.randn(4, 3).double()
+    PerInstanceSAM().backward(model, x, apart)
+    with pytest.raises(InstancesMixedError):
+        PerInstanceSAM().backward(model, x, mixing)
+
+
+def test_numbers_that_change_from_step_to_step_cost_no_comparison() -> None:
+    model, x = network(), torch.randn(4, 3).double()
+    objective: Any = Switched(False)
+    for k in range(4):
+        objective.steps, objective.share = k, 0.1 * k
+        PerInstanceSAM().backward(model, x, objective)
+    assert len(memory_of(model).verified) == 1
 
 
 def test_an_objective_that_is_made_anew_in_every_step_is_compared_once() -> None:

@@ -67,11 +67,11 @@ def tell_once(model: nn.Module, message: str) -> None:
 
 
 def kind_of(objective: Any) -> Hashable:
-    """What tells objectives apart: the code of a function and of those it was made with, the class of an object.
+    """What tells objectives apart: the code of a function or the class of an object, and what it was made with.
 
     Not the objective itself, which may be made anew for every step: a comparison costs two steps.
     """
-    return tuple(code for each in layers(objective) for code in (_code(each), *map(_code, _enclosed(each))))
+    return tuple(kind for each in layers(objective) for kind in (_code(each), *_settings(each)))
 
 
 def _code(function: Any) -> Any:
@@ -80,12 +80,27 @@ def _code(function: Any) -> Any:
     return getattr(function, "__code__", type(function))
 
 
-def _enclosed(function: Any) -> Iterator[Any]:
-    """What a function calls that it got from the one it was made in."""
+def _settings(function: Any) -> Iterator[Hashable]:
+    """The switches, words and functions that it was made with: how instances are treated may hang on them.
+
+    Numbers do not count: they change from step to step, as counters and schedules do.
+    """
+    while isinstance(function, partial):
+        yield from _told(function.args)
+        yield from _told(function.keywords.values())
+        function = function.func
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # nothing is in it yet
-            if callable(cell.cell_contents):
-                yield cell.cell_contents
+            yield from _told([cell.cell_contents])
+    yield from _told(getattr(getattr(function, "__self__", function), "__dict__", {}).values())
+
+
+def _told(values: Iterable[Any]) -> Iterator[Hashable]:
+    for value in values:
+        if isinstance(value, (bool, str)):
+            yield value
+        elif callable(value):
+            yield _code(value)
 
 
 def memory_of(model: nn.Module) -> Memory:
