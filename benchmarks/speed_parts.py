@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deltasam.spelling import counted
+
 table = runpy.run_path(str(Path(__file__).with_name("page_tables.py")))["table"]
 two_panels = runpy.run_path(str(Path(__file__).with_name("speed_plots.py")))["two_panels"]
 
@@ -242,8 +244,7 @@ def cpu(results: Sequence[Result]) -> str:
 
 def threads(result: Result) -> str:
     """How many, in words."""
-    number = int(result["machine"]["threads"])
-    return f"{number} thread{'' if number == 1 else 's'}"
+    return counted(int(result["machine"]["threads"]), "thread")
 
 
 def adamw(results: Sequence[Result]) -> str:

@@ -1,4 +1,4 @@
-"""What is chosen by name: found however it is spelled, and the nearest name where there is none."""
+"""Names as people write them: found however they are spelled, the nearest where there is none; numbers of things."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
     by_spelling = {spelled(known_name): known_name for known_name in names}
     close = difflib.get_close_matches(spelled(name), by_spelling, n=1, cutoff=0.6)
     return f"did you mean {by_spelling[close[0]]}?" if close else f"there are {', '.join(names)}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "run"), counted(0, "run")
+        ('1 run', '0 runs')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from deltasam.bench._clock import Spread
 from deltasam.bench._table import print_table
 from deltasam.bench.options import StepOptions, Way
+from deltasam.spelling import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class Report:
         what = "norm + perturb + restore" if options.isolate else "one training step, AdamW included"
         size = f"{int(machine['parameters']) / 1e6:.1f}M parameters"
         shape = "" if options.isolate else f", {options.batch} x {options.length}, dropout {options.dropout:g}"
-        threads = f"{machine['threads']} thread{'' if machine['threads'] == '1' else 's'}"
+        threads = counted(int(machine["threads"]), "thread")
         where = f"{machine['device']}, {threads}, torch {machine['torch']}"
         return f"{what}: {options.shape}, {size}{shape}, {options.precision}, {where}, {options.clock} clock"
 

@@ -39,7 +39,7 @@ class SweepView:
 
     def announce(self, runs: Sequence[Planned], known: dict[str, float]) -> None:
         """The runs of a stage, and the values of those that are there."""
-        from deltasam.report._names import counted
+        from deltasam.spelling import counted
 
         stage = "with the chosen points: " if self._cell else ""
         for planned in runs:
@@ -94,7 +94,7 @@ def summary(outcome: Outcome, console: Console) -> None:
     """Prints what the sweep came to."""
     from rich.table import Table
 
-    from deltasam.report._names import counted
+    from deltasam.spelling import counted
 
     cells: dict[tuple[str, str, str], list[Result]] = {}
     for planned, result in outcome.results:

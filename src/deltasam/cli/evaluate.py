@@ -64,7 +64,7 @@ class Evaluate:
         from rich.text import Text
 
         from deltasam.cli._progress import quiet
-        from deltasam.report._names import counted
+        from deltasam.spelling import counted
 
         check_positive(rows=self.rows, batch_size=self.batch_size)
         quiet()

@@ -34,7 +34,7 @@ class ReportCommand:
     def run(self) -> None:
         """Reads the runs and writes the page."""
         from deltasam.report import TABLES, html_report, read_runs
-        from deltasam.report._names import counted
+        from deltasam.spelling import counted
 
         for folder in self.folders:
             if not folder.is_dir():

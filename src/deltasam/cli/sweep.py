@@ -143,7 +143,7 @@ def _known(runs: Sequence[Planned], folder: Path) -> dict[str, float]:
 
 def _list(runs: list[Planned], folder: Path, console: Console) -> int:
     from deltasam.experiments import ConfigError, Result
-    from deltasam.report._names import counted
+    from deltasam.spelling import counted
 
     for planned in runs:
         name = planned.config.run_name

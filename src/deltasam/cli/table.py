@@ -113,8 +113,8 @@ class TableCommand:
 
     def _tell_of_others(self, runs: Runs) -> None:
         """One line about runs of tasks that the table does not have, beside the output."""
-        from deltasam.report._names import counted
         from deltasam.report._scores import TASKS
+        from deltasam.spelling import counted
 
         others = [run.task for run in runs.finished if run.task not in TASKS.get(self.table, (run.task,))]
         if others:
@@ -125,7 +125,7 @@ class TableCommand:
 
     def _elsewhere(self, runs: Runs, table: Table) -> str:
         """Where to see the runs, if there are some and none is in the table."""
-        from deltasam.report._names import counted
+        from deltasam.spelling import counted
 
         if not runs.finished or any(cell.values for row in table.rows for cell in row.cells.values()):
             return ""

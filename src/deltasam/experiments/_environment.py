@@ -12,6 +12,7 @@ import torch
 
 from deltasam.commit import commit
 from deltasam.plugins import loaded_plugins
+from deltasam.spelling import counted
 
 _PACKAGES = (
     "deltasam",
@@ -42,8 +43,7 @@ def device_name() -> str:
     """The GPU, or the CPU with its number of threads."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    threads = torch.get_num_threads()
-    return f"cpu, {threads} thread{'' if threads == 1 else 's'}"
+    return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def peak_memory() -> int:

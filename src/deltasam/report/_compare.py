@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from deltasam.report._names import counted, method_name, method_order
+from deltasam.report._names import method_name, method_order
 from deltasam.report._tests import Comparison, holm, pooled_test
 from deltasam.report._wins import Wins, count_wins
+from deltasam.spelling import counted
 
 Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 """(model, method) -> column -> value by seed."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from deltasam.report._names import counted
+from deltasam.spelling import counted
 
 
 class Evaluation(NamedTuple):

@@ -86,13 +86,3 @@ def short_models(models: Iterable[str]) -> dict[str, str]:
         found |= {model: ends[model] for model in left if times[ends[model]] == 1}
         left = [model for model in left if times[ends[model]] > 1]
     return found
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things.
-
-    Example:
-        >>> counted(1, "run"), counted(0, "run")
-        ('1 run', '0 runs')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"

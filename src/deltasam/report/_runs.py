@@ -13,7 +13,7 @@ from typing import Any
 
 from deltasam.report._evaluation import Evaluation
 from deltasam.report._measured import RISK, is_float, listed, risk_in
-from deltasam.report._names import counted
+from deltasam.spelling import counted
 
 _NOT_RUNS = {"model", "checkpoints", "logs", "locks", "tensorboard", "analysis"}
 _FAILURES = "failures"  # of a sweep: a traceback for each run that failed

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from deltasam.report._evaluation import STANDARD, Evaluation, preference, same_kind, usual, words
-from deltasam.report._names import counted, short_models
+from deltasam.report._names import short_models
 from deltasam.report._runs import Run
+from deltasam.spelling import counted
 
 Key = tuple[str, str, str]
 """Task, model, method."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltasam.report._names import counted
+from deltasam.spelling import counted
 
 _EXACT_PAIRS = 40  # two halves of 2^20 sign patterns each; beyond that signs are drawn
 _DRAWN = 100_000

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from deltasam.report._names import counted
+from deltasam.spelling import counted
 
 Setup = TypeVar("Setup", bound=Hashable)
 

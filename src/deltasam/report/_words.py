@@ -5,9 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 from deltasam.report._compare import comparison_notes
-from deltasam.report._names import counted, method_name, method_order
+from deltasam.report._names import method_name, method_order
 from deltasam.report._runs import Run, Runs
 from deltasam.report._select import Key, select
+from deltasam.spelling import counted
 
 
 def summary_sentences(runs: Runs, cells: dict[Key, list[Run]]) -> list[str]:
