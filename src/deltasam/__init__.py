@@ -66,6 +66,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     ),
     "deltasam.batches": ("MicroBatches",),
     "deltasam.perturb": ("select",),
+    "deltasam.precision": ("measured_arrival",),
     "deltasam.instances": ("instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from deltasam.objectives import Seq2Seq as Seq2Seq
     from deltasam.objectives import Tokens as Tokens
     from deltasam.perturb import select as select
+    from deltasam.precision import measured_arrival as measured_arrival
     from deltasam.weighting import Directional as Directional
     from deltasam.weighting import FiniteDifference as FiniteDifference
     from deltasam.weighting import LossWeights as LossWeights

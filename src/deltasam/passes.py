@@ -27,10 +27,11 @@ from deltasam.held import held_part
 from deltasam.objectives._checks import part_of_a_step
 from deltasam.perturb import Ascent as Ascent
 from deltasam.perturb import Moved, Selection, global_norm, perturbed, select, step_size
-from deltasam.precision import length_to_check, no_autocast, say_if_rounded_away
-from deltasam.randomness import Randomness, Replay, accelerators
+from deltasam.precision import arrived, grids_of, is_measured, no_autocast, note_grids
+from deltasam.randomness import Randomness, Replay, Seed, accelerators
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
+_ROUNDING = 2**32  # tells the seeds of the rounding from those of random directions
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Passes:
         sharpness: Whether the ascent follows the gradient of this process or of all, see :class:`~deltasam.Method`.
         replay: Remember the random streams and buffers for extra passes; a method with a single pass needs none.
         gather: Whether sharded parameters are to be whole during the step.
+        seed: The method's own and the number of the step, for the rounding of perturbations.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Passes:
         sharpness: Sharpness = "local",
         replay: bool = True,
         gather: bool = False,
+        seed: Seed = Seed(0, 0),  # noqa: B008 - a frozen record
     ) -> None:
         self.model = model
         self.ranks = Ranks(model, gather=gather)
@@ -81,7 +84,7 @@ class Passes:
         self.count = Count()
         self.branches = Branches(self.device)
         self.sizes: list[int | None] = [None] * len(self.batches)
-        self.sharpness, self._scale = sharpness, scale
+        self.sharpness, self._scale, self._seed = sharpness, scale, seed
         self._moved: Moved | None = None
         self._is_part = len(self.batches) > 1  # of a step: what is passed over at a time
         self._shares = self._micro_batch_shares()
@@ -145,6 +148,7 @@ class Passes:
                 g = weights(losses.detach()) if callable(weights) else self._part(weights, k)
                 with no_autocast(losses.device):
                     total.add(self._mean(losses, k, g))
+                note_grids(self.inner, losses, targets, total.sum())
                 parts.append(losses.detach())
                 del losses
             grads = total.sum()
@@ -179,19 +183,39 @@ class Passes:
         if norm is None:
             norm = global_norm([d for d in direction if d is not None]).to(self.device)
         step = step_size(rho, norm)
-        length = length_to_check(moving, direction, step)
-        with self.move(moving, direction, step, consume=consume) as moved:
-            say_if_rounded_away(moved, length)
-            yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0)
+        meant = list(direction) if is_measured() else None
+        with self.move(moving, direction, step, consume=consume, rounded=True) as moved:
+            share = None
+            if meant is not None:
+                share = arrived(moved, moving, meant, step, grids_of(self.inner, moving, self.device))
+                meant.clear()
+            yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0, arrived=share)
 
     @contextmanager
     def move(
-        self, params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
+        self,
+        params: Sequence[nn.Parameter],
+        direction: Sequence[Tensor | None],
+        step: Tensor,
+        *,
+        consume: bool = True,
+        rounded: bool = False,
     ) -> Iterator[Moved]:
-        """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`."""
+        """Moves to w + step * direction and always back, see :func:`deltasam.perturb.perturbed`.
+
+        Args:
+            params: The parameters to move.
+            direction: One tensor per parameter; None stays.
+            step: A scalar.
+            consume: The direction is given away, so that its memory can be freed.
+            rounded: Round to what the gradient pass has used the parameters in; for passes in the same precision.
+        """
         check_move(params, self.named)
         self.ranks.settle()
-        with perturbed(params, direction, step, consume=consume) as moved, without_steps(self.trainable):
+        grids = grids_of(self.inner, params, self.device) if rounded else None
+        seed = self._seed.child(_ROUNDING, self.count.forwards)
+        move = perturbed(params, direction, step, consume=consume, grids=grids, seed=seed)
+        with move as moved, without_steps(self.trainable):
             self._moved = moved
             try:
                 yield moved

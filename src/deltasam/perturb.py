@@ -17,6 +17,7 @@ from deltasam import fused
 from deltasam.branches import is_recorded
 from deltasam.distributed import is_shard, local, shard_like, shard_number, total
 from deltasam.randomness import Seed, seeded_generator
+from deltasam.rounding import STORED, Grid, Rounding, add_rounded
 
 _ALIGNED = 16  # elements
 _STRETCH = 2**16  # elements that float32 can add up one after the other
@@ -187,10 +188,17 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Ascent:
-    """A move to w + eps: the norm of the gradient it follows (unscaled) and whether there was none to follow."""
+    """A move to w + eps.
+
+    Attributes:
+        norm: The norm of the gradient that it follows, unscaled.
+        skipped: Whether there was none to follow.
+        arrived: The share of the move that arrived, if it was measured.
+    """
 
     norm: Tensor
     skipped: Tensor
+    arrived: Tensor | None = None
 
 
 class Moved:
@@ -229,9 +237,18 @@ class _MovedBeside(Moved):
 
 @contextmanager
 def perturbed(
-    params: Sequence[nn.Parameter], direction: Sequence[Tensor | None], step: Tensor, *, consume: bool = True
+    params: Sequence[nn.Parameter],
+    direction: Sequence[Tensor | None],
+    step: Tensor,
+    *,
+    consume: bool = True,
+    grids: Sequence[Grid | None] | None = None,
+    seed: Seed = Seed(0, 0),  # noqa: B008 - a frozen record
 ) -> Iterator[Moved]:
     """Moves the parameters to ``w + step * direction`` and back to w, bit for bit, whatever happens inside.
+
+    Where the weights are used, or stored, in fewer bits than the move needs, it is rounded stochastically, see
+    :mod:`deltasam.rounding`.
 
     Extra memory: one copy of the moved parameters. On the CPU the parameters borrow other memory for the while, and
     nothing has to come back. Elsewhere the values change in place (compiled and sharded models hold the addresses),
@@ -246,16 +263,37 @@ def perturbed(
         direction: One tensor per parameter; None leaves it where it is.
         step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
         consume: The direction is given away: the list is emptied, so that its memory can be freed.
+        grids: What the parameters are used in, None where that is float32. What is stored in half precision is rounded
+            to that in any case.
+        seed: Where the random bits of the rounding come from.
 
     Yields:
         A handle that can :meth:`~Moved.mirror` the move.
     """
-    moved = [p for p, d in zip(params, direction, strict=True) if d is not None]
+    grids = [None] * len(params) if grids is None else grids
+    chosen = [k for k, d in enumerate(direction) if d is not None]
+    moved = [params[k] for k in chosen]
     given = [d for d in direction if d is not None]
     if consume and isinstance(direction, list):
         direction.clear()
-    with _way(moved)(moved, given, step) as handle:
+    with _way(moved)(moved, given, step, _rounding(moved, [grids[k] for k in chosen], seed)) as handle:
         yield handle
+
+
+def _rounding(params: list[nn.Parameter], grids: list[Grid | None], seed: Seed) -> Rounding | None:
+    """How to round a move of these parameters; None where none of them needs it.
+
+    Processes that hold the same parameters round alike; of sharded ones each has random bits of its own.
+    """
+    grids = [STORED.get(p.dtype, grid) for p, grid in zip(params, grids, strict=True)]
+    if not any(grids):
+        return None
+    shards = {local(p.data).device: shard_number(p) for p, grid in zip(params, grids, strict=True) if grid}
+    generators = {
+        device: seeded_generator(device, seed.child(number, *shard))
+        for number, (device, shard) in enumerate(shards.items())
+    }
+    return Rounding(grids, generators)
 
 
 def _way(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Moved]]:
@@ -268,15 +306,21 @@ def _way(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Mov
 
 
 @contextmanager
-def _borrowed(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -> Iterator[Moved]:
+def _borrowed(
+    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> Iterator[Moved]:
     size = float(step)  # the value is on the host already: nothing waits
     values = [p.data for p in params]
     direction.reverse()  # taken from the end, so that what is used up is freed one by one
     with torch.no_grad():
         for k, w in enumerate(values):
             d = direction.pop()
-            if size != 0:  # keeps what is not finite in the direction out of the weights
+            if size == 0:  # keeps what is not finite in the direction out of the weights
+                continue
+            if rounding is None or rounding.grids[k] is None:
                 values[k] = torch.add(w, d, alpha=size)
+            else:
+                values[k] = _rounded(w, d, step, rounding, k)
             del d
     with _lent(params, values) as moved:
         yield moved
@@ -298,13 +342,15 @@ def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = 
 
 
 @contextmanager
-def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -> Iterator[Moved]:
+def _in_place(
+    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> Iterator[Moved]:
     weights = [local(p.data) for p in params]
     direction[:] = [local(d) for d in direction]
     origin = _copies(weights)
     try:
         with torch.no_grad():
-            add_scaled_(weights, direction, step)
+            add_scaled_(weights, direction, step, rounding)
         direction.clear()  # during the passes at w + eps one copy of the parameters is held, not two
         torch.clear_autocast_cache()
         yield Moved(params, origin)
@@ -314,14 +360,19 @@ def _in_place(params: list[nn.Parameter], direction: list[Tensor], step: Tensor)
 
 
 @contextmanager
-def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -> Iterator[Moved]:
+def _beside(
+    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> Iterator[Moved]:
     """For a step that is being recorded: its kernels take whatever addresses they see, so nothing is copied back."""
     weights = [p.data for p in params]
-    made = fused.moved(weights, direction, step)
-    rest = [k for k, value in enumerate(made) if value is None]
-    copies = _copies([weights[k] for k in rest])
     with torch.no_grad():
-        add_scaled_(copies, [direction[k] for k in rest], step)
+        if rounding is None or step.device not in rounding.generators:
+            made = fused.moved(weights, direction, step)
+        else:
+            made = fused.moved(weights, direction, step, rounding.grids, _random_number(rounding, step.device))
+        rest = [k for k, value in enumerate(made) if value is None]
+        copies = _copies([weights[k] for k in rest])
+        add_scaled_(copies, [direction[k] for k in rest], step, None if rounding is None else rounding.of(rest))
     direction.clear()
     for k, copy in zip(rest, copies, strict=True):
         made[k] = copy
@@ -331,18 +382,27 @@ def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of all tensors, in few kernels where the device has them."""
+    if not tensors:  # torch's kernels for several tensors take no empty list
+        return []
     made = [torch.empty_like(t) for t in tensors]
     with torch.no_grad():
         torch._foreach_copy_(made, tensors)
     return made
 
 
-def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
+def add_scaled_(
+    weights: list[Tensor], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> None:
     """``weights += step * direction`` in place; a zero step changes nothing, even where the direction is not finite.
 
-    No host synchronisation. Dense tensors of one dtype and device take a single fused kernel (the plain SGD step of
-    ``torch.optim.SGD(fused=True)``, whose ``found_inf`` is exactly this guard).
+    No host synchronisation. Dense tensors of one dtype and device take a single fused kernel: Triton's, or, where
+    nothing is rounded, the plain SGD step of ``torch.optim.SGD(fused=True)``, whose ``found_inf`` is exactly this
+    guard.
     """
+    if rounding is not None:
+        taken = _add_rounded_(weights, direction, step, rounding)
+        rest = [k for k in range(len(weights)) if k not in taken]
+        weights, direction = [weights[k] for k in rest], [direction[k] for k in rest]
     if not weights:
         return
     first = weights[0]
@@ -352,9 +412,39 @@ def add_scaled_(weights: list[Tensor], direction: list[Tensor], step: Tensor) ->
         _add_fused_(weights, direction, step)
         return
     for w, d in zip(weights, direction, strict=True):
-        dense = d.to_dense() if d.is_sparse else d
-        here = step.to(w.device)
-        w.add_(torch.where(here == 0, torch.zeros_like(dense), dense * here).to(w.dtype))
+        w.add_(_scaled(d, step, w.device).to(w.dtype))
+
+
+def _scaled(d: Tensor, step: Tensor, device: torch.device) -> Tensor:
+    """The move of one tensor, dense; zero where the step is, whatever the direction holds."""
+    dense, here = _dense(d), step.to(device)
+    return torch.where(here == 0, torch.zeros_like(dense), dense * here)
+
+
+def _add_rounded_(weights: list[Tensor], direction: list[Tensor], step: Tensor, rounding: Rounding) -> set[int]:
+    """Moves what has a grid, in one kernel if that is ready and else one by one; returns which tensors that were."""
+    chosen = [k for k, grid in enumerate(rounding.grids) if grid]
+    done: set[int] = set()
+    if step.device in rounding.generators and not is_recorded(step.device) and fused.is_ready(step.device):
+        w, d = ([each[k] for k in chosen] for each in (weights, direction))
+        taken = fused.add_(w, d, step, rounding.of(chosen).grids, _random_number(rounding, step.device))
+        done = {chosen[k] for k in taken}
+    for k in chosen:
+        if k not in done:
+            weights[k].copy_(_rounded(weights[k], direction[k], step, rounding, k))
+    return set(chosen)
+
+
+def _rounded(w: Tensor, d: Tensor, step: Tensor, rounding: Rounding, k: int) -> Tensor:
+    """A tensor moved and rounded."""
+    grid = rounding.grids[k]
+    assert grid is not None
+    return add_rounded(w, _scaled(d.float(), step.float(), w.device), grid, rounding.generators[w.device])
+
+
+def _random_number(rounding: Rounding, device: torch.device) -> Tensor:
+    """What the kernel makes its random bits of: on the device, so that a replay has a new one."""
+    return torch.randint(2**62, (), generator=rounding.generators[device], device=device)
 
 
 def _add_fused_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:

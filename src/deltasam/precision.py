@@ -1,18 +1,21 @@
-"""Low precision, honestly: how much of a move survives the rounding of the weights."""
+"""Low precision: what the weights are used in, and how much of a move arrives there."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.branches import is_recorded
-from deltasam.distributed import local, sharded_modules
-from deltasam.perturb import Moved, global_norm
+from deltasam.distributed import is_shard, local, sharded_modules, total
+from deltasam.float32 import rounded
+from deltasam.gradients import graph_of
+from deltasam.perturb import Moved
+from deltasam.rounding import STORED, Grid, nearest
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -27,39 +30,157 @@ def gathered_as(model: nn.Module) -> torch.dtype | None:
     return next((policy.param_dtype for policy in policies if policy is not None and policy.param_dtype), None)
 
 
-_HALF = (torch.bfloat16, torch.float16)
-_said: set[torch.dtype] = set()
+# -- what the weights are used in -------------------------------------------------------------------------------------
+
+# By model, by what of the surroundings decides it, and by the address of the parameter: the grid, None for float32.
+_Known = dict[tuple[Hashable, ...], dict[int, Grid | None]]
+_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+
+_KEEPS_VALUES = {
+    "Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "SplitWithSizes", "Squeeze",
+    "T", "Transpose", "Unbind", "UnsafeSplit", "UnsafeView", "Unsqueeze", "View",
+}  # fmt: skip
+# Nodes of products, and which of their operands are rounded to TF32. A bias is added in float32.
+_PRODUCTS = {"Addmm": (1, 2), "Baddbmm": (1, 2), "Bmm": (0, 1), "Linear": (0, 1), "Mm": (0, 1), "Mv": (0, 1)}
+_CONVOLUTIONS = {"Convolution": (1,), "CudnnConvolution": (1,)}
 
 
-def length_to_check(params: Sequence[Tensor], direction: Sequence[Tensor | None], step: Tensor) -> float | None:
-    """How far half-precision weights are about to be moved, if that is to be checked by :func:`say_if_rounded_away`.
+def note_grids(model: nn.Module, losses: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """Finds out from the graph of the losses in what precision it uses the parameters, for :func:`grids_of`.
 
-    None where there is nothing to check: with float32 weights, if it was said already, or if the step is skipped (then
-    the next one is checked). Not rho: the moves of ASAM and FisherSAM have other lengths.
+    A weight that is cast (by autocast, around the model or inside it) has a cast between it and the losses. The graph
+    is walked once for a parameter, and again only where autocast or TF32 are set otherwise. Where it shows nothing
+    (compiled models, shards), weights are taken to be cast if their layer is one that autocast casts for.
+
+    Args:
+        model: The model.
+        losses: The losses, or their mean; the graph may have been used already.
+        params: Parameters of the model.
+        grads: Their gradients; one without took no part, and is looked for another time.
     """
-    pairs = [(p, d) for p, d in zip(params, direction, strict=True) if d is not None and p.dtype in _HALF]
-    if not pairs or pairs[0][0].dtype in _said or is_recorded(pairs[0][0].device):
+    around = _surroundings(losses.device)
+    known = _known.setdefault(model, {}).setdefault(around, {})
+    taking_part = (p for p, grad in zip(params, grads, strict=True) if grad is not None)
+    new = [p for p in taking_part if id(p) not in known and p.dtype is torch.float32]
+    if new:
+        found = _found_in(losses, around)
+        known.update((id(p), found[id(p)] if id(p) in found else _by_module(p, model, around)) for p in new)
+
+
+def grids_of(model: nn.Module, params: Sequence[Tensor], device: torch.device) -> list[Grid | None]:
+    """What these parameters are used in, as far as it was noted; None is float32, or what they are stored in."""
+    known = _known.get(model, {}).get(_surroundings(device), {})
+    return [known.get(id(p)) for p in params]
+
+
+def _surroundings(device: torch.device) -> tuple[Hashable, ...]:
+    """What decides, beside the model, in what precision weights are used."""
+    kind = device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    tf32 = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    return cast, rounded(device) if tf32 and cast is None else frozenset()
+
+
+def _found_in(losses: Tensor, around: tuple[Hashable, ...]) -> dict[int, Grid | None]:
+    """By the address of every parameter that a graph shows: its grid. One with two of them has that of the casts."""
+    kinds: Any = around[1]
+    products = {**(_PRODUCTS if "matmul" in kinds else {}), **(_CONVOLUTIONS if "conv" in kinds else {})}
+    found: dict[int, Grid | None] = {}
+    hidden: set[int] = set()
+    for node in graph_of(losses):
+        name = _operation(node)
+        if hasattr(node, "variable"):
+            found.setdefault(id(node.variable), None)
+        elif name.startswith("CompiledFunction"):  # what is inside is no part of the graph
+            hidden.update(id(parent.variable) for parent, _ in node.next_functions if hasattr(parent, "variable"))
+        elif name == "ToCopy":
+            p, grid = _parameter_under(node, 0), STORED.get(node._input_metadata[0].dtype)
+            if p is not None and grid is not None:
+                found[id(p)] = grid
+        else:
+            for k in products.get(name, ()):
+                p = _parameter_under(node, k)
+                if p is not None and found.get(id(p)) is None:
+                    found[id(p)] = "tf32"
+    return {key: grid for key, grid in found.items() if key not in hidden}
+
+
+def _operation(node: Any) -> str:
+    """``"Addmm"`` for ``AddmmBackward0``."""
+    return re.sub(r"Backward\d*$", "", str(node.name()))
+
+
+def _parameter_under(node: Any, operand: int) -> Tensor | None:
+    """The parameter whose very values, reshaped or cut, are an operand of this node; None if it is no parameter."""
+    under = node.next_functions[operand][0]
+    while under is not None and _operation(under) in _KEEPS_VALUES:
+        under = under.next_functions[0][0]
+    return getattr(under, "variable", None)
+
+
+def _by_module(p: Tensor, model: nn.Module, around: tuple[Hashable, ...]) -> Grid | None:
+    """The grid of a parameter that the graph does not show, by the kind of its layer."""
+    gathered = gathered_as(model) if is_shard(p) else None
+    cast, kinds = around
+    if gathered is not None:
+        return STORED.get(gathered)
+    owners = [module for module in model.modules() if any(own is p for own in module._parameters.values())]
+    if all(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) or "norm" in type(m).__name__.lower() for m in owners):
         return None
-    return float(step * global_norm([d for _, d in pairs]).to(step.device)) or None
+    if cast is not None:
+        return STORED.get(cast)  # type: ignore[call-overload, no-any-return]
+    return "tf32" if kinds and p.ndim > 1 else None
 
 
-def say_if_rounded_away(moved: Moved, length: float | None) -> None:
-    """Measures, once per process and dtype, how much of a move of half-precision weights arrived, and says so.
+# -- how much of a move arrives ---------------------------------------------------------------------------------------
 
-    A SAM-sized move of bfloat16 weights is mostly lost in rounding: on a base-sized model one entry in thirty moves at
-    all. With float32 weights there is nothing to measure, and nothing is.
+_is_measured = False
+
+
+@contextmanager
+def measured_arrival() -> Iterator[None]:
+    r"""Steps that are taken inside measure how much of their perturbation arrives, as ``step.arrived``.
+
+    .. math:: \text{arrived} = \frac{\langle \tilde w' - \tilde w, \epsilon \rangle}{\lVert \epsilon \rVert^2}
+
+    with the perturbation :math:`\epsilon` that was meant, and the weights as the passes use them,
+    :math:`\tilde w` at w and :math:`\tilde w'` at w + eps. It is 1 where all of it arrives.
+
+    Cost: a copy of the perturbation while it is measured, and some passes over the weights.
+
+    Example:
+        >>> from deltasam import SAM
+        >>> model, objective = nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> with measured_arrival():
+        ...     step = SAM(rho=0.05).backward(model, torch.ones(4, 2), objective)
+        >>> round(float(step.arrived), 3)
+        1.0
     """
-    if length is None:
-        return
-    pairs = [(local(p), w) for p, w in moved.pairs() if p.dtype in _HALF]
-    dtype = pairs[0][0].dtype
-    _said.add(dtype)
-    with torch.no_grad():
-        arrived = float(global_norm([p.float() - w.float() for p, w in pairs])) / length
-        share = sum(int((p != w).sum()) for p, w in pairs) / sum(p.numel() for p, _ in pairs)
-    warnings.warn(
-        f"the weights are {dtype}: of the perturbation of norm {length:.3g} {arrived:.0%} arrived and {share:.1%} of "
-        "the entries moved at all, the rest is lost in rounding; keep float32 weights and use autocast, or take "
-        "PerInstanceSAM, whose perturbation never touches the weights",
-        stacklevel=2,
-    )
+    global _is_measured  # noqa: PLW0603
+    before, _is_measured = _is_measured, True
+    try:
+        yield
+    finally:
+        _is_measured = before
+
+
+def is_measured() -> bool:
+    """Whether steps measure how much of their perturbation arrives."""
+    return _is_measured
+
+
+@torch.no_grad()
+def arrived(
+    moved: Moved, params: Sequence[Tensor], direction: Sequence[Tensor | None], step: Tensor, grids: Sequence[Any]
+) -> Tensor:
+    """The share of the move ``step * direction`` that arrived where the weights are used; 0 / 0 for no move."""
+    meant = {id(p): (d, grid) for p, d, grid in zip(params, direction, grids, strict=True) if d is not None}
+    shares, squares = [], []
+    for p, w in moved.pairs():
+        d, grid = meant[id(p)]
+        d = local(d)
+        eps = step.to(w.device).float() * (d.to_dense() if d.is_sparse else d).float()
+        ends = [local(p.data).float(), w.float()] if grid is None else [nearest(t, grid) for t in (local(p.data), w)]
+        shares.append((((ends[0] - ends[1]) * eps).sum(), p))
+        squares.append((eps.square().sum(), p))
+    return total(shares) / total(squares)

@@ -26,14 +26,18 @@ class Slow:
     def __init__(self) -> None:
         self.waiting: list[Any] = []
         self.launches = 0
+        self.codes: list[list[int]] = []
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        return lambda table, step, number, **sizes: self.waiting.append((grid[0], table, step, number, sizes["BLOCK"]))
+        return lambda table, step, seed, number, **options: self.waiting.append(
+            (grid[0], table, step, number, options["BLOCK"])
+        )
 
     def replay(self) -> None:
         for blocks, table, step, number, size in self.waiting:
             self.launches += 1
-            ends, begins, sizes, weights, directions, outs = table.view(6, number).tolist()
+            ends, begins, sizes, weights, directions, outs, codes = table.view(7, number).tolist()
+            self.codes.append(codes)
             s = float(step)
             for block in range(blocks):
                 mine = sum(end <= block for end in ends)
@@ -47,7 +51,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     kernel = Slow()
-    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=kernel))
+    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=kernel, tl=SimpleNamespace(float32=None)))
     monkeypatch.setattr(fused, "_BLOCK", 16)
     yield kernel
     assert fused.Tables._current is None
@@ -101,10 +105,10 @@ def test_transposed_weights_keep_their_layout(slow: Slow) -> None:
 
 def test_several_launches_and_then_no_room(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_MOST", 2)
-    monkeypatch.setattr(fused, "_ROOM", 30)
+    monkeypatch.setattr(fused, "_ROOM", 35)
     w, d = pairs(*[(4,)] * 5)
     with fused.Tables(CPU).open():
-        first = fused.moved(w, d, torch.tensor(1.0))  # 12 + 12 + 6 numbers
+        first = fused.moved(w, d, torch.tensor(1.0))  # 14 + 14 + 7 numbers
         second = fused.moved(w, d, torch.tensor(1.0))
     slow.replay()
     assert slow.launches == 3
@@ -125,6 +129,32 @@ def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
     assert not direction
     torch.testing.assert_close(values, wanted)
     assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+
+
+def test_the_table_names_the_grid_of_every_tensor(slow: Slow) -> None:
+    w, d = pairs((4, 4), (8,), (16,), (4,))
+    with fused.Tables(CPU).open():
+        fused.moved(w, d, torch.tensor(0.5), ["bf16", None, "fp16", "tf32"], torch.tensor(3))
+    slow.replay()
+    assert slow.codes == [[1, 0, 2, 3]]
+
+
+def test_a_recorded_move_of_which_the_kernel_takes_everything(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU torch's kernels for several tensors refuse an empty list."""
+    own = torch._foreach_copy_
+
+    def strict(first: list[Tensor], *rest: Any) -> None:
+        assert first, "Tensor list must have at least one tensor."
+        own(first, *rest)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", strict)
+    params = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(8))]
+    with fused.Tables(CPU).open(), _beside(params, [torch.ones_like(p) for p in params], torch.tensor(0.5)):
+        values = [p.data for p in params]
+    slow.replay()
+    torch.testing.assert_close(values, [p.detach() + 0.5 for p in params])
 
 
 def test_without_a_gpu_or_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:

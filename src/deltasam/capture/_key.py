@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from deltasam.float32 import rounded
 from deltasam.objectives import Objective
+from deltasam.precision import is_measured
 
 
 class NotCapturableError(Exception):
@@ -96,4 +97,5 @@ def surroundings_key(device: torch.device) -> Hashable:
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(),
+        is_measured(),
     )

@@ -19,7 +19,7 @@ from deltasam.methods._keywords import KeywordsOnly, tells_what_it_lacks
 from deltasam.methods._other_words import check_state
 from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
 from deltasam.perturb import Preset, Selection
-from deltasam.randomness import Randomness
+from deltasam.randomness import Randomness, Seed
 
 Self = TypeVar("Self", bound="Method")
 
@@ -37,6 +37,8 @@ class Step:
         grad_norm: The norm of the gradient that was followed uphill, without the loss scale.
         skipped: Whether the perturbation was left out because that gradient was zero or not finite; the step is then
             the plain gradient.
+        arrived: Inside :func:`deltasam.measured_arrival`: the share of the perturbation that arrived where the weights
+            are used, which may be in lower precision than they are stored in.
 
     Example:
         >>> from deltasam import SAM
@@ -55,6 +57,7 @@ class Step:
     weights: Tensor | None = None
     grad_norm: Tensor | None = None
     skipped: Tensor | None = None
+    arrived: Tensor | None = None
 
     @property
     def loss(self) -> Tensor:
@@ -83,7 +86,7 @@ class Step:
         if self.weights is not None:
             values |= {"weights_mean": self.weights.mean(), "weights_max": self.weights.max()}
             values["weights_std"] = self.weights.std(unbiased=False)
-        values["skipped"] = self.skipped
+        values |= {"skipped": self.skipped, "arrived": self.arrived}
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
@@ -184,6 +187,7 @@ class Method(ABC):
             sharpness=self.sharpness,
             replay=not self.is_plain(),
             gather=self._needs_whole() and not self.is_plain(),
+            seed=Seed(getattr(self, "seed", 0), self.steps),
         )
 
     def take(self, passes: Passes) -> Step:
@@ -333,4 +337,5 @@ def finish(
         weights=weights,
         grad_norm=None if ascent is None else ascent.norm,
         skipped=None if ascent is None else ascent.skipped,
+        arrived=None if ascent is None else ascent.arrived,
     )

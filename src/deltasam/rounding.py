@@ -1,0 +1,99 @@
+"""Stochastic rounding: a small move of the weights survives, in the mean, the few bits that they are used with.
+
+Autocast rounds float32 weights to bfloat16 or float16, to nearest, and TF32 keeps 10 of their 23 bits. A perturbation
+of SAM's size is far smaller than the spacing of these grids, and pretrained weights lie *on* them: a bfloat16
+checkpoint lies on bfloat16 values, so that rounding to nearest takes most of the move away; a float16 checkpoint often
+lies half-way between two bfloat16 values, so that an arbitrarily small move tips an entry by a whole spacing.
+
+Rounding up with the probability of the part that is cut off has the right mean for every entry, and the cast that
+follows is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Grid = Literal["bf16", "fp16", "tf32"]
+
+STORED: dict[torch.dtype, Grid] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_CUT = {"bf16": 16, "fp16": 13, "tf32": 13}  # bits of a float32 number that the grid does not have
+_FP16_NORMAL, _FP16_SPACING = 2.0**-14, 2.0**-24  # below the first, float16 values are equally spaced
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Where a move is to arrive: the grid of every tensor, None for one that is used as it is stored.
+
+    Attributes:
+        grids: One for each tensor of the move.
+        generators: Where the random bits of a device come from, for each device of a tensor that has a grid.
+    """
+
+    grids: list[Grid | None]
+    generators: dict[torch.device, torch.Generator]
+
+    def of(self, which: Sequence[int]) -> Rounding:
+        """The same for some of the tensors."""
+        return Rounding([self.grids[k] for k in which], self.generators)
+
+
+def nearest(values: Tensor, grid: Grid) -> Tensor:
+    """The values as a cast to the grid gives them, in float32.
+
+    Example:
+        >>> nearest(torch.tensor([1.0, 1.001, 1.005]), "bf16")
+        tensor([1.0000, 1.0000, 1.0078])
+    """
+    if grid == "tf32":  # to nearest, ties away from zero, as the conversion instruction does
+        half = 1 << (_CUT[grid] - 1)
+        return _without_low_bits((values.float().view(torch.int32) + half), grid)
+    return values.to(torch.bfloat16 if grid == "bf16" else torch.float16).float()
+
+
+def add_rounded(weights: Tensor, move: Tensor, grid: Grid, generator: torch.Generator) -> Tensor:
+    r"""``weights + move`` on the grid, rounded stochastically.
+
+    .. math:: \text{round}(q + \epsilon), \qquad q = \text{nearest}(w), \qquad
+              P(\text{up}) = \text{the part of the spacing that is cut off}
+
+    The move starts at q, where the pass at w has used the weights; so the mean over the random bits is exactly the
+    move. An entry with a move of zero keeps its value w.
+
+    Extra memory: three times the tensor in float32, for the length of the call.
+
+    Args:
+        weights: w, in float32 or in the grid's own dtype.
+        move: The move, float32, dense.
+        grid: What the weights will be used in.
+        generator: Where the random bits come from.
+
+    Returns:
+        The moved weights, a new tensor with the dtype of ``weights``.
+
+    Example:
+        >>> w, generator = torch.ones(10_000), torch.Generator().manual_seed(0)
+        >>> moved = add_rounded(w, torch.full_like(w, 1e-4), "bf16", generator)
+        >>> sorted(set(moved.tolist())), round(float((moved - w).mean()), 5)  # two neighbours of the grid
+        ([1.0, 1.0078125], 0.0001)
+    """
+    target = nearest(weights, grid).add_(move)
+    bits = torch.empty_like(target, dtype=torch.int32).random_(generator=generator)  # 31 random bits
+    rounded = _without_low_bits(target.view(torch.int32) + (bits & _low_bits(grid)), grid)
+    if grid == "fp16":
+        share = (bits & 0xFFFFFF).to(torch.float32).mul_(2.0**-24)
+        small = target.div(_FP16_SPACING).add_(share).floor_().mul_(_FP16_SPACING)
+        rounded = torch.where(target.abs() < _FP16_NORMAL, small, rounded)
+    return torch.where(move == 0, weights, rounded.to(weights.dtype))
+
+
+def _low_bits(grid: Grid) -> int:
+    return (1 << _CUT[grid]) - 1
+
+
+def _without_low_bits(bits: Tensor, grid: Grid) -> Tensor:
+    return (bits & ~_low_bits(grid)).view(torch.float32)
