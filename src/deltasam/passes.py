@@ -77,7 +77,7 @@ class Passes:
         # DDP synchronises in backward(); the ascent goes through the module inside.
         self.inner: nn.Module = self.ranks.inner
         self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
-        self.objective = objective
+        self.objective = self._kind = objective  # what a part of the step puts in its place is of the same kind
         self.named = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
         self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
         self.params = select(self.inner, params, self.trainable)
@@ -148,7 +148,7 @@ class Passes:
                 g = weights(losses.detach()) if callable(weights) else self._part(weights, k)
                 with no_autocast(losses.device):
                     total.add(self._mean(losses, k, g))
-                note_grids(self.inner, losses, targets, total.sum())
+                note_grids(self.inner, self._kind, losses, targets, total.sum())
                 parts.append(losses.detach())
                 del losses
             grads = total.sum()
@@ -187,7 +187,7 @@ class Passes:
         with self.move(moving, direction, step, consume=consume, rounded=True) as moved:
             share = None
             if meant is not None:
-                share = arrived(moved, moving, meant, step, grids_of(self.inner, moving, self.device))
+                share = arrived(moved, moving, meant, step, grids_of(self.inner, self._kind, moving, self.device))
                 meant.clear()
             yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0, arrived=share)
 
@@ -212,7 +212,7 @@ class Passes:
         """
         check_move(params, self.named)
         self.ranks.settle()
-        grids = grids_of(self.inner, params, self.device) if rounded else None
+        grids = grids_of(self.inner, self._kind, params, self.device) if rounded else None
         seed = self._seed.child(_ROUNDING, self.count.forwards)
         move = perturbed(params, direction, step, consume=consume, grids=grids, seed=seed)
         with move as moved, without_steps(self.trainable):

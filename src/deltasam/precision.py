@@ -45,20 +45,24 @@ _PRODUCTS = {"Addmm": (1, 2), "Baddbmm": (1, 2), "Bmm": (0, 1), "Linear": (0, 1)
 _CONVOLUTIONS = {"Convolution": (1,), "CudnnConvolution": (1,)}
 
 
-def note_grids(model: nn.Module, losses: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+def note_grids(
+    model: nn.Module, objective: Any, losses: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> None:
     """Finds out from the graph of the losses in what precision it uses the parameters, for :func:`grids_of`.
 
     A weight that is cast (by autocast, around the model or inside it) has a cast between it and the losses. The graph
-    is walked once for a parameter, and again only where autocast or TF32 are set otherwise. Where it shows nothing
-    (compiled models, shards), weights are taken to be cast if their layer is one that autocast casts for.
+    is walked once for a parameter, and again only where the objective is another, or autocast or TF32 are set
+    otherwise. Where it shows nothing (compiled models, shards), weights are taken to be cast if their layer is one
+    that autocast casts for.
 
     Args:
         model: The model.
+        objective: The objective, or what stands for it.
         losses: The losses, or their mean; the graph may have been used already.
         params: Parameters of the model.
         grads: Their gradients; one without took no part, and is looked for another time.
     """
-    around = _surroundings(losses.device)
+    around = _surroundings(model, objective, losses.device)
     known = _known.setdefault(model, {}).setdefault(around, {})
     taking_part = (p for p, grad in zip(params, grads, strict=True) if grad is not None)
     new = [p for p in taking_part if id(p) not in known and p.dtype is torch.float32]
@@ -67,18 +71,23 @@ def note_grids(model: nn.Module, losses: Tensor, params: Sequence[Tensor], grads
         known.update((id(p), found[id(p)] if id(p) in found else _by_module(p, model, around)) for p in new)
 
 
-def grids_of(model: nn.Module, params: Sequence[Tensor], device: torch.device) -> list[Grid | None]:
+def grids_of(model: nn.Module, objective: Any, params: Sequence[Tensor], device: torch.device) -> list[Grid | None]:
     """What these parameters are used in, as far as it was noted; None is float32, or what they are stored in."""
-    known = _known.get(model, {}).get(_surroundings(device), {})
+    known = _known.get(model, {}).get(_surroundings(model, objective, device), {})
     return [known.get(id(p)) for p in params]
 
 
-def _surroundings(device: torch.device) -> tuple[Hashable, ...]:
-    """What decides, beside the model, in what precision weights are used."""
+def _surroundings(model: nn.Module, objective: Any, device: torch.device) -> tuple[Hashable, ...]:
+    """What decides in what precision weights are used: autocast, TF32, the objective's code, a replaced forward.
+
+    Accelerate puts autocast into a forward of its own. An objective may be a new function in every step: its code is
+    the same.
+    """
     kind = device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     tf32 = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    return cast, rounded(device) if tf32 and cast is None else frozenset()
+    code = getattr(objective, "__code__", type(objective))
+    return cast, rounded(device) if tf32 and cast is None else frozenset(), code, id(vars(model).get("forward"))
 
 
 def _found_in(losses: Tensor, around: tuple[Hashable, ...]) -> dict[int, Grid | None]:
@@ -121,7 +130,7 @@ def _parameter_under(node: Any, operand: int) -> Tensor | None:
 def _by_module(p: Tensor, model: nn.Module, around: tuple[Hashable, ...]) -> Grid | None:
     """The grid of a parameter that the graph does not show, by the kind of its layer."""
     gathered = gathered_as(model) if is_shard(p) else None
-    cast, kinds = around
+    cast, kinds = around[:2]
     if gathered is not None:
         return STORED.get(gathered)
     owners = [module for module in model.modules() if any(own is p for own in module._parameters.values())]

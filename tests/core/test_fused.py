@@ -51,7 +51,9 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     kernel = Slow()
-    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=kernel, tl=SimpleNamespace(float32=None)))
+    monkeypatch.setitem(
+        sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=kernel, tl=SimpleNamespace(float32=None))
+    )
     monkeypatch.setattr(fused, "_BLOCK", 16)
     yield kernel
     assert fused.Tables._current is None
@@ -134,14 +136,13 @@ def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
 def test_the_table_names_the_grid_of_every_tensor(slow: Slow) -> None:
     w, d = pairs((4, 4), (8,), (16,), (4,))
     with fused.Tables(CPU).open():
-        fused.moved(w, d, torch.tensor(0.5), ["bf16", None, "fp16", "tf32"], torch.tensor(3))
+        kept = fused.moved(w, d, torch.tensor(0.5), ["bf16", None, "fp16", "tf32"], torch.tensor(3))
     slow.replay()
+    assert len(kept) == 4
     assert slow.codes == [[1, 0, 2, 3]]
 
 
-def test_a_recorded_move_of_which_the_kernel_takes_everything(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorded_move_of_which_the_kernel_takes_everything(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU torch's kernels for several tensors refuse an empty list."""
     own = torch._foreach_copy_
 
@@ -151,10 +152,12 @@ def test_a_recorded_move_of_which_the_kernel_takes_everything(
 
     monkeypatch.setattr(torch, "_foreach_copy_", strict)
     params = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(8))]
-    with fused.Tables(CPU).open(), _beside(params, [torch.ones_like(p) for p in params], torch.tensor(0.5)):
+    direction = [torch.ones_like(p) for p in params]
+    kept = list(direction)
+    with fused.Tables(CPU).open(), _beside(params, direction, torch.tensor(0.5)):
         values = [p.data for p in params]
     slow.replay()
-    torch.testing.assert_close(values, [p.detach() + 0.5 for p in params])
+    torch.testing.assert_close(values, [p.detach() + 0.5 * d for p, d in zip(params, kept, strict=True)])
 
 
 def test_without_a_gpu_or_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:

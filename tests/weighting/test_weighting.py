@@ -131,7 +131,7 @@ def test_directional_works_in_bfloat16_where_differences_do_not() -> None:
     wanted = derivatives_along(Passes(high, batch, objective), {name: value.double() for name, value in r.items()})
     for one, exact in zip(found, wanted, strict=True):
         assert (one.double() - exact).norm() < 0.1 * exact.norm()
-    with pytest.warns(UserWarning, match="lost in their rounding"):
+    with pytest.warns(UserWarning, match="half precision"):
         weigh(FiniteDifference(), low, batch, objective, 0.05)
 
 

@@ -73,7 +73,7 @@ class FiniteDifference(Weighting):
         """Losses on both sides of w, ``samples`` times."""
         params = list(passes.params.values())
         require_real(params, passes.params)
-        _warn_if_rounded_away(params[0].dtype, gathered_as(passes.inner) if passes.ranks.sharded else None)
+        _warn_if_imprecise(params[0].dtype, gathered_as(passes.inner) if passes.ranks.sharded else None)
         radius = rho if self.radius is None else self.radius
         sides: list[tuple[Tensor, Tensor]] = []
         with exact(passes, self.precision == "float32") as sharpened:
@@ -122,17 +122,17 @@ def _is_rounded(model: nn.Module, device: torch.device) -> bool:
     return any(isinstance(module, (_ConvNd, nn.RNNBase)) for module in model.modules())
 
 
-def _warn_if_rounded_away(dtype: torch.dtype, gathered: torch.dtype | None) -> None:
+def _warn_if_imprecise(stored: torch.dtype, gathered: torch.dtype | None) -> None:
     halves = (torch.bfloat16, torch.float16)
-    if dtype in halves:
-        what, way_out = f"the weights are {dtype}", "keep float32 weights (and use autocast), or take"
+    if stored in halves:
+        cause, remedy = f"the weights are {stored}", "keep float32 weights (and use autocast), or pass"
     elif gathered in halves:
-        what = f"FSDP gathers the weights in {gathered}"
-        way_out = "leave param_dtype out of MixedPrecisionPolicy (and use autocast), or take sharpness='local' and"
+        cause = f"FSDP gathers the weights in {gathered}"
+        remedy = "leave param_dtype out of MixedPrecisionPolicy (and use autocast), or pass sharpness='local' and"
     else:
         return
     warnings.warn(
-        f"{what}: a probe of norm rho is mostly lost in their rounding, and so is the second difference; {way_out} "
-        "weighting=Directional()",
+        f"{cause}, so the probes' losses are computed in half precision and their second difference is mostly "
+        f"rounding: {remedy} weighting=Directional()",
         stacklevel=2,
     )

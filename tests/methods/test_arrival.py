@@ -1,0 +1,182 @@
+"""Promise 7: the perturbation that arrives is the one that was meant, also where the weights are used in bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam import measured_arrival
+from deltasam import methods as m
+from deltasam.perturb import global_norm
+from helpers.arrival import MODELS, cosine, exact, made, outcome, with_rounded_weights
+from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT, cross_entropy, grads
+from helpers.promises import assert_intact, snapshot
+from helpers.rows import ROWS, Row
+
+pytest.importorskip("transformers")
+
+# What moves the weights. The exact per-instance perturbation is added to the layers' outputs and meets no rounding.
+MOVING = [row for row in ROWS if row.rho is not None and not row.name.startswith("per-instance")]
+moving = pytest.mark.parametrize("row", MOVING, ids=str)
+
+
+def method(row: Row, **changes: Any) -> m.Method:
+    """With a radius that is far smaller than the spacing of bfloat16, which ASAM's and FisherSAM's scale."""
+    rho = {m.ASAM: 0.05, m.FisherSAM: 0.01}.get(type(row.method()), 0.004)
+    return row.method(**{"rho": rho, **changes})
+
+
+@moving
+@pytest.mark.parametrize("source", ["bf16", "fp16", "4-bit"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_rises_and_the_gradient_turns_as_in_float32(row: Row, name: str, source: str) -> None:
+    if row.name == "delta-sam-own-gradient":
+        pytest.skip("the low-rank engine does not follow an objective that casts the weights itself")
+    if source != "bf16" and "delta-sam" in row.name and row.name not in ("delta-sam-uniform", "delta-sam-loss"):
+        pytest.skip("the probes are at w, not at its rounded value, and their differences are small")
+    model, batch = made(name, source)
+    # The weights of linear layers that lie off bfloat16's grid are rounded at w, too: that is the model to compare with.
+    reference = made(name, source)[0]
+    linear = [f"{n}." for n, module in reference.named_modules() if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for n, p in reference.named_parameters():
+            if n.startswith(tuple(linear)):
+                p.copy_(p.bfloat16())
+    meant = outcome(method(row), reference, batch, exact)
+    found = outcome(method(row), model, batch, with_rounded_weights)
+    assert found.rise == pytest.approx(meant.rise, rel=0.1)
+    assert cosine(found.gradient, meant.gradient) > 0.99
+    assert found.arrived == pytest.approx(1, abs=0.1)
+    assert meant.arrived == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("source", ["bf16", "fp16"])
+def test_rounding_to_nearest_would_not_do(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: what every implementation did that adds the perturbation and lets autocast round it."""
+    model, batch = made("llama", source)
+    meant = outcome(m.SAM(rho=0.004), model, batch, exact)
+    monkeypatch.setattr("deltasam.perturb.add_rounded", lambda w, move, grid, generator: w + move)
+    found = outcome(m.SAM(rho=0.004), model, batch, with_rounded_weights)
+    assert abs(found.rise / meant.rise - 1) > 0.2
+    assert abs(found.arrived - 1) > 0.2
+
+
+STORED = [(row, torch.bfloat16) for row in MOVING] + [(MOVING[0], torch.float16)]
+
+
+@pytest.mark.parametrize(("row", "dtype"), STORED, ids=str)
+@pytest.mark.filterwarnings("ignore:.*losses are computed in half precision.*")  # which makes poor probes
+def test_weights_stored_in_half_precision_move(row: Row, dtype: torch.dtype) -> None:
+    model, batch = made("bert", "none")
+    model.to(dtype)
+    before = snapshot(model)
+    with measured_arrival():
+        step = method(row).backward(model, batch, exact)
+    assert float(step.arrived) == pytest.approx(1, abs=0.15)
+    assert_intact(model, before)
+
+
+def test_under_autocast_only_what_is_cast_is_rounded() -> None:
+    """Embeddings and norms are used in float32, and move exactly; a tied table is cast in its second use."""
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32)
+    at: list[dict[str, Tensor]] = []
+
+    def look(model: nn.Module, batch: Any) -> Tensor:
+        at.append({n: p.detach().clone() for n, p in model.named_parameters()})
+        return objective(model, batch)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        m.SAM(rho=0.01).backward(model, batch, look)
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        gradient = torch.autograd.grad(objective(model, batch).mean(), list(trained.values()), allow_unused=True)
+    meant = {n: g for n, g in zip(trained, gradient, strict=True) if g is not None}
+    step = 0.01 / global_norm(list(meant.values()))
+    # An entry that does not move keeps its value.
+    on_the_grid = {n: bool(((at[1][n] == at[0][n]) | (at[1][n] == at[1][n].bfloat16().float())).all()) for n in meant}
+    exactly = {n: torch.allclose(at[1][n], at[0][n] + step * meant[n], rtol=1e-5, atol=1e-7) for n in meant}
+    assert {n for n, is_exact in exactly.items() if is_exact} == {"norm.weight", "norm.bias"}
+    rounded = {n for n, is_on in on_the_grid.items() if is_on}
+    assert rounded == meant.keys() - {"norm.weight", "norm.bias"}
+
+
+class InsideAutocast(nn.Module):
+    """Autocast around the model's own forward, as Accelerate and the Trainer have it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.inner(*args).float()
+
+
+def arrival(model: nn.Module, batch: Any, objective: Any, rho: float = 1e-3) -> float:
+    """The mean over a few steps."""
+    method = m.SAM(rho=rho)
+    shares = []
+    for _ in range(4):
+        with measured_arrival():
+            shares.append(float(method.backward(model, batch, objective).arrived))
+    return sum(shares) / 4
+
+
+@pytest.mark.parametrize("kind", ["around", "inside", "compiled"])
+def test_wherever_autocast_is(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled parts hide their casts: there the kind of the layer decides."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 3))
+    batch = (torch.randn(8, 64), torch.randint(3, (8,)))
+    model: Any = {"around": inner, "inside": InsideAutocast(inner)}.get(kind)
+    if kind == "compiled":
+        model = torch.compile(inner, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind != "inside"):
+        assert arrival(model, batch, cross_entropy) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["rho", "skipped"])
+def test_without_a_perturbation_it_is_plain_training_bit_for_bit(kind: str) -> None:
+    found = []
+    for method in (m.ERM(), m.SAM(rho=0.0 if kind == "rho" else 1e-30)):
+        model, batch, objective = TRANSFORMER.make(torch.float32)
+        torch.manual_seed(3)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            # A loss of 1e-40 has a gradient too small to divide by.
+            factor = 1.0 if kind == "rho" else 1e-40
+            method.backward(model, batch, lambda model, batch: objective(model, batch) * factor)
+        found.append(grads(model))
+    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
+
+
+def test_the_random_bits_are_the_methods_own() -> None:
+    """New ones in every step, the same after a resume, others for another seed; the global streams stand still."""
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32)
+
+    def step(method: m.Method) -> Tensor:
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            method.backward(model, batch, objective)
+        return torch.cat([g.flatten() for g in grads(model).values()])
+
+    method, state = m.SAM(rho=0.004), torch.get_rng_state()
+    first, second = step(method), step(method)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(first, second)
+    assert torch.equal(step(m.SAM(rho=0.004)), first)
+    resumed = m.SAM(rho=0.004)
+    resumed.load_state_dict({"steps": 1})
+    assert torch.equal(step(resumed), second)
+    seeds = [m.DeltaSAM(rho=0.004, weighting=m.DeltaSAM().weighting, seed=seed) for seed in (0, 1)]
+    assert not torch.equal(*[step(method) for method in seeds])
+
+
+def test_the_share_that_arrived_is_measured_where_it_is_asked_for() -> None:
+    model, batch, objective = TRANSFORMER.make(torch.float32)
+    assert m.SAM().backward(model, batch, objective).arrived is None
+    with measured_arrival():
+        step = m.SAM().backward(model, batch, objective)
+        assert m.ERM().backward(model, batch, objective).arrived is None
+    assert step.metrics()["arrived"] == pytest.approx(1, abs=1e-4)

@@ -1,0 +1,127 @@
+"""On a GPU: the perturbation arrives, eager and captured, under autocast, with TF32 and with half-precision weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from deltasam import fused, measured_arrival
+from deltasam import methods as m
+from deltasam.capture import Captured
+from deltasam.float32 import rounded
+from deltasam.rounding import add_rounded
+from helpers.arrival import cosine, exact, made
+from helpers.problems import grads
+from helpers.promises import assert_intact, snapshot
+
+pytestmark = pytest.mark.gpu
+
+KINDS = ["bf16 autocast", "fp16 autocast", "tf32", "bf16 weights", "fp16 weights"]
+METHODS = [
+    m.SAM(rho=0.004), m.DeltaSAM(rho=0.004), m.ASAM(rho=0.05), m.GSAM(rho=0.004), m.LookSAM(rho=0.004, k=1),
+    m.FisherSAM(rho=0.01), m.SubsetSAM(rho=0.004), m.ESAM(rho=0.004),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def setting(kind: str, model: nn.Module) -> AbstractContextManager[Any]:
+    torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
+    dtype = torch.float16 if kind.startswith("fp16") else torch.bfloat16
+    if kind.endswith("weights"):
+        model.to(dtype)
+    return torch.autocast("cuda", dtype=dtype) if kind.endswith("autocast") else nullcontext()
+
+
+def on_gpu(name: str, source: str) -> tuple[nn.Module, Any]:
+    model, batch = made(name, source)
+    return model.cuda(), {key: value.cuda() for key, value in batch.items()}
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.filterwarnings("ignore:.*half precision.*", "ignore:this step is not captured.*does not take the same")
+def test_it_arrives(name: str, method: m.Method, kind: str, captured: bool) -> None:
+    model, batch = on_gpu(name, "fp16")
+    method = method.replace()
+    around = setting(kind, model)
+    before = snapshot(model)
+    taken: Any = Captured(method) if captured else method
+    shares = []
+    for _ in range(6):
+        model.zero_grad()
+        with around, measured_arrival():
+            step = taken.backward(model, batch, exact)
+        assert step.arrived is not None
+        shares.append(float(step.arrived))
+    assert_intact(model, before)
+    assert sum(shares) / len(shares) == pytest.approx(1, abs=0.08)
+    if kind != "tf32":
+        assert len(set(shares)) == len(shares)  # new random bits in every step, also in a replayed one
+    if captured and method.capturable:
+        assert taken.report.replayed >= 4
+        assert not taken.report.obstacles
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("source", ["bf16", "fp16", "4-bit"])
+def test_the_loss_rises_and_the_gradient_turns_as_in_float32(source: str, captured: bool) -> None:
+    rises, gradients = {}, {}
+    for kind in ("float32", "bf16 autocast"):
+        model, batch = on_gpu("llama", source)
+        method = m.SAM(rho=0.02)
+        taken: Any = Captured(method) if captured else method
+        found = []
+        for _ in range(8):  # bfloat16 activations make the single rise noisy
+            model.zero_grad()
+            with setting(kind, model):
+                found.append(float(taken.backward(model, batch, exact).sharpness))
+        rises[kind] = sum(found) / len(found)
+        gradients[kind] = torch.cat([g.flatten() for g in grads(model).values()])
+    assert rises["bf16 autocast"] == pytest.approx(rises["float32"], rel=0.1)
+    assert cosine(*gradients.values()) > 0.99
+
+
+@pytest.mark.parametrize("grid", ["bf16", "fp16", "tf32"])
+def test_the_kernel_rounds_as_torch_does(grid: Any) -> None:
+    """Not the same random bits: the same two neighbours for every entry, and the same mean."""
+    if not fused.is_ready(torch.device("cuda:0")):
+        pytest.skip("no Triton")
+    torch.manual_seed(0)
+    w, d = torch.randn(2, 8192, device="cuda") * torch.logspace(-6, 0, 8192, device="cuda")
+    step = torch.tensor(1e-3, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    draws: dict[str, list[Any]] = {"kernel": [], "torch": []}
+    for seed in range(300):
+        moved = [w.clone()]
+        taken = fused.add_(moved, [d], step, [grid], torch.tensor(seed, device="cuda"))
+        assert taken == {0}
+        draws["kernel"].append(moved[0])
+        draws["torch"].append(add_rounded(w, step * d, grid, generator))
+    kernel, reference = (torch.stack(each).double() for each in draws.values())
+    both = torch.stack([kernel.amin(0), reference.amin(0)]), torch.stack([kernel.amax(0), reference.amax(0)])
+    spacing = (both[1].amax(0) - both[0].amin(0)).clamp_min(1e-12)
+    p = ((w + step * d).double() - both[0].amin(0)) / spacing
+    error = spacing * (p * (1 - p)).clamp_min(1e-3).sqrt() / 300**0.5
+    assert float(((kernel.mean(0) - reference.mean(0)).abs() / error).square().mean().sqrt()) < 2
+    spread = torch.cat([kernel, reference])
+    assert all(len(set(spread[:, k].tolist())) <= 2 for k in range(0, 8192, 97))
+
+
+def test_tf32_is_seen_only_where_it_is_allowed() -> None:
+    torch.set_float32_matmul_precision("highest")
+    assert "matmul" not in rounded(torch.device("cuda:0"))
+    torch.set_float32_matmul_precision("high")
+    assert "matmul" in rounded(torch.device("cuda:0"))
