@@ -1,4 +1,4 @@
-"""On a GPU: the perturbation arrives, eager and captured, under autocast, with TF32 and with half-precision weights."""
+"""On a GPU the perturbation arrives: eager and captured, under autocast, with TF32, with half-precision weights."""
 
 from __future__ import annotations
 
