@@ -89,6 +89,23 @@ def test_it_trains_the_routers(method: Method, tmp_path: Path) -> None:
         assert 1e-6 < largest_difference(*ends) < 1e-1
 
 
+def test_micro_batches_are_weighted_by_their_targets(tmp_path: Path) -> None:
+    model = mixtral(output_router_logits=True, router_aux_loss_coef=0.5)
+    options: dict[str, Any] = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1}
+    args = arguments(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, **options)
+    trainer = MethodTrainer(model=model, args=args, method=ERM(), train_dataset=rows(4))
+    objective, before = trainer.objective, weights(model)
+    parts = list(trainer.get_train_dataloader())
+    counts = [objective.items(part) for part in parts]
+    for part, count in zip(parts, counts, strict=True):
+        (objective(model, part).mean() * count / sum(counts)).backward()
+    expected = {name: before[name] - p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    trainer.train()
+    after = weights(model)
+    assert largest_difference(expected, {name: after[name] for name in expected}) < 1e-6
+
+
 @pytest.mark.parametrize("engine", ["auto", "low-rank", "loop"])
 def test_a_perturbation_per_instance_is_refused(engine: Any) -> None:
     """A single instance has another router loss than the batch."""

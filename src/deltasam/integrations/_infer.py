@@ -59,8 +59,12 @@ def infer_objective(
             )
         return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
     if head == "causal":
-        options = {"virtual_tokens": _virtual_tokens(model), "router_aux_loss_coef": router}
-        return CausalLM(label_smoothing=label_smoothing, labels=labels, **options)
+        return CausalLM(
+            label_smoothing=label_smoothing,
+            labels=labels,
+            virtual_tokens=_virtual_tokens(model),
+            router_aux_loss_coef=router,
+        )
     if head == "tokens":
         return Tokens(label_smoothing=label_smoothing, labels=labels)
     if head == "choice":

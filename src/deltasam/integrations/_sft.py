@@ -19,10 +19,15 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
     Everything before the step is TRL's: chat templates, completion-only losses, truncation, ``peft_config``. An
     instance is a row of the batch, its loss the mean over its target tokens times their share
     (:class:`~deltasam.objectives.CausalLM`), so that with ``SAM(rho=0)`` it is the plain ``SFTTrainer`` up to
-    rounding: TRL sums its losses in another order.
+    rounding: TRL sums its losses in another order. Prompt tuning is covered; for its exception see
+    :class:`MethodTrainer`.
 
-    TRL's own ``entropy`` and ``mean_token_accuracy`` are logged by evaluations alone, ``num_tokens`` never: they are
-    by-products of a loss that the training does not compute.
+    The routers' loss of a mixture of experts is added with TRL's ``router_aux_loss_coef``. With gradient accumulation
+    the micro-batches are weighted by their targets; in TRL they count the same. :class:`~deltasam.PerInstanceSAM`
+    needs ``router_aux_loss_coef=0.0``.
+
+    TRL's own ``entropy``, ``mean_token_accuracy`` and ``aux_loss`` are logged by evaluations only, ``num_tokens``
+    never: they are by-products of a loss that the training does not compute.
 
     Args:
         *args: ``SFTTrainer``'s.
@@ -32,9 +37,9 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
         **kwargs: ``SFTTrainer``'s.
 
     Raises:
-        ValueError: ``SFTConfig`` has what would be left out without a word: another loss than "nll", that of the
-            routers of a mixture of experts, batches in which the instances are not rows (``padding_free``, ``packing``
-            by its default strategy), activation offloading.
+        ValueError: ``SFTConfig`` has a setting that the training would ignore: another loss than "nll", batches in
+            which the instances are not rows (``padding_free``, ``packing`` by its default strategy), activation
+            offloading.
     """
 
     _accounted_for = (SFTTrainer,)
