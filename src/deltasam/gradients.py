@@ -38,8 +38,8 @@ class Gradient:
 
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss."""
-        grads = torch.autograd.grad(loss, self._targets, allow_unused=True)
-        _refuse_hidden(loss, [p for p, grad in zip(self._targets, grads, strict=True) if grad is None])
+        grads = grad(loss, self._targets, allow_unused=True)
+        _refuse_hidden(loss, [p for p, found in zip(self._targets, grads, strict=True) if found is None])
         self._total = [added(a, b) for a, b in zip(self._total, grads, strict=True)]
 
     def sum(self) -> list[Tensor | None]:
@@ -65,13 +65,32 @@ def _refuse_hidden(loss: Tensor, without: list[nn.Parameter]) -> None:
         _looked_for.update(dict.fromkeys(without, True))
 
 
+class ReentrantError(RuntimeError):
+    """Reentrant activation checkpointing hides its parameters from :func:`torch.autograd.grad`."""
+
+
+def grad(loss: Tensor, inputs: Sequence[Any], **options: Any) -> tuple[Tensor, ...]:
+    """:func:`torch.autograd.grad`, with a clear error where reentrant checkpointing does not allow it.
+
+    Raises:
+        ReentrantError: The graph holds a checkpoint with ``use_reentrant=True``.
+    """
+    try:
+        return torch.autograd.grad(loss, inputs, **options)
+    except RuntimeError as error:
+        if "checkpoint" in str(error).lower():
+            refuse_reentrant(loss)
+        raise
+
+
 def refuse_reentrant(loss: Tensor) -> None:
-    """Raises a RuntimeError where the graph of a loss ends at parts of the model that hide their parameters."""
+    """Raises a ReentrantError if the graph of a loss contains a checkpoint with ``use_reentrant=True``."""
     if any(node.name() == "CheckpointFunctionBackward" for node in graph_of(loss)):
-        raise RuntimeError(
-            "parameters inside of activation checkpointing with use_reentrant=True have no gradient that could be "
-            "followed: set use_reentrant=False (of Hugging Face models "
-            "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False}))"
+        options = "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        raise ReentrantError(
+            "activation checkpointing with use_reentrant=True hides its parameters from torch.autograd.grad, which "
+            f"this method needs; set use_reentrant=False: with a Trainer TrainingArguments({options}), in a plain "
+            f"loop model.gradient_checkpointing_enable({options}) or checkpoint(..., use_reentrant=False)"
         )
 
 

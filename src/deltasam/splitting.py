@@ -15,6 +15,7 @@ from deltasam.checks import check_number
 from deltasam.gradients import set_aside
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
+from deltasam.objectives import Objective
 from deltasam.passes import ObjectiveLike, Scaler
 from deltasam.randomness import RandomState, accelerators, generators_of
 
@@ -75,14 +76,14 @@ class Splitting:
                 ``torch.distributed`` by default.
 
         Raises:
-            ValueError: The objective compares the instances of a batch with each other, the method picks some of them,
+            ValueError: The losses depend on other instances of the batch, the method picks some of the instances,
                 or several processes train the model.
         """
         if getattr(objective, "separable", True) is False:
             raise ValueError(
-                f"on_out_of_memory='split' cannot be used with {type(objective).__name__}, which compares the "
-                "instances of a batch with each other: parts of the batch have another loss. Use 'stop' and a smaller "
-                "batch"
+                f"on_out_of_memory='split' cannot be used with {type(objective).__name__}, which "
+                f"{getattr(objective, 'mixing', Objective.mixing)}: parts of the batch have another loss. Use 'stop' "
+                "and a smaller batch"
             )
         if not self.method.divisible():
             raise ValueError(

@@ -73,8 +73,10 @@ def test_peft_models_are_looked_into() -> None:
 
 
 def test_several_labels_are_a_clear_error(tmp_path: Path) -> None:
+    args = arguments(tmp_path, label_names=["labels", "more"])
+    trainer = MethodTrainer(model=classifier(), args=args, method=ERM())
     with pytest.raises(ValueError, match=r"has the labels \['labels', 'more'\], not one; pass the objective"):
-        MethodTrainer(model=classifier(), args=arguments(tmp_path, label_names=["labels", "more"]), method=ERM())
+        trainer.train()
 
 
 def test_labels_of_another_name(tmp_path: Path) -> None:
@@ -114,9 +116,40 @@ def test_a_model_whose_forward_hands_everything_on(tmp_path: Path) -> None:
     ],
     ids=["encoder", "module", "question answering"],
 )
-def test_a_head_that_says_nothing_is_a_clear_error(model: Any, message: str, tmp_path: Path) -> None:
+def test_a_head_that_says_nothing_is_a_clear_error_in_training(model: Any, message: str, tmp_path: Path) -> None:
+    trainer = MethodTrainer(model=model(), args=arguments(tmp_path), method=ERM())
+    assert trainer.objective is None
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            trainer.train()
     with pytest.raises(ValueError, match=message):
-        MethodTrainer(model=model(), args=arguments(tmp_path), method=ERM())
+        trainer.training_step(trainer.model, {})
+
+
+def answers(n: int = 8) -> list[dict[str, Tensor]]:
+    batch = {**sentences(n), "start_positions": torch.arange(n) % 3, "end_positions": torch.arange(n) % 2 + 3}
+    return [{name: value[i] for name, value in batch.items()} for i in range(n)]
+
+
+def test_evaluation_and_prediction_need_no_objective(tmp_path: Path) -> None:
+    def question_answering() -> Any:
+        torch.manual_seed(1)
+        return hf.BertForQuestionAnswering(encoder_config("bert")).eval()
+
+    args = arguments(tmp_path)
+    plain = hf.Trainer(model=question_answering(), args=args, eval_dataset=answers())
+    ours = MethodTrainer(model=question_answering(), args=args, eval_dataset=answers(), method=ERM())
+    assert ours.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]
+    for mine, theirs in zip(ours.predict(answers()).predictions, plain.predict(answers()).predictions, strict=True):
+        assert (mine == theirs).all()
+
+
+def test_an_objective_may_come_later(tmp_path: Path) -> None:
+    model = hf.BertForQuestionAnswering(encoder_config("bert"))
+    args = arguments(tmp_path, max_steps=1)
+    trainer = MethodTrainer(model=model, args=args, method=ERM(), train_dataset=answers())
+    trainer.objective = lambda model, batch: model(**batch).start_logits.square().mean(1)
+    assert trainer.train().global_step == 1
 
 
 def test_wrong_labels_for_the_head_are_a_clear_error(tmp_path: Path) -> None:
@@ -124,17 +157,3 @@ def test_wrong_labels_for_the_head_are_a_clear_error(tmp_path: Path) -> None:
     trainer = MethodTrainer(model=classifier(num_labels=3), args=arguments(tmp_path), method=ERM(), train_dataset=data)
     with pytest.raises(ValueError, match="multi_label=True"):
         trainer.train()
-
-
-def test_a_loss_of_the_routers_is_not_left_out() -> None:
-    """It is far below what a comparison of two means would notice, and of the whole batch."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = hf.MixtralConfig(vocab_size=41, num_key_value_heads=1, num_local_experts=2, **sizes)
-    model = hf.MixtralForCausalLM(config)
-    assert isinstance(infer_objective(model), CausalLM), "without output_router_logits there is none"
-    model.config.output_router_logits = True
-    with pytest.raises(ValueError, match=r"MixtralForCausalLM adds.*model\.config\.output_router_logits = False"):
-        infer_objective(model)
-    assert isinstance(infer_objective(model, label_smoothing=0.1), CausalLM), "Trainer's smoothed loss has none"
-    model.config.router_aux_loss_coef = 0.0
-    assert isinstance(infer_objective(model), CausalLM)

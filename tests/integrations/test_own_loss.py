@@ -79,7 +79,7 @@ def test_a_training_step_that_cannot_be_reached(tmp_path: Path) -> None:
         ({"is_deepspeed_enabled": True}, r"DeepSpeed.*use DDP or FSDP"),
         (
             {"args": SimpleNamespace(n_gpu=1, optim="galore_adamw_layerwise")},
-            r"optim='galore_adamw_layerwise'.*inside",
+            r"optim='galore_adamw_layerwise'.*inside.*optim='galore_adamw',",
         ),
         ({"optimizer": SAM(rho=0.1)}, r"optimizers: SAM\(.*rho=0.1\) is a method, .*: pass it as method="),
     ],

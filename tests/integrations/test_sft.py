@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from trl import SFTConfig, SFTTrainer
 
 from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM
+from deltasam.instances import InstancesMixedError
 from deltasam.integrations import MethodMixin, SFTMethodTrainer
 from helpers.data import REPOSITORY
 from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
@@ -164,25 +165,54 @@ def test_what_would_be_left_out_is_refused(
         sft(tmp_path, SAM(), **options)
 
 
-@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older ones go by the model")
-def test_the_loss_of_the_routers_is_refused_or_switched_off(tmp_path: Path) -> None:
-    def routed() -> hf.PreTrainedModel:
-        torch.manual_seed(1)
-        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-        return hf.MixtralForCausalLM(hf.MixtralConfig(
-            vocab_size=len(WORDS), num_key_value_heads=1, num_local_experts=2, **sizes,
-        ))  # fmt: skip
+def routed() -> hf.PreTrainedModel:
+    """A tiny Qwen3-MoE, or a Mixtral where transformers has none."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    common: dict[str, Any] = {"vocab_size": len(WORDS), "num_key_value_heads": 1, **sizes}
+    if not hasattr(hf, "Qwen3MoeForCausalLM"):
+        return hf.MixtralForCausalLM(hf.MixtralConfig(num_local_experts=4, **common))
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**common, **experts))
 
-    with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.001.*set router_aux_loss_coef=0\.0"):
-        sft(tmp_path, SAM(), model=routed())
-    with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.5"):
-        sft(tmp_path, SAM(), model=routed(), router_aux_loss_coef=0.5)
-    assert sft(tmp_path, SAM(), model=routed(), objective=CausalLM())
-    assert sft(tmp_path, SAM(), model=routed(), label_smoothing_factor=0.1), "TRL's smoothed loss has none"
-    plain, ours = (
-        trained(tmp_path, method, model=routed(), router_aux_loss_coef=0.0, max_steps=2) for method in (None, ERM())
-    )
-    assert largest_difference(plain, ours) < 1e-7
+
+@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older versions go by the model")
+@pytest.mark.parametrize("factor", [None, 0.5, 0.0], ids=lambda value: f"factor {value}")
+def test_the_loss_of_the_routers_is_trls(factor: float | None, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"router_aux_loss_coef": factor, "max_steps": 2}
+    trainer = sft(tmp_path, SAM(rho=0.0), model=routed(), **options)
+    assert trainer.objective == CausalLM(router_aux_loss_coef=0.001 if factor is None else factor)
+    trainer.train()
+    plain = trained(tmp_path, None, model=routed(), **options)
+    assert largest_difference(plain, weights(trainer.model)) < 1e-7
+    if factor:
+        without = trained(tmp_path, None, model=routed(), **(options | {"router_aux_loss_coef": 0.0}))
+        assert largest_difference(plain, without) > 1e-5, "the term is felt"
+    sft(tmp_path, DeltaSAM(rho=0.05), model=routed(), **options).train()
+
+
+@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older versions go by the model")
+def test_who_has_no_loss_of_the_routers(tmp_path: Path) -> None:
+    smoothed = sft(tmp_path, SAM(), model=routed(), label_smoothing_factor=0.1)
+    assert smoothed.objective == CausalLM(label_smoothing=0.1), "TRL's smoothed loss has none"
+    assert sft(tmp_path, SAM(), model=routed(), objective=CausalLM()).objective == CausalLM()
+    with pytest.raises(InstancesMixedError, match=r"SFTConfig\(router_aux_loss_coef=0\.0\)"):
+        sft(tmp_path, PerInstanceSAM(), model=routed()).train()
+
+
+def test_prompt_tuning(tmp_path: Path) -> None:
+    """Targets are the completions, which the virtual tokens do not change."""
+    peft = pytest.importorskip("peft")
+
+    def by(method: Method | None) -> dict[str, Tensor]:
+        torch.manual_seed(2)
+        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+        return trained(tmp_path, method, model=fresh(0.0), peft_config=config, max_steps=3)
+
+    plain = by(None)
+    assert largest_difference(plain, by(ERM())) < 1e-7
+    assert largest_difference(plain, by(SAM(rho=0.0))) < 1e-7
+    assert largest_difference(plain, by(SAM(rho=0.5))) > 1e-6
 
 
 def test_pieces_of_one_length_and_an_objective_of_ones_own(tmp_path: Path) -> None:

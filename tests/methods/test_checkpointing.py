@@ -115,7 +115,6 @@ METHODS = [SAM(), DeltaSAM(), DeltaSAM(weighting=OwnGradient()), PerInstanceSAM(
 METHODS += [ASAM(), GSAM(), LookSAM(), ESAM(beta=1.0), SubsetSAM(), FisherSAM()]
 
 
-@pytest.mark.filterwarnings("ignore:the low-rank engine fails")
 @pytest.mark.parametrize("head", [False, True], ids=["frozen head", "trained head"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
 def test_gradients_that_end_at_a_checkpoint_are_refused(method: Method, head: bool) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deltasam.branches import is_recorded
 from deltasam.checks import is_out_of_memory, uses_a_graph_twice
-from deltasam.gradients import refuse_reentrant
+from deltasam.gradients import ReentrantError, grad, refuse_reentrant
 from deltasam.instances._errors import (
     COMMON,
     InstancesMixedError,
@@ -138,7 +138,7 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
             return changed
     except SuspectedMixError as found:
         suspicion = found.with_traceback(None)
-    except (InstancesMixedError, UncoveredError, SizeUnknownError):
+    except (InstancesMixedError, UncoveredError, SizeUnknownError, ReentrantError):
         raise
     except ModelError as found:
         raise found.error from found.error.__cause__
@@ -217,7 +217,7 @@ def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, S
             signature = _signature(places, state, wish)
             check = signature not in places.memory.verified and not is_recorded(losses.device)
             edges = [call.edge for call in state.calls]
-            found = torch.autograd.grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
+            found = grad(total, edges, retain_graph=check, allow_unused=True) if edges else ()
             gradients = collect(state.calls, found, state.grouping, losses.device)
             if check:
                 checked = Comparison(places, losses, state, found, gradients, scale, last).checked()

@@ -117,6 +117,13 @@ def refuse_unsupported(trainer: Any) -> None:
     optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     if "lomo" in optimizer or optimizer.endswith("layerwise"):
         raise ValueError(
-            f"optim={optimizer!r} updates the weights inside the backward pass, also inside one at perturbed weights: "
-            "choose an optimizer that steps afterwards"
+            f"optim={optimizer!r} updates the weights inside the backward pass, also at perturbed weights: set "
+            f"optim={_stepping_afterwards(optimizer)}, which steps after it"
         )
+
+
+def _stepping_afterwards(optimizer: str) -> str:
+    """An optimizer in the place of one that steps inside ``backward``."""
+    if "lomo" in optimizer:
+        return "'adafactor', whose state is small too, or 'paged_adamw_8bit' (needs bitsandbytes)"
+    return repr(optimizer.removesuffix("_layerwise"))

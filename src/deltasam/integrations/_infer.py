@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ def infer_objective(
         The objective whose mean is the loss that the model computes itself, or ``Trainer``'s with label smoothing.
 
     Raises:
-        ValueError: The head is not one of those with one loss per instance, or has several labels; or the model adds
-            a loss of its routers.
+        ValueError: The head is not one of those with one loss per instance, or has several labels; or the model is a
+            sequence-to-sequence model that adds a loss of its routers, or has PEFT's CPT, which has a loss of its own.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -48,13 +49,22 @@ def infer_objective(
         raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {_WAY_OUT}")
     if len(label_names) > 1:
         raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {_WAY_OUT}")
-    if not label_smoothing:  # Trainer's smoothed loss has none
-        _refuse_router_loss(inner)
     labels = label_names[0] if label_names else "labels"
+    router = 0.0 if label_smoothing else _router_coefficient(inner)  # Trainer's smoothed loss leaves it out
     if head == "seq2seq":
+        if router:
+            raise ValueError(
+                f"{type(inner).__name__} adds {router} times a loss of its routers, which Seq2Seq does not have: set "
+                f"model.config.output_router_logits = False to train without it, or {_WAY_OUT}"
+            )
         return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
     if head == "causal":
-        return CausalLM(label_smoothing=label_smoothing, labels=labels)
+        return CausalLM(
+            label_smoothing=label_smoothing,
+            labels=labels,
+            virtual_tokens=_virtual_tokens(model),
+            router_aux_loss_coef=router,
+        )
     if head == "tokens":
         return Tokens(label_smoothing=label_smoothing, labels=labels)
     if head == "choice":
@@ -96,6 +106,10 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
     sharded = torch.distributed.is_available() and torch.distributed.is_initialized()
     if sharded or not isinstance(batch, Mapping):
         return
+    if getattr(objective, "router_aux_loss_coef", 0):
+        # Both without it: the model may have another factor than TRL's, and the difference would be too small to see.
+        objective = replace(objective, router_aux_loss_coef=0.0)
+        batch = {**batch, "output_router_logits": False}
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -122,16 +136,29 @@ def _as_named_by(model: Any, batch: Mapping[str, Any], objective: Any) -> dict[s
     return {"labels" if key == name and not told else key: value for key, value in batch.items()}
 
 
-def _refuse_router_loss(model: Any) -> None:
-    """One clear error for a term that is too small for :func:`check_inferred`, but trains the routers."""
+def _router_coefficient(model: Any) -> float:
+    """Factor of the routers' loss in the model's own loss, 0 without one."""
     config = model.config.get_text_config()
-    coefficient = getattr(config, "router_aux_loss_coef", 0.0)
-    if coefficient and getattr(config, "output_router_logits", False):
-        raise ValueError(
-            f"{type(model).__name__} adds {coefficient} times a loss of its routers, which is of the whole batch and "
-            "not of single instances: set model.config.output_router_logits = False to train without it, or "
-            f"{_WAY_OUT}"
-        )
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    # The models go by the attribute, a copy of what the configuration had when they were made.
+    return float(getattr(model, "router_aux_loss_coef", getattr(config, "router_aux_loss_coef", 0.0)))
+
+
+def _virtual_tokens(model: Any) -> int:
+    """Number of tokens that PEFT puts in front of every sequence and that have logits.
+
+    Raises:
+        ValueError: The model has CPT, which weights its tokens and counts some of the virtual ones.
+    """
+    config = getattr(model, "active_peft_config", None)
+    if config is None or not config.is_prompt_learning:
+        return 0
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    if kind == "CPT":
+        raise ValueError(f"PEFT's CPT has a loss of its own, which CausalLM does not compute; {_WAY_OUT}")
+    # Prefixes of these are keys and values of the attention layers, without logits.
+    return 0 if kind in ("PREFIX_TUNING", "CARTRIDGE") else int(config.num_virtual_tokens)
 
 
 def _sequence_objective(config: Any, label_smoothing: float, labels: str) -> Objective:

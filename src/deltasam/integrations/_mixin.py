@@ -80,7 +80,8 @@ class MethodMixin(_Base):
 
     Raises:
         TypeError: ``method`` is not a method, or ``objective`` not an objective.
-        ValueError: The objective cannot be inferred, or the Trainer is set up in a way that no method can work with.
+        ValueError: The Trainer is set up in a way that no method can work with. If the objective cannot be inferred,
+            ``train()`` raises it: evaluation and prediction need none.
     """
 
     method: Method
@@ -101,18 +102,23 @@ class MethodMixin(_Base):
         known = objective is not None
         refuse_overrides(type(self), MethodMixin, has_objective=known, accounted_for=self._accounted_for)
         self._inferred: Any = None  # the objective, if it was
+        self._not_inferred: ValueError | None = None  # why it could not be
         self._unchecked = False  # whether the objective was inferred, and not compared with the model's loss yet
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         refuse_other_smoothing(self.args.label_smoothing_factor, objective)
-        if self.args.gradient_checkpointing and self.args.gradient_checkpointing_kwargs is None:
-            # What transformers 4 takes by itself refuses gradients that do not go into .grad.
-            self.args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+        if self.args.gradient_checkpointing:
+            # The default of transformers 4 does not allow torch.autograd.grad, which most methods call.
+            given = self.args.gradient_checkpointing_kwargs or {}
+            self.args.gradient_checkpointing_kwargs = {"use_reentrant": False, **given}
         self.method = method
         self.captured = Captured(method) if capture else None
         self.splitting = Splitting(method) if on_out_of_memory == "split" else None
         self._score: Any = None
-        self._put_objective(self._default_objective() if objective is None else objective)
+        self._objective: Any = None
+        wanted = self._default_objective() if objective is None else objective
+        if wanted is not None:
+            self._put_objective(wanted)
         self.forwards = self.backwards = 0
         self._step_metrics = StepMetrics()
         self._losses = ShownLosses()
@@ -147,12 +153,20 @@ class MethodMixin(_Base):
 
     # -- what a subclass may change ------------------------------------------------------------------------------
 
-    def _default_objective(self) -> ObjectiveLike:
-        """The objective if none was given."""
+    def _default_objective(self) -> ObjectiveLike | None:
+        """The objective if none was given; None if it cannot be inferred, which is an error in :meth:`train` only."""
         smoothing = self.args.label_smoothing_factor
+        try:
+            self._inferred = infer_objective(self.model, label_smoothing=smoothing, label_names=self.label_names)
+        except ValueError as error:
+            self._not_inferred = error.with_traceback(None)  # its frames would keep the model
+            return None
         self._unchecked = not smoothing  # with smoothing it is the Trainer's loss, not the model's
-        self._inferred = infer_objective(self.model, label_smoothing=smoothing, label_names=self.label_names)
         return self._inferred
+
+    def _check_objective(self) -> None:
+        if self._objective is None and self._not_inferred is not None:
+            raise self._not_inferred
 
     def _objective_batch(self, inputs: Any) -> Any:
         """What the objective gets of the inputs of a step."""
@@ -172,6 +186,7 @@ class MethodMixin(_Base):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One backward by the method on one micro-batch; returns its share of the loss at w."""
+        self._check_objective()
         if not all(module.training for module in model.modules()):  # as train() does, in a third of its time
             model.train()
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have modes
@@ -281,7 +296,9 @@ class MethodMixin(_Base):
 
         Raises:
             LostError: A worker of the data loader, or another process of the training, has died.
+            ValueError: There is no objective: none was given, and none can be inferred.
         """
+        self._check_objective()
         self._operations.clear()
         with lost_told(self._how_to_go_on), self._losses.instead_of_the_filter(self.args):
             return super().train(resume_from_checkpoint, *args, **kwargs)

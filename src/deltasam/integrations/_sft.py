@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trl import SFTTrainer
 
 from deltasam.integrations._mixin import MethodMixin
 from deltasam.methods import Method
+from deltasam.objectives import CausalLM
 from deltasam.passes import ObjectiveLike
 
 
@@ -17,10 +19,15 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
     Everything before the step is TRL's: chat templates, completion-only losses, truncation, ``peft_config``. An
     instance is a row of the batch, its loss the mean over its target tokens times their share
     (:class:`~deltasam.objectives.CausalLM`), so that with ``SAM(rho=0)`` it is the plain ``SFTTrainer`` up to
-    rounding: TRL sums its losses in another order.
+    rounding: TRL sums its losses in another order. Prompt tuning is covered; for its exception see
+    :class:`MethodTrainer`.
 
-    TRL's own ``entropy`` and ``mean_token_accuracy`` are logged by evaluations alone, ``num_tokens`` never: they are
-    by-products of a loss that the training does not compute.
+    The routers' loss of a mixture of experts is added with TRL's ``router_aux_loss_coef``. With gradient accumulation
+    the micro-batches are weighted by their targets; in TRL they count the same. :class:`~deltasam.PerInstanceSAM`
+    needs ``router_aux_loss_coef=0.0``.
+
+    TRL's own ``entropy``, ``mean_token_accuracy`` and ``aux_loss`` are logged by evaluations only, ``num_tokens``
+    never: they are by-products of a loss that the training does not compute.
 
     Args:
         *args: ``SFTTrainer``'s.
@@ -30,9 +37,9 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
         **kwargs: ``SFTTrainer``'s.
 
     Raises:
-        ValueError: ``SFTConfig`` has what would be left out without a word: another loss than "nll", that of the
-            routers of a mixture of experts, batches in which the instances are not rows (``padding_free``, ``packing``
-            by its default strategy), activation offloading.
+        ValueError: ``SFTConfig`` has a setting that the training would ignore: another loss than "nll", batches in
+            which the instances are not rows (``padding_free``, ``packing`` by its default strategy), activation
+            offloading.
     """
 
     _accounted_for = (SFTTrainer,)
@@ -51,7 +58,7 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
                 "to False; gradient_checkpointing=True saves memory too"
             )
 
-    def _default_objective(self) -> ObjectiveLike:
+    def _default_objective(self) -> ObjectiveLike | None:
         if self.args.loss_type not in ("nll", "chunked_nll"):  # the second is the first, in parts of the tokens
             raise ValueError(
                 f"loss_type={self.args.loss_type!r} is a loss that the method does not know: set loss_type='nll', or "
@@ -63,14 +70,13 @@ class SFTMethodTrainer(MethodMixin, SFTTrainer):
                 "one row, and a row is what a method takes for an instance: set packing=False, or "
                 "packing_strategy='wrapped', whose rows are pieces of one length"
             )
-        routed = hasattr(self.args, "router_aux_loss_coef") and self.aux_loss_enabled  # older ones go by the model
-        if routed and not self.args.label_smoothing_factor:  # beside which TRL leaves it out
-            raise ValueError(
-                f"router_aux_loss_coef={self.router_aux_loss_coef}, the model's own by default, adds a loss of the "
-                "routers, which is of the whole batch and not of single instances: set router_aux_loss_coef=0.0 to "
-                "train without it"
-            )
-        return super()._default_objective()
+        objective = super()._default_objective()
+        # Older versions of TRL have no such argument and go by the model. TRL's smoothed loss leaves it out.
+        has_factor = hasattr(self.args, "router_aux_loss_coef") and not self.args.label_smoothing_factor
+        if has_factor and isinstance(objective, CausalLM):
+            factor = self.router_aux_loss_coef if self.aux_loss_enabled else 0.0
+            self._inferred = objective = replace(objective, router_aux_loss_coef=factor)
+        return objective
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs; without the number of tokens, which TRL counts in a loss that the training does not compute."""

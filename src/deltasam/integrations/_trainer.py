@@ -10,10 +10,19 @@ from deltasam.integrations._mixin import MethodMixin
 class MethodTrainer(MethodMixin, Trainer):
     """``transformers.Trainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
 
-    With ``SAM(rho=0)`` (or ``ERM()``) it is the plain Trainer, bit for bit, also with dropout; in half precision on a
-    GPU up to rounding, because there the models compute their own loss in half precision, the objectives never.
-    Where the Trainer divides by another number of tokens than the model predicts, the objective does not: for GPT-2
-    transformers 5.22 counts the first token of every row too, for other decoders not.
+    With ``SAM(rho=0)`` or ``ERM()``, and an inferred objective, the weights after training are those of the plain
+    Trainer, bit for bit, also with dropout and clipping. The exceptions:
+
+    * *Equal up to rounding*: label smoothing; losses over tokens (language models, token classification) in batches
+      whose size is not a power of two; half precision on a GPU, where models compute their loss in half precision and
+      the objectives do not.
+    * *Gradient accumulation*: the gradient is that of the large batch, for every head. Trainer's own is the same up to
+      rounding only for models that take the number of targets (Llama, for example). For others it is k times too large
+      with k micro-batches (transformers#47688).
+    * *Another number of targets*: the objective divides by the number of tokens that the model predicts. Trainer of
+      transformers 5.22 counts the first token of every row for GPT-2, which is not predicted, and leaves it out for
+      Llama with prompt tuning, where it is.
+    * *Routers*: with accumulation the routers' loss of a micro-batch is weighted by its targets; Trainer adds them.
 
     Args:
         *args: ``Trainer``'s: the model, the training arguments, ...

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.checks import check_losses
+from deltasam.gradients import grad
 from deltasam.objectives import perturbed_embeddings
 from deltasam.objectives.regularisers import Site, row_norm
 from deltasam.passes import Ascent, Passes
@@ -127,7 +128,7 @@ class EmbeddingAscent:
         leaves = [part for parts in self._parts[k] for part in parts]
         with torch.autocast(goal.device.type, enabled=False):
             # Zero where a pass of the objective's own (SMART's search for noise) does not reach the outputs.
-            found = iter(torch.autograd.grad(goal.sum(), leaves, retain_graph=True, materialize_grads=True))
+            found = iter(grad(goal.sum(), leaves, retain_graph=True, materialize_grads=True))
         return [[next(found) for _ in parts] for parts in self._parts[k]]
 
 

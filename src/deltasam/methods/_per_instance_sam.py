@@ -22,6 +22,7 @@ from deltasam.instances import (
 )
 from deltasam.instances._ascent import counted
 from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.objectives import Objective
 from deltasam.passes import Ascent, Passes
 from deltasam.perturb import step_size
 
@@ -111,7 +112,7 @@ class PerInstanceSAM(Method):
         passes.sharpness = "local"  # the perturbations are the instances' own: nothing to tell other processes
         if getattr(passes.objective, "separable", True) is False:
             raise InstancesMixedError(
-                f"{type(passes.objective).__name__} compares the instances of a batch with each other, so a "
+                f"{type(passes.objective).__name__} {getattr(passes.objective, 'mixing', Objective.mixing)}, so a "
                 "perturbation per instance is not defined; use SAM or DeltaSAM"
             )
         if self.engine == "loop":  # the low-rank engine looks for itself

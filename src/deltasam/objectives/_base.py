@@ -25,10 +25,12 @@ class Objective(ABC):
     Attributes:
         separable: Whether the loss of an instance depends on that instance alone, so that a batch may be cut into
             single instances. False where the instances of a batch serve each other as negatives.
+        mixing: Why the losses are not separable, in the words of an error.
         directional: Whether the divergence is the mean of two directed ones (Kullback-Leibler), see :meth:`directed`.
     """
 
     separable: ClassVar[bool] = True
+    mixing: ClassVar[str] = "compares the instances of a batch with each other"
     directional: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from deltasam.objectives._batch import describe, tensor_of
 from deltasam.objectives._decoder import without_cache
 from deltasam.objectives._tokens import Tokens
+
+_WITHOUT_ROUTERS = (
+    "to train without it set CausalLM(router_aux_loss_coef=0), with MethodTrainer "
+    "model.config.output_router_logits = False, with SFTMethodTrainer SFTConfig(router_aux_loss_coef=0.0)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +26,23 @@ class CausalLM(Tokens):
     The labels are the tokens themselves, ``ignore_index`` where a token does not count; they are shifted here, the
     logits at t predict label t + 1, so the first label of a sequence is never a target.
 
-    Arguments, reduction and errors are those of :class:`Tokens`.
+    PEFT's prompt tuning, P-tuning and multitask prompt tuning put virtual tokens in front of every sequence, and the
+    model returns logits for them too. The last virtual token predicts the first label, which then is a target as well.
+    :class:`~deltasam.integrations.MethodTrainer` reads ``virtual_tokens`` from the model. Prefix tuning returns no
+    logits for its prefix and needs no setting.
+
+    A mixture of experts may add a loss of its routers, which balances the load of the experts over all tokens of the
+    batch. ``router_aux_loss_coef`` times that loss is added to the loss of every instance, so the mean is again the
+    model's own loss. Such losses are not ``separable``: :class:`~deltasam.PerInstanceSAM` raises an error with both
+    engines, and so does the splitting of batches. Regularisers, which see the logits only, raise an error too. Each
+    micro-batch has its own router loss, weighted by its target tokens. ``SubsetSAM`` and ``ESAM`` compute it over the
+    instances that they pick.
+
+    The other arguments, the reduction and the errors are those of :class:`Tokens`.
+
+    Args:
+        virtual_tokens: Number of virtual tokens for which the model returns logits; ``num_virtual_tokens`` in PEFT.
+        router_aux_loss_coef: Factor of the routers' loss, ``aux_loss`` in the outputs of the model; 0 leaves it out.
 
     Example:
         >>> import torch
@@ -28,11 +51,85 @@ class CausalLM(Tokens):
         (torch.Size([2]), tensor(4))
     """
 
+    virtual_tokens: int = 0
+    router_aux_loss_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.virtual_tokens < 0:
+            raise ValueError(f"virtual_tokens is {self.virtual_tokens}, but must be at least 0")
+
+    @property
+    def separable(self) -> bool:  # type: ignore[override]  # a class variable of the base
+        """Whether the loss of an instance depends on that instance alone: not with a loss of the routers."""
+        return not self.router_aux_loss_coef
+
+    @property
+    def mixing(self) -> str:  # type: ignore[override]
+        """Why the losses are not separable, in the words of an error."""
+        return f"adds {self.router_aux_loss_coef} times a loss of the routers over the batch ({_WITHOUT_ROUTERS})"
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Losses of the instances, shape ``(N,)``, with the routers' loss in each if there is one."""
+        if not self.router_aux_loss_coef:
+            return super().__call__(model, batch)
+        outputs = self.outputs(model, batch)
+        router_loss = outputs.get("aux_loss") if isinstance(outputs, Mapping) else getattr(outputs, "aux_loss", None)
+        if not isinstance(router_loss, Tensor):
+            raise ValueError(
+                f"CausalLM(router_aux_loss_coef={self.router_aux_loss_coef}): the model returned {describe(outputs)} "
+                f"without a tensor 'aux_loss': {_WITHOUT_ROUTERS}"
+            )
+        losses = self.losses(self._at_targets(tensor_of(outputs, "logits", "CausalLM"), batch), batch)
+        return losses + self.router_aux_loss_coef * router_loss.to(losses)
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        """Logits (N, T, V) at the positions that predict the targets.
+
+        Raises:
+            ValueError: There is a loss of the routers, which cannot be computed from logits.
+        """
+        if self.router_aux_loss_coef:
+            raise ValueError(
+                f"CausalLM(router_aux_loss_coef={self.router_aux_loss_coef}) adds a loss of the routers, which "
+                f"whatever works on the logits alone, as regularisers do, would leave out: {_WITHOUT_ROUTERS}"
+            )
+        return self._at_targets(super().forward(model, batch), batch)
+
+    def _at_targets(self, logits: Tensor, batch: Any) -> Tensor:
+        """The logits that predict the targets."""
+        if not self.virtual_tokens:
+            return logits
+        expected = self.targets(batch).shape[1] + self.virtual_tokens
+        if logits.dim() != 3 or logits.shape[1] != expected:
+            raise ValueError(
+                f"CausalLM: logits have shape {tuple(logits.shape)}, but must have (N, {expected}, V) with "
+                f"virtual_tokens={self.virtual_tokens} and {expected - self.virtual_tokens} labels per sequence; set "
+                "virtual_tokens to the number of tokens that the model puts in front, 0 if there are none"
+            )
+        return logits[:, self.virtual_tokens - 1 : -1]
+
     def inputs(self, model: nn.Module, batch: Any) -> Any:
         """The batch without its labels, and without a cache for generation."""
-        return without_cache(model, super().inputs(model, batch))
+        inputs = without_cache(model, super().inputs(model, batch))
+        if self.router_aux_loss_coef and isinstance(inputs, Mapping):
+            return {**inputs, "output_router_logits": True}
+        return inputs
 
     def targets(self, batch: Any) -> Tensor:
-        """Labels moved by one position, so that they stand where they are predicted; nothing follows the last."""
+        """Labels, each at the position of the logits that predict it."""
+        labels = super().targets(batch)
+        if self.virtual_tokens:
+            return labels
         # Moving the labels and not the logits saves a copy of the logits.
-        return F.pad(super().targets(batch), (0, 1), value=self.ignore_index)[:, 1:]
+        return F.pad(labels, (0, 1), value=self.ignore_index)[:, 1:]
+
+    def _misfit(self, logits: Tensor, labels: Tensor) -> str:
+        extra = logits.shape[1] - labels.shape[1] if logits.dim() == 3 else 0
+        if extra <= 0 or self.virtual_tokens:
+            return super()._misfit(logits, labels)
+        return (
+            f"the model returns {extra} logits per sequence more than there are labels; if it puts {extra} virtual "
+            f"tokens in front (PEFT's prompt tuning), use CausalLM(virtual_tokens={extra}), which also counts the "
+            "first label as a target; otherwise return one logit per label from CausalLM(predict=...)"
+        )

@@ -27,10 +27,11 @@ class Supervised(Objective):
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
         """Logits of the model for the batch."""
-        name = type(self).__name__
-        if self.predict is not None:
-            return tensor_of(self.predict(model, batch), "logits", name)
-        return tensor_of(call(model, self.inputs(model, batch)), "logits", name)
+        return tensor_of(self.outputs(model, batch), "logits", type(self).__name__)
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        """What the model, or ``predict``, returns."""
+        return call(model, self.inputs(model, batch)) if self.predict is None else self.predict(model, batch)
 
     def inputs(self, model: nn.Module, batch: Any) -> Any:
         """What the model is called with: the batch without its labels."""

@@ -115,10 +115,14 @@ class Tokens(Supervised):
         if logits.dim() != 3 or logits.shape[:2] != labels.shape:
             raise ValueError(
                 f"{name}: logits have shape {tuple(logits.shape)}, labels {tuple(labels.shape)}, but must have "
-                f"(N, T, V) and (N, T); if the model changes the length, undo it in {name}(predict=...)"
+                f"(N, T, V) and (N, T); {self._misfit(logits, labels)}"
             )
         check_range(labels, logits.shape[2], name, self.ignore_index)
         self._check_targets([labels])
+
+    def _misfit(self, logits: Tensor, labels: Tensor) -> str:
+        """What to do about logits of another length than the labels."""
+        return f"if the model changes the length, undo it in {type(self).__name__}(predict=...)"
 
     def check_parts(self, batches: Sequence[Any]) -> None:
         """Refuses a step without any target token; single parts may be without (their losses are zero)."""
