@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peer_optimizers import OTHERS, Batch, Contestant, fetch, losses, ours, pytorch_optimizer, version
+from peer_optimizers import OTHERS, Batch, Contestant, fetch, losses, ours, pytorch_optimizer, version, watchers
+from peer_optimizers import mixed as autocast_of
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from deltasam import precision
 from deltasam.methods.catalogue import METHODS
 
 YES, NO = "yes", "**no**"
+RISE = 0.02  # of the loss, in the check under autocast: so small as SAM's are in fine-tuning
 
 
 class Net(nn.Module):
@@ -229,6 +232,88 @@ def rounded(c: Contestant) -> str:
     return YES if abs(float(norm) - 1) < 0.05 and count > 0.5 else f"{NO} ({arrived})"
 
 
+class Block(nn.Module):
+    """A layer of a transformer, normalised first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        n, t, width = h.shape
+        q, k, v = self.qkv(self.norms[0](h)).view(n, t, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-2, -1) * (width // 4) ** -0.5).softmax(-1)
+        h = h + self.out((scores @ v).transpose(1, 2).reshape(n, t, width))
+        return h + self.mlp(self.norms[1](h))
+
+
+class Transformer(nn.Module):
+    """Float32 weights, of the size that language models start from, as a file in another dtype has them."""
+
+    def __init__(self, stored: torch.dtype, width: int = 128) -> None:
+        super().__init__()
+        self.mixed = False
+        self.embeddings = nn.Embedding(500, width)
+        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 3)
+        with torch.no_grad():
+            for p in self.parameters():
+                if p.ndim > 1:
+                    nn.init.normal_(p, std=0.02)
+                p.copy_(p.to(stored))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embeddings(ids))).mean(1))
+
+
+def observed(c: Contestant, stored: torch.dtype, rho: float, *, mixed: bool = False) -> tuple[float, Tensor]:
+    """One step: how far the loss of its last forward lies above that at w, and the gradient of its update."""
+    torch.manual_seed(0)
+    model = Transformer(stored).train()
+    batch = torch.randint(500, (4, 6)), torch.randint(3, (4,))
+    step, _ = c.build(model, {"rho": rho}, 0.0)
+    model.mixed = mixed
+    with torch.no_grad(), autocast_of(model):
+        at_w = float(losses(model, batch).mean())
+    seen: list[float] = []
+    before: list[Tensor] = []  # every optimizer's step: a wrapper's own, then that of the optimizer inside of it
+    after: list[Tensor] = []
+
+    def note(kept: list[Tensor]) -> None:
+        given = [p.grad.detach().flatten() for p in model.parameters() if p.grad is not None]
+        kept.extend([torch.cat(given)] if given else [])
+
+    handles = [register_optimizer_step_pre_hook(lambda *_: note(before))]
+    handles.append(register_optimizer_step_post_hook(lambda *_: note(after)))
+    watchers.append(lambda loss: seen.append(float(loss)))
+    try:
+        step(batch)
+    finally:
+        watchers.clear()
+        for handle in handles:
+            handle.remove()
+    return seen[-1] - at_w, (after if len(before) == 1 and after else before)[-1]
+
+
+def arrives(c: Contestant) -> str:
+    """Whether a step under autocast is the float32 one: the loss's rise to 10%, the gradient to a cosine of 0.99."""
+    if not c.ascends or not c.has_rho:
+        return "-"
+    wrong = []
+    for name, stored in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        still = observed(c, stored, 1e-9)[0]  # not 0 where the last pass sees a part of the batch
+        rho = RISE * 1e-3 / abs(observed(c, stored, 1e-3)[0] - still)
+        meant, wanted = observed(c, stored, rho)
+        rise, gradient = observed(c, stored, rho, mixed=True)
+        share = (rise - still) / (meant - still)
+        cosine = float(torch.nn.functional.cosine_similarity(gradient, wanted, dim=0))
+        if not (abs(share - 1) < 0.1 and cosine > 0.99):
+            wrong.append(f"{name} file: {share:.2f} of the rise, cosine {cosine:.2f}")
+    return f"{NO} ({'; '.join(wrong)})" if wrong else YES
+
+
 CHECKS: dict[str, Callable[[Contestant], str]] = {
     "weights unchanged after 20 steps at lr = 0, float32": lambda c: drift(c, torch.float32),
     "the same, bfloat16 weights": lambda c: drift(c, torch.bfloat16),
@@ -238,6 +323,7 @@ CHECKS: dict[str, Callable[[Contestant], str]] = {
     "the checkpoint holds the moments of the base optimizer": moments,
     "a resumed run is the uninterrupted one, bit for bit": resumed,
     "bfloat16 weights: the perturbation arrives, or the user is told that rounding takes it": rounded,
+    "bfloat16 autocast, float32 weights from a bf16 or fp16 file: the perturbation arrives": arrives,
     "rho = 0 is plain training, bit for bit, with dropout": zero_radius,
     "the weights stay at their addresses": addresses,
 }
