@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if update in options.updates:
             for row in measure(model, held, options.radii, precisions):
                 record["points"].append({"updates": update, **row})
-                print("| {updates} | {rho} | {precision} | {rise:.4f} | {share:.2f} | {cosine:.4f} | {turn:.3f} |".format(
-                    updates=update, **row), flush=True)  # fmt: skip
+                numbers = f"{row['rise']:.4f} | {row['share']:.2f} | {row['cosine']:.4f} | {row['turn']:.3f}"
+                print(f"| {update} | {row['rho']} | {row['precision']} | {numbers} |", flush=True)
         with computed_in(precisions[0] if device == "cuda" else "fp32", device):
             ERM().backward(model, trained[update % len(trained)], losses)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -34,14 +34,23 @@ def fetch(folder: Path) -> None:
     sys.path.append(str(folder))
 
 
-#: Called with the mean loss of every forward pass, in order, while a check watches.
-watchers: list[Callable[[Tensor], None]] = []
+@dataclass
+class Seen:
+    """The last forward pass's mean loss, and the gradient that the last backward left."""
+
+    loss: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def note(self, model: nn.Module) -> None:
+        self.gradient = torch.cat([p.grad.detach().flatten() for p in model.parameters() if p.grad is not None])
+
+
+seen = Seen()
 
 
 def losses(model: nn.Module, batch: Batch) -> Tensor:
     found = cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
-    for watch in watchers:
-        watch(found.detach().mean())
+    seen.loss = found.detach().mean()
     return found
 
 
@@ -76,6 +85,7 @@ def ours(name: str, kind: type[Method]) -> Contestant:
         def step(batch: Batch) -> None:
             with mixed(model):
                 method.backward(model, batch, losses)
+            seen.note(model)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -105,6 +115,7 @@ def by_closure(
             if backward:
                 optimizer.zero_grad()
                 loss.backward()
+                seen.note(model)
             return answer(loss)
 
         def step(batch: Batch) -> None:
