@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -33,8 +34,29 @@ def fetch(folder: Path) -> None:
     sys.path.append(str(folder))
 
 
+@dataclass
+class Seen:
+    """The last forward pass's mean loss, and the gradient that the last backward left."""
+
+    loss: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def note(self, model: nn.Module) -> None:
+        self.gradient = torch.cat([p.grad.detach().flatten() for p in model.parameters() if p.grad is not None])
+
+
+seen = Seen()
+
+
 def losses(model: nn.Module, batch: Batch) -> Tensor:
-    return cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
+    found = cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
+    seen.loss = found.detach().mean()
+    return found
+
+
+def mixed(model: nn.Module) -> AbstractContextManager[Any]:
+    """bfloat16 autocast for models that have ``mixed = True``."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=getattr(model, "mixed", False))
 
 
 def adamw(model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -61,7 +83,9 @@ def ours(name: str, kind: type[Method]) -> Contestant:
         optimizer = adamw(model, lr)
 
         def step(batch: Batch) -> None:
-            method.backward(model, batch, losses)
+            with mixed(model):
+                method.backward(model, batch, losses)
+            seen.note(model)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -86,11 +110,12 @@ def by_closure(
         held: dict[str, Any] = {}
 
         def closure(backward: bool = True) -> Any:
-            with torch.enable_grad():
+            with torch.enable_grad(), mixed(model):  # the forward alone: around more, torch's cache of casts is stale
                 loss = losses(model, held["batch"]).mean()
             if backward:
                 optimizer.zero_grad()
                 loss.backward()
+                seen.note(model)
             return answer(loss)
 
         def step(batch: Batch) -> None:

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peer_optimizers import OTHERS, Batch, Contestant, fetch, losses, ours, pytorch_optimizer, version
+from peer_optimizers import OTHERS, Batch, Contestant, fetch, losses, ours, pytorch_optimizer, seen, version
+from peer_optimizers import mixed as autocast_of
 from torch import Tensor, nn
 
 from deltasam import precision
 from deltasam.methods.catalogue import METHODS
 
 YES, NO = "yes", "**no**"
+RISE = 0.03  # of the loss, in the check under autocast: as small as SAM's are in fine-tuning
+WHOLE_BATCH = {"ESAM": {"gamma": 1.0}}  # it would leave out instances by their rise, which rounding changes
 
 
 class Net(nn.Module):
@@ -229,6 +232,73 @@ def rounded(c: Contestant) -> str:
     return YES if abs(float(norm) - 1) < 0.05 and count > 0.5 else f"{NO} ({arrived})"
 
 
+class Block(nn.Module):
+    """A layer of a transformer, normalised first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        n, t, width = h.shape
+        q, k, v = self.qkv(self.norms[0](h)).view(n, t, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-2, -1) * (width // 4) ** -0.5).softmax(-1)
+        h = h + self.out((scores @ v).transpose(1, 2).reshape(n, t, width))
+        return h + self.mlp(self.norms[1](h))
+
+
+class Transformer(nn.Module):
+    """Float32 weights, of the size that language models start from, as a file in another dtype has them."""
+
+    def __init__(self, stored: torch.dtype, width: int = 128) -> None:
+        super().__init__()
+        self.mixed = False
+        self.embeddings = nn.Embedding(500, width)
+        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 3)
+        with torch.no_grad():
+            for p in self.parameters():
+                if p.ndim > 1:
+                    nn.init.normal_(p, std=0.02)
+                p.copy_(p.to(stored))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.norm(self.blocks(self.embeddings(ids))).mean(1)
+        with torch.autocast("cpu", enabled=False):  # logits of bfloat16 would be noise beside so small a rise
+            return self.head(h.float())
+
+
+def observed(c: Contestant, stored: torch.dtype, rho: float, *, mixed: bool = False) -> tuple[float, Tensor]:
+    """One step: how far the loss of its last forward lies above that at w, and the gradient of its last backward."""
+    torch.manual_seed(0)
+    model = Transformer(stored).train()
+    batch = torch.randint(500, (8, 4)), torch.randint(3, (8,))
+    step, _ = c.build(model, {"rho": rho, **WHOLE_BATCH.get(c.name, {})}, 0.0)
+    model.mixed = mixed
+    with torch.no_grad(), autocast_of(model):
+        at_w = float(losses(model, batch).mean())
+    step(batch)
+    return float(seen.loss) - at_w, seen.gradient
+
+
+def arrives(c: Contestant) -> str:
+    """Whether a step under autocast is the float32 one: the loss's rise to 10%, the gradient to a cosine of 0.99."""
+    if not c.ascends or not c.has_rho:
+        return "-"
+    wrong = []
+    for name, stored in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        rho = RISE * 1e-3 / abs(observed(c, stored, 1e-3)[0])
+        meant, wanted = observed(c, stored, rho)
+        rise, gradient = observed(c, stored, rho, mixed=True)
+        share = rise / meant
+        cosine = float(torch.nn.functional.cosine_similarity(gradient, wanted, dim=0))
+        if not (abs(share - 1) < 0.1 and cosine > 0.99):
+            wrong.append(f"{name} file: {share:.2f} of the rise, cosine {cosine:.2f}")
+    return f"{NO} ({'; '.join(wrong)})" if wrong else YES
+
+
 CHECKS: dict[str, Callable[[Contestant], str]] = {
     "weights unchanged after 20 steps at lr = 0, float32": lambda c: drift(c, torch.float32),
     "the same, bfloat16 weights": lambda c: drift(c, torch.bfloat16),
@@ -238,6 +308,7 @@ CHECKS: dict[str, Callable[[Contestant], str]] = {
     "the checkpoint holds the moments of the base optimizer": moments,
     "a resumed run is the uninterrupted one, bit for bit": resumed,
     "bfloat16 weights: the perturbation arrives, or the user is told that rounding takes it": rounded,
+    "bfloat16 autocast, float32 weights from a bf16 or fp16 file: the perturbation arrives": arrives,
     "rho = 0 is plain training, bit for bit, with dropout": zero_radius,
     "the weights stay at their addresses": addresses,
 }
@@ -278,7 +349,11 @@ def main() -> None:
     mine = {text: all_of_ours(check) for text, check in CHECKS.items()}
     named = ("pytorch_optimizer", "sam-pytorch", "zij", "atorch", "heavyball", "torchzero")
     words = {name: version(name) for name in named}
-    print(HEAD.format(torch=torch.__version__.split("+")[0], methods=len(METHODS), version=words["pytorch_optimizer"]))
+    print(
+        HEAD.format(
+            torch=torch.__version__.split("+")[0], methods=len(METHODS), version=words["pytorch_optimizer"], rise=RISE
+        )
+    )
     table(first, mine)
     others: list[Contestant] = []
     for make in OTHERS:
@@ -300,7 +375,8 @@ says, with AdamW (BSAM is an optimizer of its own), on a small model with dropou
 weight. A dash means that the check does not apply: a method without a radius, or one whose first backward trains.
 BSAM discards the gradient that is infinite here. The row about bfloat16 uses 1.1 million weights of standard deviation
 0.02: deltasam's methods lose as much in rounding as the others, and say so, but for PerInstanceSAM, which never writes
-to the weights.
+to the weights. The row about autocast compares a step with the same one in float32, at the radius that raises the loss
+by {rise} there: the rise must agree to 10%, the gradient to a cosine of 0.99.
 """
 
 MORE = """

@@ -1,0 +1,112 @@
+"""Two versions of the package on the same runs, paired by seed: what a change of the perturbation's rounding did.
+
+    deltasam sweep configs/sweeps/evidence/rounding-0.01.yaml --output results/rounding/before   # the older version
+    deltasam sweep configs/sweeps/evidence/rounding-0.01.yaml --output results/rounding/after    # the newer one
+    python benchmarks/rounding.py results/rounding/before results/rounding/after
+
+rounding-0.02.yaml likewise. Any two folders will do: ``results/glue results/rounding/before`` shows how far the same
+settings repeat. Differences are in points, second folder minus first, with 95% bootstrap intervals and exact paired
+permutation tests; Holm's correction is over the rows of a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from deltasam.report import Run, holm, method_name, method_order, pooled_test, read_runs, summarize
+
+Key = tuple[str, str, str]  # precision, method, task
+Cell = dict[int, Run]  # by seed
+
+MEASURES: dict[str, Callable[[Run], float]] = {
+    "score": lambda run: 100 * run.metrics[run.primary],
+    "loss": lambda run: 100 * run.metrics["loss"],
+}
+
+
+def cells(folder: Path) -> dict[Key, Cell]:
+    """The finished runs by precision, method and task, without those that choose settings on training data."""
+    found: dict[Key, Cell] = {}
+    for run in read_runs(folder).finished:
+        precision = json.loads((run.path / "result.json").read_bytes())["config"]["precision"]
+        if run.split == "validation":
+            found.setdefault((precision, run.method, run.task), {})[run.seed] = run
+    return found
+
+
+def paired(first: Cell, second: Cell, measure: Callable[[Run], float]) -> tuple[list[float], list[float]]:
+    seeds = [seed for seed in sorted(first.keys() & second.keys()) if first[seed].settings == second[seed].settings]
+    return [measure(first[seed]) for seed in seeds], [measure(second[seed]) for seed in seeds]
+
+
+def row(names: Sequence[str], pairs: dict[str, tuple[list[float], list[float]]]) -> tuple[list[str], float]:
+    """The cells of a line, and p; several tasks count alike."""
+    test = pooled_test({task: (b, a) for task, (a, b) in pairs.items()})
+    before, after = ([sum(one[side]) / len(one[side]) for one in pairs.values()] for side in (0, 1))
+    differences = [b - a for first, second in pairs.values() for a, b in zip(first, second, strict=True)]
+    same = sum(difference == 0 for difference in differences)
+    spread = summarize(differences)
+    means = [f"{sum(side) / len(side):.2f}" for side in (before, after)]
+    interval = f"{test.difference:+.2f} [{spread.low:+.2f}, {spread.high:+.2f}]"
+    largest = f"{max(map(abs, differences)):.2f}"
+    return [*names, str(test.pairs), *means, interval, largest, str(same)], test.p
+
+
+def table(first: dict[Key, Cell], second: dict[Key, Cell], measure: Callable[[Run], float]) -> str:
+    lines: list[tuple[list[str], float]] = []
+    keys = sorted(first.keys() & second.keys(), key=lambda key: (key[0], method_order(key[1]), key[2]))
+    for precision, method in dict.fromkeys(key[:2] for key in keys):
+        pairs = {
+            key[2]: both for key in keys if key[:2] == (precision, method)
+            if (both := paired(first[key], second[key], measure))[0]
+        }  # fmt: skip
+        lines += [row([precision, method_name(method), task], {task: both}) for task, both in pairs.items()]
+        if len(pairs) > 1:
+            lines.append(row([precision, method_name(method), "all"], pairs))
+    adjusted = holm([p for _, p in lines])
+    text = "| precision | method | task | pairs | first | second | difference | largest | the same | p | p, Holm |\n"
+    text += "|---|---|---|---|---|---|---|---|---|---|---|\n"
+    for (words, p), corrected in zip(lines, adjusted, strict=True):
+        text += f"| {' | '.join(words)} | {p:.3f} | {corrected:.3f} |\n"
+    return text
+
+
+def effects(cells: dict[Key, Cell], base: str = "ERM") -> str:
+    """The claim itself: each method against plain training (in TF32), by the runs of one folder."""
+    text = "| precision | method | pairs | difference to ERM | p |\n|---|---|---|---|---|\n"
+    for precision, method in sorted({key[:2] for key in cells if key[1] != base}):
+        pairs = {
+            key[2]: paired_with(cells[key], cells["tf32", base, key[2]])
+            for key in sorted(cells) if key[:2] == (precision, method) and ("tf32", base, key[2]) in cells
+        }  # fmt: skip
+        pairs = {task: both for task, both in pairs.items() if both[0]}
+        if pairs:
+            test = pooled_test(pairs)
+            spread = summarize([a - b for one, two in pairs.values() for a, b in zip(one, two, strict=True)])
+            interval = f"{test.difference:+.2f} [{spread.low:+.2f}, {spread.high:+.2f}]"
+            text += f"| {precision} | {method_name(method)} | {test.pairs} | {interval} | {test.p:.3f} |\n"
+    return text
+
+
+def paired_with(method: Cell, base: Cell) -> tuple[list[float], list[float]]:
+    seeds, measure = sorted(method.keys() & base.keys()), MEASURES["score"]
+    return [measure(method[seed]) for seed in seeds], [measure(base[seed]) for seed in seeds]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", type=Path, help="folder with the runs of the older version")
+    parser.add_argument("second", type=Path, help="folder with those of the newer one")
+    options = parser.parse_args(argv)
+    first, second = cells(options.first), cells(options.second)
+    for name, measure in MEASURES.items():
+        print(f"### {name}, in hundredths\n\n{table(first, second, measure)}")
+    for folder, found in ((options.first, first), (options.second, second)):
+        print(f"### methods against ERM, {folder.name}\n\n{effects(found)}")
+
+
+if __name__ == "__main__":
+    main()
