@@ -46,8 +46,8 @@ class Buffers:
 
     A large buffer is copied until an extra pass was seen to leave it alone, and again when its version has changed
     between steps. If a pass changes it later, for the first time, its starting value is lost for that step: a warning
-    names the buffer, and from then on it is copied in every step. Buffers that are None count too: a pass may fill
-    them.
+    names the buffer, and from then on it is copied in every step. (Writes through ``.data`` leave the version alone;
+    they are found by value, in the first step only.) Buffers that are None count too: a pass may fill them.
 
     Args:
         model: The model.
@@ -102,6 +102,8 @@ class Buffers:
         finally:
             deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them lent or none
         for k, version in zip(pending, versions, strict=True):
+            if found[k] is self._own[k]:  # the pass has started the step over, and says nothing
+                continue
             self._learn(k, lent[k], written=found[k] is not lent[k] or _version(lent[k]) != version)
         self._notice("what an extra pass made of it stays")
 
@@ -122,10 +124,12 @@ class Buffers:
         """Copies constant buffers that have been written to, from here on, and warns."""
         for key in [key for key in self._constant if _version(self._large[key][0]) != self._large[key][1]]:
             buffer, _ = self._large[key]
-            _SEEN[buffer] = _Seen(changes=True)
             self._constant.remove(key)
             now = buffer.detach().clone()
             self._start = [now if start is buffer else start for start in self._start]
+            if _SEEN[buffer].changes:  # by a pass inside of this one, which has warned
+                continue
+            _SEEN[buffer].changes = True
             name = next((name for name, b in self._model.named_buffers() if b is buffer), "of a module")
             warnings.warn(
                 f"a pass changed the buffer {name!r} ({_size(buffer) / 2**20:.1f} MiB), which no pass had changed "
@@ -138,7 +142,8 @@ class Buffers:
         """Puts the starting values back for good, into the tensors that held them."""
         self._notice("it keeps the new value")
         for own, start in zip(self._own, self._start, strict=True):
-            if start is not own:
+            # A large buffer is not written to without need: that would make it look like one that changes.
+            if start is not own and not (id(own) in self._large and _are_equal(own, start)):
                 own.copy_(start)
         deque(self._putting(self._own), maxlen=0)
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,6 +78,7 @@ class _NumpyWatch:
             vars(self._module).update(self._own)
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == self._thread:
                 self.drew = True
@@ -96,6 +98,8 @@ class _NumpyWatch:
 def _functions(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     """The functions of ``numpy.random`` that draw from the global stream, or seed it."""
     for name, value in vars(module).items():
+        if hasattr(value, "__wrapped__"):  # put there by the watch of another thread
+            continue
         is_method = callable(value) and getattr(value, "__self__", None) is module.mtrand._rand
         if (is_method and name not in ("get_state", "set_state")) or name in ("seed", "ranf", "sample"):
             yield name, value
