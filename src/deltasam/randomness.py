@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from operator import setitem
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+
+from deltasam.buffers import Buffers
+from deltasam.host_streams import STREAMS, Use, are_equal, use_of
 
 Randomness = Literal["shared", "independent"]
 
@@ -131,16 +132,15 @@ class RandomState:
         """Whether nothing was drawn between the two from the streams that are no device's."""
         if self.python != other.python or not torch.equal(self.cpu, other.cpu):
             return False
-        if self.numpy is None or other.numpy is None:  # loaded meanwhile: there was no stream to draw from before
-            return True
-        (kind, words, *rest), (other_kind, other_words, *other_rest) = self.numpy, other.numpy
-        return bool(kind == other_kind and rest == other_rest and (words == other_words).all())
+        # If NumPy was loaded meanwhile, there was no stream to draw from before.
+        return self.numpy is None or other.numpy is None or are_equal(self.numpy, other.numpy)
 
-    def restore(self) -> None:
-        """Puts the streams back to this state."""
-        random.setstate(self.python)
+    def restore(self, host: Set[str] = STREAMS) -> None:
+        """Puts the streams back to this state; of Python's and NumPy's only those in ``host``."""
+        if "python" in host:
+            random.setstate(self.python)
         numpy = sys.modules.get("numpy")
-        if numpy and self.numpy is not None:
+        if numpy and self.numpy is not None and "numpy" in host:
             numpy.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
         for device, state in self.devices:
@@ -148,8 +148,13 @@ class RandomState:
         for generator, state in self.generators:
             generator.set_state(state)
 
-    def fork(self, number: int) -> None:
-        """Sets the streams to a place of their own that depends on this state and ``number``, consuming nothing."""
+    def fork(self, number: int, host: Set[str] = STREAMS) -> None:
+        """Sets the streams to a place that depends on this state and ``number``, consuming nothing.
+
+        Args:
+            number: Which of several such places.
+            host: Which of Python's and NumPy's streams to set.
+        """
         source = torch.Generator()
         source.set_state(self.cpu)
         words = [int(torch.randint(2**62, (), generator=source, device="cpu"))]
@@ -157,9 +162,10 @@ class RandomState:
         others = (*self.devices, *self.generators)
         words += [int(word) for _, state in others for word in state.view(torch.int64).tolist()]
         seed = hash((number, *words)) & (2**63 - 1)
-        random.seed(seed)
+        if "python" in host:
+            random.seed(seed)
         numpy = sys.modules.get("numpy")
-        if numpy:
+        if numpy and "numpy" in host:
             numpy.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
         for device, _ in self.devices:
@@ -202,64 +208,18 @@ def generators_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) 
     return tuple(dict.fromkeys(vars(modules[k])[name] for k, name in places))
 
 
-class Buffers:
-    """The values of a model's buffers at the start of a step (BatchNorm's statistics, spectral norm's vectors).
-
-    Buffers that are None count too: a pass may fill them.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        slots = [(module._buffers, name) for module in modules for name in module._buffers]
-        self._owners, self._names = [own for own, _ in slots], [name for _, name in slots]
-        self._own = self._held()
-        self._start = self._copies(self._own)
-
-    def _held(self) -> list[Any]:
-        return [own[name] for own, name in zip(self._owners, self._names, strict=True)]
-
-    def _putting(self, values: list[Any]) -> Iterator[None]:
-        """Puts the values in as it is used up."""
-        return map(setitem, self._owners, self._names, values)
-
-    @staticmethod
-    def _copies(buffers: list[Any]) -> list[Any]:
-        copies = {id(b): None if b is None else b.detach().clone() for b in buffers}  # shared buffers stay shared
-        return [copies[id(buffer)] for buffer in buffers]
-
-    def following(self) -> Buffers:
-        """Buffers that start with the values of now."""
-        other = copy(self)
-        other._start = self._copies(self._held())
-        return other
-
-    @contextmanager
-    def rewound(self) -> Iterator[None]:
-        """Lends the modules copies of the starting values: an extra pass may change those as it likes."""
-        back = self._putting(self._held())
-        lent = self._putting(self._copies(self._start))
-        try:
-            deque(lent, maxlen=0)
-            yield
-        finally:
-            deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them lent or none
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Puts the starting values back for good, into the tensors that held them."""
-        for own, start in zip(self._own, self._start, strict=True):
-            if own is not None:
-                own.copy_(start)
-        deque(self._putting(self._own), maxlen=0)
-
-
 class Replay:
     """Remembers where a step starts, so that its extra passes can start there too.
 
-    The pass at w needs no help: it is what plain training does. Every other pass runs inside :meth:`extra`, which
+    The pass at w runs inside :meth:`at_w`, which changes nothing. Every other pass runs inside :meth:`extra`, which
     rewinds the random streams and the buffers and puts both back afterwards, also after an exception. With
     ``randomness="independent"`` extra passes draw from streams of their own instead (still consuming nothing).
 
-    Cost: a copy of the buffers (small) and of the generators' states (5 kB) per pass; no device synchronisation.
+    Python's and NumPy's global streams are rewound only if the model draws from them or no other thread is alive, see
+    :mod:`deltasam.host_streams`.
+
+    Cost: a copy of the buffers that change and of the generators' states (5 kB) per pass; no device synchronisation,
+    except once per model if it has large buffers.
 
     Args:
         model: The model.
@@ -285,7 +245,8 @@ class Replay:
         self._start = None if _recording else self._now()
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
-        self._buffers = Buffers(modules)
+        self._use: Use = use_of(model, modules)
+        self._buffers = Buffers(model, modules)
         self._extras = 0
 
     def _now(self) -> RandomState:
@@ -295,7 +256,7 @@ class Replay:
         """Back to where the step started, for good: the random streams and the buffers."""
         if self._start is None:
             raise RuntimeError("a step that is recorded cannot be started over")
-        self._start.restore()
+        self._start.restore(self._use.streams())
         self._buffers.restore()
 
     def following(self) -> Replay:
@@ -310,6 +271,10 @@ class Replay:
         other._extras, other._end = 0, None
         return other
 
+    def at_w(self) -> AbstractContextManager[None]:
+        """The pass at w: shows which streams the model draws from."""
+        return nullcontext() if self._start is None else self._use.watched()
+
     @contextmanager
     def extra(self) -> Iterator[None]:
         """One pass that leaves no trace in the random streams and the buffers."""
@@ -320,19 +285,19 @@ class Replay:
             return
         if _observer is not None:
             _observer.extra_pass(self._randomness)
-        current = self._now()
+        current, host = self._now(), self._use.streams()
         self._extras += 1
         try:
             if self._randomness == "shared":
-                self._start.restore()
+                self._start.restore(host)
             else:
-                self._start.fork(self._extras)
-            with self._buffers.rewound():
+                self._start.fork(self._extras, host)
+            with self._use.watched(), self._buffers.rewound():
                 yield
                 if self._watch and self._end is None:
                     self._end = self._now(), self._buffers.following()
         finally:
-            current.restore()
+            current.restore(host | self._use.found())
 
 
 def accelerators(values: Iterable[Tensor]) -> tuple[torch.device, ...]:

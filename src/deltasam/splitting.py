@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.batches import MicroBatches, are_texts, batch_size, take, tensors
+from deltasam.buffers import Buffers
 from deltasam.checks import check_number
 from deltasam.gradients import set_aside
+from deltasam.host_streams import use_of
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
 from deltasam.objectives import Objective
@@ -112,7 +114,7 @@ class Splitting:
         prepare(objective, model)
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]), generators_of(model))
-        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        buffers = Buffers(model)
         given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         parts = self._parts(given) if self.largest is not None else given
         while True:
@@ -121,10 +123,8 @@ class Splitting:
                     return self.method.take(self.method.passes_for(model, parts, objective, scale=scale))
             except torch.OutOfMemoryError as error:
                 why = str(error)  # the error itself holds the frames, and they the graph
-            streams.restore()
-            with torch.no_grad():
-                for buffer, start in buffers:
-                    buffer.copy_(start)
+            streams.restore(use_of(model).streams())
+            buffers.restore()
             _let_go(next(iter(trainable.values())).device)
             self._halve(model, parts, why)
             parts = self._parts(given)

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 import deltasam
+from deltasam.buffers import Buffers
 from deltasam.gradients import set_aside
 from deltasam.instances import record
 from deltasam.methods import SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.objectives.regularisers import perturbed_embeddings
 from deltasam.perturb import _in_place, perturbed
-from deltasam.randomness import Buffers
 
 ROOT = str(deltasam.__path__[0])
 CONTEXTS = str(contextlib.__file__)
 MODES = str(torch.autograd.grad_mode.__file__)
-LENDING = (CONTEXTS, MODES, f"{ROOT}/perturb.py", f"{ROOT}/randomness.py", f"{ROOT}/instances/_")
+LENDING = (CONTEXTS, MODES, f"{ROOT}/perturb.py", f"{ROOT}/buffers.py", f"{ROOT}/randomness.py", f"{ROOT}/instances/_")
 
 
 class Net(nn.Sequential):
@@ -45,7 +45,7 @@ def moved(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def rewound(model: nn.Module) -> AbstractContextManager[Any]:
-    return Buffers(model.modules()).rewound()
+    return Buffers(model).rewound()
 
 
 def instances(model: nn.Module) -> AbstractContextManager[Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.batches import tree_map
+from deltasam.host_streams import use_of
 from deltasam.methods import Method
 from deltasam.passes import ObjectiveLike
 from deltasam.randomness import RandomState, accelerators, generators_of
@@ -116,7 +117,7 @@ def gradient_of(method: Method, model: nn.Module, batch: Any, objective: Objecti
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         return torch.cat([(g.to_dense() if g.is_sparse else g).flatten().to(wide) for g in parts])
     finally:
-        state.restore()
+        state.restore(use_of(model).streams())
         for p, grad in zip(params, aside, strict=True):
             p.grad = grad
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from deltasam.branches import is_recorded
+from deltasam.buffers import Buffers
 from deltasam.checks import check_losses, require_apart
+from deltasam.host_streams import use_of
 from deltasam.instances._errors import UncoveredError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import tell_once
@@ -20,7 +22,7 @@ from deltasam.instances._record import perturbed, record
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
-from deltasam.randomness import Buffers, RandomState, accelerators, generators_of
+from deltasam.randomness import RandomState, accelerators, generators_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +106,8 @@ def _repeated(part: Passes) -> Iterator[Callable[[], Tensor]]:
 
     def run() -> Tensor:
         if start is not None:
-            start.restore()
-        with nullcontext() if once else Buffers(part.inner.modules()).rewound():
+            start.restore(use_of(part.inner).streams())
+        with nullcontext() if once else Buffers(part.inner).rewound():
             losses = part.evaluate()
         check_losses(losses, graph=True)
         return losses

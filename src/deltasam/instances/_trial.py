@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from deltasam.buffers import Buffers
 from deltasam.checks import is_out_of_memory
 from deltasam.float32 import full_float32
 from deltasam.gradients import graph_of
@@ -23,7 +24,6 @@ from deltasam.instances._verify import Checked
 from deltasam.instances._watch import Watch
 from deltasam.perturb import global_norm, step_size
 from deltasam.perturb import perturbed as moved
-from deltasam.randomness import Buffers
 
 Run = Callable[[], Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -44,7 +44,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
     """
     kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
     try:
-        with Buffers(model.modules()).rewound(), eager():
+        with Buffers(model).rewound(), eager():
             yield
     finally:
         with torch.no_grad():

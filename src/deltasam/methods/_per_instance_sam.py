@@ -151,7 +151,7 @@ class PerInstanceSAM(Method):
             return losses
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
-            with counted(part):
+            with part.at_w(), counted(part):
                 found = record(
                     part.inner, run, params, size=size, group=self.group, scale=part.scaled, objective=part.objective
                 )

@@ -43,7 +43,8 @@ class EmbeddingConsistency(Consistency):
     def _clean(self, model: nn.Module, batch: Any) -> tuple[Tensor, list[Site], Perturbed]:
         """The clean outputs, where the embeddings were, and what makes further passes."""
         further = Perturbed(self, model, batch)
-        with perturbed_embeddings(model, batch=batch, embeddings=self.embeddings, side=self.side) as sites:
+        where = perturbed_embeddings(model, batch=batch, embeddings=self.embeddings, side=self.side)
+        with further.clean(), where as sites:
             outputs = self.objective.forward(model, batch)
         return outputs, list(sites), further
 
@@ -58,6 +59,10 @@ class Perturbed:
         self._owner, self._model, self._batch = owner, model, batch
         shared = owner.masks == "shared"
         self._replay = Replay(model, accelerators(model.parameters())) if shared else None
+
+    def clean(self) -> AbstractContextManager[None]:
+        """The clean pass."""
+        return nullcontext() if self._replay is None else self._replay.at_w()
 
     def masks(self) -> AbstractContextManager[None]:
         """The random streams of a further pass."""
