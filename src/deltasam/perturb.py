@@ -331,6 +331,8 @@ def _beside(params: list[nn.Parameter], direction: list[Tensor], step: Tensor) -
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of all tensors, in few kernels where the device has them."""
+    if not tensors:  # the fused kernel took all of them; torch refuses an empty list
+        return []
     made = [torch.empty_like(t) for t in tensors]
     with torch.no_grad():
         torch._foreach_copy_(made, tensors)
