@@ -213,7 +213,7 @@ class Captured:
         place = None if kind == ("step",) else self._places(model)
         try:
             # Not the method's take: a recording is no step to be counted, and errors end it as an obstacle.
-            entry = RecordedStep(lambda x: run(x, self.method._step), model, inputs, needs, self._pool, place)
+            entry = RecordedStep(lambda x: run(x, self.method._run), model, inputs, needs, self._pool, place)
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
             self._pool = None  # a recording that broke off keeps its pool for itself

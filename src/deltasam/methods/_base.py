@@ -118,6 +118,8 @@ class Method(ABC):
         >>> step = Downhill(rho=0.01).backward(model, torch.ones(4, 2), objective)
         >>> bool(step.sharpness < 0), step.forwards, step.backwards
         (True, 2, 2)
+        >>> Downhill(rho=0).backward(model, torch.ones(4, 2), objective).forwards  # plain training
+        1
     """
 
     params: Selection = "all"
@@ -190,7 +192,7 @@ class Method(ABC):
         """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
         graph = torch.is_grad_enabled()
         try:
-            return self.noted(self._step(passes))
+            return self.noted(self._run(passes))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(self._advice(error, passes.count.forwards)) from error
@@ -233,12 +235,18 @@ class Method(ABC):
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
         return step
 
+    def _run(self, passes: Passes) -> Step:
+        return plain_step(passes) if self.is_plain() else self._step(passes)
+
     @abstractmethod
     def _step(self, passes: Passes) -> Step:
-        """The method itself, in the verbs of :class:`~deltasam.passes.Passes`."""
+        """The method itself, in the verbs of :class:`~deltasam.passes.Passes`. Not called where :meth:`is_plain`."""
 
     def is_plain(self) -> bool:
-        """Whether this step is plain training: a perturbing method with rho = 0 costs what plain training costs."""
+        """Whether this step is plain training, which the base class then does: here, with ``rho = 0``.
+
+        Override it where something else decides, or where a step with ``rho = 0`` is not plain training.
+        """
         return getattr(self, "rho", None) == 0
 
     def _needs_whole(self) -> bool:
