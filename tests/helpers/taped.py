@@ -1,8 +1,8 @@
 """A CUDA graph played on the CPU: every operation of a step goes onto a tape, and a replay runs the tape.
 
 It keeps what matters about a graph. A replay runs no Python of the step. It reads and writes the memory that was
-recorded. Kernels of ``deltasam.fused`` run in replays only, when their table of addresses has been sent. An operation
-on an empty list of tensors raises, as on a GPU.
+recorded. What a recording writes to memory from before is undone. Kernels of ``deltasam.fused`` run in replays only,
+when their table of addresses has been sent. An operation on an empty list of tensors raises, as on a GPU.
 
 It cannot show what waits for the device, nor parallel branches.
 """
@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from deltasam import perturb, precision
+from deltasam import fused, perturb, precision
 from deltasam.capture import _captured, _graph
 from deltasam.capture._streams import Needs
 from deltasam.instances import _ascent, _operations, _record
@@ -40,6 +40,8 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.launches: list[Callable[[], None]] = []
         self.kernels = 0
+        self._own: set[int] = set()  # storages made while recording
+        self._overwritten: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,16 +49,31 @@ class Tape(TorchDispatchMode):
             raise RuntimeError("Tensor list must have at least one tensor.")
         # Aliases: a parameter that borrows other memory now has its own again when the tape is played.
         recorded = tree_map(_alias, (tuple(args), kwargs))
+        for argument, value in zip(func._schema.arguments, recorded[0], strict=False):
+            if argument.is_write:
+                foreign = [leaf for leaf in tree_flatten(value)[0] if _storage(leaf) not in self._own]
+                self._overwritten += [(leaf, leaf.clone()) for leaf in foreign]
         out = func(*args, **kwargs)
         fresh = all(value.alias_info is None for value in func._schema.returns)
         places = [_alias(leaf) for leaf in tree_flatten(out)[0]] if fresh else []
+        self._own.update(_storage(place) for place in places if isinstance(place, Tensor))
         self.launches.append(lambda: _again(func, recorded, places))
         return out
+
+    def undo(self) -> None:
+        """Puts back what was in memory from before the recording."""
+        for place, value in reversed(self._overwritten):
+            place.copy_(value)
+        self._overwritten.clear()
 
     def replay(self) -> None:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for launch in self.launches:
                 launch()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _alias(leaf: Any) -> Any:
@@ -120,6 +137,8 @@ def _recording(graph: Tape, **_: Any) -> Iterator[None]:
             yield
     finally:
         Tape.current = None
+        with torch.no_grad():
+            graph.undo()
 
 
 def is_recorded(device: torch.device) -> bool:
@@ -137,6 +156,13 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=Kernel()))
     for module in (perturb, precision, _in_place_tables, _ascent, _operations, _record):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
+    take = fused.Tables.take
+
+    def on_the_host(self: fused.Tables, rows: Any) -> Any:
+        with _disable_current_modes():
+            return take(self, rows)
+
+    monkeypatch.setattr(fused.Tables, "take", on_the_host)
     way = perturb._way
 
     def recorded_way(params: list[nn.Parameter]) -> Any:

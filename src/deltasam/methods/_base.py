@@ -129,8 +129,11 @@ class Method(ABC):
 
     #: Forward and backward passes of a step, as the docs list them.
     passes: ClassVar[str] = "1/1"
-    #: Whether a step is the same operations every time (in every phase), so that it can be recorded as a CUDA graph.
+    #: Whether every step (of a phase) is the same operations on the same memory, so that a CUDA graph can replay it.
+    #: A class that does not set it itself is captured unless it keeps something in :attr:`state`, or reads
+    #: :attr:`steps` in a step without a :meth:`phase` that says what follows from it.
     capturable: ClassVar[bool] = True
+    _steps_read: ClassVar[bool] = False  # since Captured set it to False, of an instance
     #: The names in :attr:`state`, besides the two counts. Any name is taken where a class does not say it itself.
     remembers: ClassVar[frozenset[str]] = frozenset()
 
@@ -230,7 +233,7 @@ class Method(ABC):
                 f"{type(self).__name__}._step returned {shown(step)}, not a Step, the record of what happened: end it "
                 "with `return finish(passes, losses)` (from deltasam.methods import finish)"
             )
-        self.state["steps"] = self.steps + 1
+        self.state["steps"] = int(self.state.get("steps", 0)) + 1
         if step.skipped is not None:
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
         return step
@@ -264,6 +267,7 @@ class Method(ABC):
     @property
     def steps(self) -> int:
         """How many steps this method has taken (restored by :meth:`load_state_dict`)."""
+        object.__setattr__(self, "_steps_read", True)
         return int(self.state.get("steps", 0))
 
     @property

@@ -83,6 +83,7 @@ class FreeLB(Method):
     seed: int = 0
     passes = "K/K"
     remembers = frozenset()
+    capturable = True
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
