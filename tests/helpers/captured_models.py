@@ -5,16 +5,19 @@ Needs torch and transformers only; LoRA is peft's where it is installed.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import Method
+from deltasam.capture import Captured, CaptureReport
+from deltasam.methods import ERM, Method
 from deltasam.objectives import CausalLM, Classification, Seq2Seq
 from deltasam.weighting import FiniteDifference, RandomWeights
 from helpers.rows import ROWS, Row
@@ -83,6 +86,17 @@ class Case:
         weighting = getattr(made, "weighting", None)
         return made if weighting is None else made.replace(weighting=_above_rounding(weighting))
 
+    def tolerance(self, row: Row, *, bf16: bool) -> float:
+        """How far two ways of computing a step may be apart, relative to the norm of the gradient.
+
+        In bfloat16 the perturbed weights are rounded, in other ways where that is random. Second differences of losses
+        lose half the digits of float32. What a step without its perturbation would miss is 0.3 and more.
+        """
+        if bf16:
+            return 0.08
+        weighting = getattr(row.method(), "weighting", None)
+        return 2e-3 if isinstance(weighting, (FiniteDifference, RandomWeights)) else 1e-4
+
     def __str__(self) -> str:
         return self.name
 
@@ -145,10 +159,15 @@ def is_adapted(name: str, p: nn.Parameter) -> bool:
     return "base_layer.weight" in name
 
 
-def smol(layers: int = 30, width: int = 576) -> nn.Module:
-    """SmolLM2-135M's shape, random weights; fewer layers and a smaller width to try it out without a GPU."""
-    sizes = {**_SMOL, "num_hidden_layers": layers, "hidden_size": width, "vocab_size": 49152 if width == 576 else 64}
-    return _hf("LlamaForCausalLM", "LlamaConfig", **sizes)()
+@cache
+def _smol(device: torch.device | str, **smaller: int) -> nn.Module:
+    torch.manual_seed(0)
+    return _hf("LlamaForCausalLM", "LlamaConfig", **_SMOL | smaller)().to(device).train()
+
+
+def smol(device: torch.device | str, **smaller: int) -> nn.Module:
+    """SmolLM2-135M's shape with random weights; smaller, to try it out without a GPU."""
+    return copy.deepcopy(_smol(device, **smaller))
 
 
 LLAMA = Case("Llama", _hf("LlamaForCausalLM", "LlamaConfig", **_DECODER), CausalLM())
@@ -171,19 +190,106 @@ CASES = [
     Case("Mistral", _hf("MistralForCausalLM", "MistralConfig", **_DECODER), CausalLM()),
     Case("T5", _hf("T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=32,
                    num_layers=2, num_heads=2, relative_attention_num_buckets=4, pad_token_id=1,
-                   decoder_start_token_id=1, dropout_rate=0.0), Seq2Seq()),
+                   decoder_start_token_id=1, dropout_rate=0.0, initializer_factor=0.1), Seq2Seq()),
     Case("Llama + LoRA (adapters)", lora, CausalLM()),
     Case("Llama + LoRA (base matrices)", lambda: lora(base=True), CausalLM(), is_adapted),
 ]  # fmt: skip
 CAPTURABLE = [row for row in ROWS if row.method().capturable]
 
 
-def gradients(model: nn.Module) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Comparison:
+    """A captured method after one ordinary and two replayed steps, against an ordinary step with the last batch.
+
+    Differences are norms over all parameters, relative to the ordinary gradient.
+    """
+
+    report: CaptureReport
+    difference: float
+    from_plain: float  # of the ordinary gradient from that of plain training: what a wrong step would miss
+    losses: float  # the largest difference of a loss at w
+    intact: bool  # the weights, bit for bit, where they were
+
+    def check(self, tolerance: float) -> None:
+        """Raises an AssertionError unless the step was replayed and is the ordinary one to a tolerance."""
+        assert self.report.obstacles == {}
+        assert (self.report.ordinary, self.report.recorded, self.report.replayed) == (1, 1, 2)
+        assert self.intact
+        assert self.losses < tolerance
+        assert self.difference < tolerance
+        assert self.from_plain == 0 or self.from_plain > 3 * tolerance
+
+
+def compare(case: Case, row: Row, device: torch.device | str = "cpu", *, bf16: bool = False) -> Comparison:
+    model, objective = case.model(device), case.objective
+    before = {name: (p.detach().clone(), p.data_ptr()) for name, p in model.named_parameters()}
+    captured, method = Captured(case.method(row)), case.method(row)
+    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=bf16):
+        for number in range(3):
+            model.zero_grad()
+            batch = case.batch(device, seed=number)
+            step = captured.backward(model, batch, objective)
+        found = _gradients(model)
+        method.load_state_dict({"steps": 2})  # seeds and phases are those of the step
+        model.zero_grad()
+        ordinary = method.backward(model, batch, objective)
+        wanted = _gradients(model)
+        model.zero_grad()
+        ERM().backward(model, batch, objective)
+        plain = _gradients(model)
+        model.zero_grad()
+    return Comparison(
+        report=captured.report,
+        difference=_difference(found, wanted),
+        from_plain=_difference(plain, wanted),
+        losses=float((step.losses - ordinary.losses).abs().max()),
+        intact=all(torch.equal(p, before[n][0]) and p.data_ptr() == before[n][1] for n, p in model.named_parameters()),
+    )
+
+
+def trajectory(method: Method, model: nn.Module, optimizer: Any, batches: list[Any], *, capture: bool) -> Trajectory:
+    """Trains with clipping and an optimizer, captured whole or written out."""
+    captured = Captured(method, optimizer=optimizer, max_grad_norm=1.0)
+    losses, perturbed = [], []
+    for batch in batches:
+        if capture:
+            step = captured.step(model, batch, CausalLM())
+        else:
+            step = method.backward(model, batch, CausalLM())
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert step.perturbed_losses is not None
+        losses.append(step.losses.mean())
+        perturbed.append(step.perturbed_losses.mean())
+    return Trajectory(torch.stack(losses).cpu(), torch.stack(perturbed).cpu(), captured.report)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The mean losses of the steps, at w and perturbed."""
+
+    losses: Tensor
+    perturbed: Tensor
+    report: CaptureReport
+
+    def check(self, ordinary: Trajectory, tolerance: float) -> None:
+        """Raises an AssertionError unless all steps after the first were replayed, and the losses agree and fall."""
+        steps = len(self.losses)
+        assert self.report.obstacles == {}
+        assert (self.report.ordinary, self.report.recorded, self.report.replayed) == (1, 1, steps - 1)
+        torch.testing.assert_close(self.losses, ordinary.losses, rtol=tolerance, atol=0)
+        assert ordinary.losses[-1] < (1 - 3 * tolerance) * ordinary.losses[0]
+        mine, others = (float((each.perturbed - each.losses).mean()) for each in (self, ordinary))
+        assert others > 0.01
+        assert mine == pytest.approx(others, rel=5 * tolerance)
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """The norm of the difference over the norm of what is wanted, all parameters together."""
+def _difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     assert found.keys() == wanted.keys()
     squares = sum(float((found[n] - wanted[n]).double().square().sum()) for n in wanted)
     return float((squares / sum(float(g.double().square().sum()) for g in wanted.values())) ** 0.5)
