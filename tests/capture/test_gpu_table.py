@@ -33,7 +33,9 @@ def test_captured_is_ordinary(row: Row, case: Case, bf16: bool) -> None:
     compare(case, row, "cuda", bf16=bf16).check(case.tolerance(row, bf16=bf16))
 
 
-@pytest.mark.parametrize(("name", "bf16"), [("sam", False), ("sam", True), ("per-instance", False), ("delta-sam", False)])
+@pytest.mark.parametrize(
+    ("name", "bf16"), [("sam", False), ("sam", True), ("per-instance", False), ("delta-sam", False)]
+)
 def test_trajectories_at_the_size_of_smollm2(name: str, bf16: bool) -> None:
     data: list[Any] = [to(batch(8, 32, tokens=True, seed=k % 4), "cuda") for k in range(STEPS)]
     found = []
