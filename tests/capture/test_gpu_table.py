@@ -47,4 +47,4 @@ def test_trajectories_at_the_size_of_smollm2(name: str, bf16: bool) -> None:
             found.append(trajectory(METHODS[name](), model, optimizer, data, capture=capture))
         del model, optimizer
     captured, ordinary = found
-    captured.check(ordinary, 0.02)
+    captured.check(ordinary, 0.05 if bf16 else 0.02)
