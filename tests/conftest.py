@@ -13,22 +13,26 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis  # here: when imported it looks for who refers to what, and does not see what is frozen below
 import pytest
 import torch
 
 from helpers.data import find_shared
 
-# The same examples in every run, and no example fails for being slow: a busy machine stalls any of them for seconds.
-# `make fuzz` makes many more of them.
-hypothesis.settings.register_profile(
-    "repeatable",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("repeatable")
+try:  # here: when imported it looks for who refers to what, and does not see what is frozen below
+    import hypothesis
+except ImportError:  # a machine for the GPU tests only, which need torch, transformers and pytest
+    pass
+else:
+    # The same examples in every run, and no example fails for being slow: a busy machine stalls any of them for
+    # seconds. `make fuzz` makes many more of them.
+    hypothesis.settings.register_profile(
+        "repeatable",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -382,7 +382,7 @@ def _beside(
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of all tensors, in few kernels where the device has them."""
-    if not tensors:  # torch's kernels for several tensors take no empty list
+    if not tensors:  # the fused kernel took all of them; torch refuses an empty list
         return []
     made = [torch.empty_like(t) for t in tensors]
     with torch.no_grad():

@@ -176,6 +176,8 @@ class Captured:
     ) -> tuple[Hashable, ...]:
         if not self.method.capturable:
             raise NotCapturableError(f"{type(self.method).__name__} does not take the same operations in every step")
+        if (why := _may_keep(self.method)) is not None:
+            raise NotCapturableError(why)
         if isinstance(inputs[0], MicroBatches):
             raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
         if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -196,10 +198,12 @@ class Captured:
     def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:
         """The first batch of a shape: an ordinary step, watched."""
         needs = Needs(device)
+        object.__setattr__(self.method, "_steps_read", False)
         with observed(needs):
             step = run(inputs, self.method.take)
         needs.finish()
-        self._seen[key] = needs if needs.obstacle is None else needs.obstacle
+        obstacle = needs.obstacle or _may_keep(self.method) or _may_count(self.method)
+        self._seen[key] = needs if obstacle is None else obstacle
         while len(self._seen) > self._max_graphs:
             self._seen.popitem(last=False)
             self.report.evicted += 1
@@ -213,7 +217,7 @@ class Captured:
         place = None if kind == ("step",) else self._places(model)
         try:
             # Not the method's take: a recording is no step to be counted, and errors end it as an obstacle.
-            entry = RecordedStep(lambda x: run(x, self.method._step), model, inputs, needs, self._pool, place)
+            entry = RecordedStep(lambda x: run(x, self.method._run), model, inputs, needs, self._pool, place)
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
             self._pool = None  # a recording that broke off keeps its pool for itself
@@ -260,6 +264,30 @@ class Captured:
         if obstacle not in self.report.obstacles:
             warnings.warn(f"this step is not captured, but runs as an ordinary one: {obstacle}", stacklevel=4)
         self.report.obstacles[obstacle] = self.report.obstacles.get(obstacle, 0) + 1
+
+
+def _may_keep(method: Method) -> str | None:
+    """The obstacle, if the state of a method may lie in other memory in the next step; its class may deny it."""
+    names = sorted(method.state.keys() - {"steps", "skipped"})
+    if not names or "capturable" in vars(type(method)):
+        return None
+    return (
+        f"{type(method).__name__} keeps {names} in its state, and a replay uses the memory that was recorded. Set "
+        "capturable = True in the class if it changes these tensors in place and takes the same operations in every "
+        "step, else capturable = False"
+    )
+
+
+def _may_count(method: Method) -> str | None:
+    """The obstacle, if the step that was observed may depend on its number; a class with phases says how."""
+    kind = type(method)
+    if not method._steps_read or "capturable" in vars(kind) or kind.phase is not Method.phase:
+        return None
+    return (
+        f"{kind.__name__} reads self.steps, and a replay repeats the step that was recorded. Override phase() to "
+        "return what depends on the number; or set capturable = True in the class if nothing does, else "
+        "capturable = False"
+    )
 
 
 def _is_sharded(model: nn.Module) -> bool:

@@ -74,7 +74,7 @@ class RecordedStep:
                 self._step = run(self._inputs)
                 found = {name: p.grad for name, p in params.items() if p.grad is not None}
                 if place is not None:
-                    torch._foreach_copy_([place[name] for name in found], list(found.values()))
+                    _copy_([place[name] for name in found], list(found.values()))
             self.placed = [] if place is None else list(found)
         except Exception as error:
             torch.cuda.synchronize(needs.device)
@@ -88,12 +88,17 @@ class RecordedStep:
 
     def replay(self, inputs: Any, steps: int) -> Step:
         """Copies the inputs in, replays the graph, and returns what happened, in memory of its own."""
-        torch._foreach_copy_(list(tensors(self._inputs)), list(tensors(inputs)), non_blocking=True)
+        _copy_(list(tensors(self._inputs)), list(tensors(inputs)))
         self._streams.align(steps)
         self._graph.replay()
         values = {f.name: getattr(self._step, f.name) for f in dataclasses.fields(self._step)}
         own: dict[str, Any] = {name: v.clone() if isinstance(v, Tensor) else v for name, v in values.items()}
         return Step(**own)
+
+
+def _copy_(places: list[Tensor], values: list[Tensor]) -> None:
+    if places:  # torch refuses an empty list
+        torch._foreach_copy_(places, values, non_blocking=True)
 
 
 def _obstacle(error: Exception) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm
 
@@ -48,8 +48,6 @@ class ASAM(Method):
         check_number("eta", self.eta, 0)
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         losses, grads = passes.gradient()
         stretched = [
             None if g is None else self._stretch(name, p, g)

@@ -121,6 +121,8 @@ class Method(ABC):
         >>> step = Downhill(rho=0.01).backward(model, torch.ones(4, 2), objective)
         >>> bool(step.sharpness < 0), step.forwards, step.backwards
         (True, 2, 2)
+        >>> Downhill(rho=0).backward(model, torch.ones(4, 2), objective).forwards  # plain training
+        1
     """
 
     params: Selection = "all"
@@ -130,8 +132,11 @@ class Method(ABC):
 
     #: Forward and backward passes of a step, as the docs list them.
     passes: ClassVar[str] = "1/1"
-    #: Whether a step is the same operations every time (in every phase), so that it can be recorded as a CUDA graph.
+    #: Whether every step (of a phase) is the same operations on the same memory, so that a CUDA graph can replay it.
+    #: A class that does not set it itself is captured unless it keeps something in :attr:`state`, or reads
+    #: :attr:`steps` in a step without a :meth:`phase` that says what follows from it.
     capturable: ClassVar[bool] = True
+    _steps_read: ClassVar[bool] = False  # since Captured set it to False, of an instance
     #: The names in :attr:`state`, besides the two counts. Any name is taken where a class does not say it itself.
     remembers: ClassVar[frozenset[str]] = frozenset()
 
@@ -194,7 +199,7 @@ class Method(ABC):
         """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
         graph = torch.is_grad_enabled()
         try:
-            return self.noted(self._step(passes))
+            return self.noted(self._run(passes))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(self._advice(error, passes.count.forwards)) from error
@@ -232,17 +237,23 @@ class Method(ABC):
                 f"{type(self).__name__}._step returned {shown(step)}, not a Step, the record of what happened: end it "
                 "with `return finish(passes, losses)` (from deltasam.methods import finish)"
             )
-        self.state["steps"] = self.steps + 1
+        self.state["steps"] = int(self.state.get("steps", 0)) + 1
         if step.skipped is not None:
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
         return step
 
+    def _run(self, passes: Passes) -> Step:
+        return plain_step(passes) if self.is_plain() else self._step(passes)
+
     @abstractmethod
     def _step(self, passes: Passes) -> Step:
-        """The method itself, in the verbs of :class:`~deltasam.passes.Passes`."""
+        """The method itself, in the verbs of :class:`~deltasam.passes.Passes`. Not called where :meth:`is_plain`."""
 
     def is_plain(self) -> bool:
-        """Whether this step is plain training: a perturbing method with rho = 0 costs what plain training costs."""
+        """Whether this step is plain training, which the base class then does: here, with ``rho = 0``.
+
+        Override it where something else decides, or where a step with ``rho = 0`` is not plain training.
+        """
         return getattr(self, "rho", None) == 0
 
     def _needs_whole(self) -> bool:
@@ -260,6 +271,7 @@ class Method(ABC):
     @property
     def steps(self) -> int:
         """How many steps this method has taken (restored by :meth:`load_state_dict`)."""
+        object.__setattr__(self, "_steps_read", True)
         return int(self.state.get("steps", 0))
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 from deltasam.randomness import Seed
 from deltasam.weighting import FiniteDifference, Weighting
@@ -69,8 +69,6 @@ class DeltaSAM(Method):
             raise TypeError(f"weighting={self.weighting!r} must be a Weighting such as FiniteDifference()")
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         if not self.phase():
             weights, (losses, grads) = None, passes.gradient()
         else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deltasam.batches import portion
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm
 from deltasam.randomness import Seed
@@ -67,8 +67,6 @@ class ESAM(Method):
         return self.gamma == 1 or self.is_plain()
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         moving = [p for p, used in zip(passes.params.values(), self._draw(len(passes.params)), strict=True) if used]
         losses, grads = passes.gradient(params=moving)
         norm = global_norm([g for g in grads if g is not None])

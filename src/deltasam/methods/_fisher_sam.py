@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deltasam.distributed import require_whole
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 from deltasam.perturb import global_norm
 
@@ -58,8 +58,6 @@ class FisherSAM(Method):
         check_number("refresh", self.refresh, 1, whole=True)
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         require_whole("FisherSAM", list(passes.params.values()))
         losses, grads = passes.gradient()
         named = {n: g.to_dense() for n, g in zip(passes.params, grads, strict=True) if g is not None}

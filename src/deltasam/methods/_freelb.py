@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deltasam.distributed import rank
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
 from deltasam.passes import Ascent, Passes
@@ -83,6 +83,7 @@ class FreeLB(Method):
     seed: int = 0
     passes = "K/K"
     remembers = frozenset()
+    capturable = True
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
@@ -104,8 +105,6 @@ class FreeLB(Method):
         return False  # no parameter is perturbed
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         passes.sharpness = "local"  # the perturbations are the instances' own
         ascent = EmbeddingAscent(
             passes, self.adv_steps, self._start, goal=self._goal(passes), embeddings=self.embeddings, side=self.side

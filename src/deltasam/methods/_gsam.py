@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 from deltasam.perturb import combine, dot
 
@@ -61,8 +61,6 @@ class GSAM(Method):
         return False  # would not help: the gradient at w + eps comes in shards
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         # The orthogonal part is taken over everything that is trained, also where only a part is perturbed.
         losses, plain = passes.gradient(params=list(passes.trainable.values()))
         g = dict(zip(passes.trainable, plain, strict=True))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deltasam.distributed import is_shard, remembered
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 from deltasam.perturb import combine, dot, global_norm
 
@@ -59,8 +59,6 @@ class LookSAM(Method):
         return False  # would not help: the gradient at w + eps comes in shards
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         if self.steps % self.k == 0 or not self._remembers(passes):
             return self._look(passes)
         return self._reuse(passes)

@@ -21,7 +21,7 @@ from deltasam.instances import (
     tell_once,
 )
 from deltasam.instances._ascent import counted
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.objectives import Objective
 from deltasam.passes import Ascent, Passes
 from deltasam.perturb import step_size
@@ -107,8 +107,6 @@ class PerInstanceSAM(Method):
         return True
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         passes.sharpness = "local"  # the perturbations are the instances' own: nothing to tell other processes
         if getattr(passes.objective, "separable", True) is False:
             raise InstancesMixedError(

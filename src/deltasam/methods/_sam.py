@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 
 
@@ -44,8 +44,6 @@ class SAM(Method):
         check_number("rho", self.rho, 0)
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         losses, grads = passes.gradient()
         with passes.ascend(grads, self.rho) as ascent:
             perturbed = passes.accumulate()

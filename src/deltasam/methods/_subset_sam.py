@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from deltasam.batches import batch_size, portion
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
 
 
@@ -53,8 +53,6 @@ class SubsetSAM(Method):
         return self.is_plain()
 
     def _step(self, passes: Passes) -> Step:
-        if self.is_plain():
-            return plain_step(passes)
         size = batch_size(passes.batches[0])
         if size is None:
             raise ValueError("SubsetSAM cannot tell the size of a batch that holds no tensors with instances")

@@ -63,6 +63,7 @@ class TAT(RemembersTables, FreeLB):
     decay: float = 1.0
     passes = "K/2K-1"
     remembers = frozenset({"confusion"})
+    capturable = True
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""

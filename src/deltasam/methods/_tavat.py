@@ -54,6 +54,7 @@ class TAVAT(RemembersTables, FreeLB):
     """
 
     remembers = frozenset({"vocabulary"})
+    capturable = True
 
     def is_plain(self) -> bool:
         """As for FreeLB, unless earlier steps have left perturbations of the words behind."""

@@ -1,0 +1,171 @@
+"""A CUDA graph played on the CPU: every operation of a step goes onto a tape, and a replay runs the tape.
+
+It keeps what matters about a graph. A replay runs no Python of the step. It reads and writes the memory that was
+recorded. What a recording writes to memory from before is undone. Kernels of ``deltasam.fused`` run in replays only,
+when their table of addresses has been sent. An operation on an empty list of tensors raises, as on a GPU.
+
+It cannot show what waits for the device, nor parallel branches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+from deltasam import fused, perturb, precision
+from deltasam.capture import _captured, _graph
+from deltasam.capture._streams import Needs
+from deltasam.instances import _ascent, _operations, _record
+from deltasam.methods import _in_place_tables
+from deltasam.randomness import Seed
+
+
+class Tape(TorchDispatchMode):
+    """Records what runs while it is entered."""
+
+    current: Tape | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Callable[[], None]] = []
+        self.kernels = 0
+        self._own: set[int] = set()  # storages made while recording
+        self._overwritten: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if "_foreach_" in func.__name__ and any(isinstance(arg, (list, tuple)) and not arg for arg in args):
+            raise RuntimeError("Tensor list must have at least one tensor.")
+        # Aliases: a parameter that borrows other memory now has its own again when the tape is played.
+        recorded = tree_map(_alias, (tuple(args), kwargs))
+        for argument, value in zip(func._schema.arguments, recorded[0], strict=False):
+            if argument.is_write:
+                foreign = [leaf for leaf in tree_flatten(value)[0] if _storage(leaf) not in self._own]
+                self._overwritten += [(leaf, leaf.clone()) for leaf in foreign]
+        out = func(*args, **kwargs)
+        fresh = all(value.alias_info is None for value in func._schema.returns)
+        places = [_alias(leaf) for leaf in tree_flatten(out)[0]] if fresh else []
+        self._own.update(_storage(place) for place in places if isinstance(place, Tensor))
+        self.launches.append(lambda: _again(func, recorded, places))
+        return out
+
+    def undo(self) -> None:
+        """Puts back what was in memory from before the recording."""
+        for place, value in reversed(self._overwritten):
+            place.copy_(value)
+        self._overwritten.clear()
+
+    def replay(self) -> None:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for launch in self.launches:
+                launch()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _alias(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _again(func: Any, recorded: tuple[Any, Any], places: list[Any]) -> None:
+    found = tree_flatten(func(*recorded[0], **recorded[1]))[0]
+    for place, value in zip(places, found, strict=bool(places)):
+        if isinstance(place, Tensor) and not place._is_zerotensor():  # those of forward mode, which hold no memory
+            place.copy_(value)
+
+
+class Kernel:
+    """Stands in for the Triton kernel: sees a table of addresses, whose contents arrive after the recording."""
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def launch(table: Tensor, step: Tensor, number: int, **sizes: int) -> None:
+            assert Tape.current is not None
+            Tape.current.kernels += 1
+            Tape.current.launches.append(lambda: _move(table, step, number))
+
+        return launch
+
+
+def _move(table: Tensor, step: Tensor, number: int) -> None:
+    _, _, sizes, *addresses = table.view(6, number).tolist()
+    for size, *places in zip(sizes, *addresses, strict=True):
+        w, d, out = (torch.frombuffer((ctypes.c_float * size).from_address(p), dtype=torch.float32) for p in places)
+        out.copy_(w if float(step) == 0 else w + step * d)
+
+
+class Streams:
+    """The streams of a recording without dropout: seeded generators only."""
+
+    def __init__(self, needs: Needs) -> None:
+        self.default = SimpleNamespace(clone_state=lambda: None, graphsafe_set_state=lambda state: None)
+        self._seeded = [(seed, torch.Generator(needs.device)) for seed in needs.seeds]
+        self._next = iter(self._seeded)
+
+    def register(self, graph: Any) -> None:
+        pass
+
+    def align(self, step: int) -> None:
+        for seed, generator in self._seeded:
+            generator.manual_seed(replace(seed, step=step).value)
+
+    @contextmanager
+    def extra(self) -> Iterator[None]:
+        yield
+
+    def generator(self, seed: Seed) -> torch.Generator:
+        return next(self._next)[1]
+
+
+@contextmanager
+def _recording(graph: Tape, **_: Any) -> Iterator[None]:
+    Tape.current = graph
+    try:
+        with graph:
+            yield
+    finally:
+        Tape.current = None
+        with torch.no_grad():
+            graph.undo()
+
+
+def is_recorded(device: torch.device) -> bool:
+    return Tape.current is not None
+
+
+def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the CPU pass for a device with graphs."""
+    for name, value in {"CUDAGraph": Tape, "graph": _recording, "synchronize": lambda device: None}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(_captured, "Pool", lambda: SimpleNamespace(handle=None, stream=None))
+    monkeypatch.setattr(_graph, "GraphStreams", Streams)
+    monkeypatch.setattr(_graph, "is_ready", lambda device: True)
+    monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
+    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=Kernel()))
+    for module in (perturb, precision, _in_place_tables, _ascent, _operations, _record):
+        monkeypatch.setattr(module, "is_recorded", is_recorded)
+    take = fused.Tables.take
+
+    def on_the_host(self: fused.Tables, rows: Any) -> Any:
+        with _disable_current_modes():
+            return take(self, rows)
+
+    monkeypatch.setattr(fused.Tables, "take", on_the_host)
+    way = perturb._way
+
+    def recorded_way(params: list[nn.Parameter]) -> Any:
+        return perturb._beside if is_recorded(params[0].device) else way(params)
+
+    monkeypatch.setattr(perturb, "_way", recorded_way)
