@@ -58,6 +58,7 @@ EPOCHS = {"max_steps": -1, "num_train_epochs": 2}  # of 22 instances: the last b
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
 BEST = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "learning_rate": 5e-2}
+COMPILED = {"torch_compile": True, "max_steps": 3}
 REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
 OTHER = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
@@ -86,8 +87,8 @@ ROWS = [
     Row("checkpointing", {"gradient_checkpointing": True}),
     Row("checkpointing-not-reentrant", OTHER),
     Row("checkpointing-reentrant", REENTRANT, methods=["erm"]),
-    Row("compile-eager", SGD | {"torch_compile": True, "torch_compile_backend": "aot_eager"}, still, ROUNDING),
-    Row("compile", SGD | {"torch_compile": True}, lambda: own_head(0.0), ROUNDING),
+    Row("compile-eager", SGD | COMPILED | {"torch_compile_backend": "eager"}, still, ROUNDING, methods=["erm", "sam"]),
+    Row("compile", SGD | COMPILED, lambda: own_head(0.0), ROUNDING, methods=["erm", "sam"]),
     Row("bf16", {"bf16": True}),
     Row("bf16-llama", SGD | {"bf16": True}, language, 1e-2),
     Row("auto-find-batch-size", {"auto_find_batch_size": True}),
