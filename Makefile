@@ -13,7 +13,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: help quickstart test test-slow test-oldest fuzz test-gpu test-browser lint format docs bench lock clean
+.PHONY: help quickstart test test-slow test-oldest test-upstream fuzz test-gpu test-browser lint format docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -31,6 +31,9 @@ test-oldest:  ## the quick tests with the oldest supported versions of the libra
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --prefer-binary --constraint constraints-oldest.txt --editable '.[test]'
 	$(TEST_ENV) .venv-oldest/bin/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+
+test-upstream: $(VENV)/.dev  ## options of the Trainer: plain against ours, with the installed versions; fetches nothing
+	$(PYTEST) -q -n $(WORKERS) --maxprocesses 4 --dist worksteal -m upstream tests/upstream
 
 fuzz: $(VENV)/.dev  ## 12,500 generated configurations, batches and damaged files
 	DELTASAM_FUZZ=2500 $(PYTEST) -q tests/fuzz

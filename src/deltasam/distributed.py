@@ -110,10 +110,11 @@ class Ranks:
         """Replicas add their gradients up by themselves inside; the next backward outside takes the mean of all."""
         if not wanted or self._wrapper is None:
             return nullcontext()
-        if getattr(self._wrapper, "static_graph", False) and not self.apart:
+        if getattr(self._wrapper, "static_graph", False):
             raise ValueError(
-                "DistributedDataParallel(static_graph=True) fails, or gives wrong gradients, where it is not to share "
-                "those of some passes, as with MicroBatches and PerInstanceSAM's loop: leave static_graph out"
+                "DistributedDataParallel(static_graph=True) fails, or gives wrong gradients, in no_sync(), which "
+                "MicroBatches, sharpness='local' in a closure that calls backward(), and PerInstanceSAM's loop need: "
+                "leave static_graph out"
             )
         return self._wrapper.no_sync()
 
@@ -309,15 +310,20 @@ def refuse_foreign(model: nn.Module) -> None:
         )
 
 
+def inside_ddp_forward(model: nn.Module) -> bool:
+    """Whether a DDP of several processes is in its forward, and the model is a part of what it wraps."""
+    outer: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    together = outer is not None and outer.process_group.size() > 1
+    replicated = {id(p) for p in outer.module.parameters()} if together else set()
+    return any(id(p) in replicated for p in model.parameters())
+
+
 def _refuse_inside(model: nn.Module) -> None:
     """One sentence for a part of a replica while DDP is in its forward: nothing would average its gradients.
 
     Lightning calls ``training_step`` in there, and has its ``manual_backward`` prepare DDP for the backward.
     """
-    around: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    together = around is not None and around.process_group.size() > 1
-    replicated = {id(p) for p in around.module.parameters()} if together else set()
-    if any(id(p) in replicated for p in model.parameters()):
+    if inside_ddp_forward(model):
         raise ValueError(
             f"model ({type(model).__name__}) is a part of a model in DistributedDataParallel, inside of its forward: "
             "the gradients would stay in each process. Pass the wrapped model; in a LightningModule with manual "

@@ -237,7 +237,7 @@ class Passes:
         parts, last, model = [], len(self.batches) - 1, self.inner if self.ranks.apart else self.model
         with torch.enable_grad(), self._pass(at_w):
             for k in range(last + 1):
-                with self.ranks.quiet(k < last):
+                with self.ranks.quiet(k < last and not self.ranks.apart):
                     losses = self._evaluate(k, model, graph=True)
                     with no_autocast(losses.device):
                         self._mean(losses, k, None).backward()  # type: ignore[no-untyped-call]

@@ -116,6 +116,14 @@ def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) ->
         assert "self.trainer.strategy.model" in rank["inside"]["part"]
 
 
+def test_a_closure_whose_model_is_wrapped_elsewhere(ranks: list[dict[str, Any]]) -> None:
+    """DDP would average the gradients of the ascent unnoticed."""
+    for rank in ranks:
+        said = rank["unwrapped"]
+        assert "pass the wrapped model" in said["local"]
+        assert said["plain"] == said["global"] == ""
+
+
 def test_inputs_of_different_numbers(ranks: list[dict[str, Any]]) -> None:
     assert len({rank["uneven"]["local"] for rank in ranks}) == 1  # replicas that have stayed equal
     for rank in ranks:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deltasam import MicroBatches
+from deltasam.integrations import MethodOptimizer
 from deltasam.methods import ERM, GSAM, SAM, DeltaSAM, Method, PerInstanceSAM
 from helpers.problems import grads, relative_error
 
@@ -62,5 +63,32 @@ def test_micro_batches_are_refused(method: Method) -> None:
 
 def test_the_loop_is_refused() -> None:
     model = DistributedDataParallel(network(), static_graph=True)
-    with pytest.raises(ValueError, match=r"PerInstanceSAM's loop: leave static_graph out"):
+    with pytest.raises(ValueError, match=r"PerInstanceSAM's loop need: leave static_graph out"):
         PerInstanceSAM(engine="loop").backward(model, torch.randn(4, 3, dtype=torch.float64), objective)
+
+
+def by_closure(model: nn.Module, method: Method, x: Tensor) -> dict[str, Tensor]:
+    optimizer = MethodOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), method, model)
+
+    def closure() -> Tensor:
+        loss = objective(model, x).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    return grads(model.module if isinstance(model, DistributedDataParallel) else model)
+
+
+@pytest.mark.parametrize("method", [ERM(), SAM(sharpness="global"), GSAM(sharpness="global")], ids=str)
+def test_closures_whose_passes_are_all_exchanged(method: Method) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = by_closure(DistributedDataParallel(network(), static_graph=True), method, x)
+    assert relative_error(found, by_closure(network(), method, x)) < 1e-10
+
+
+@pytest.mark.parametrize("method", [SAM(), GSAM()], ids=str)
+def test_closures_whose_ascent_is_not_exchanged_are_refused(method: Method) -> None:
+    model = DistributedDataParallel(network(), static_graph=True)
+    with pytest.raises(ValueError, match=r"static_graph=True.*sharpness='local' in a closure"):
+        by_closure(model, method, torch.randn(4, 3, dtype=torch.float64))

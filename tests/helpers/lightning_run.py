@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from deltasam import ERM, SAM, DeltaSAM
+from deltasam import ERM, SAM, DeltaSAM, Method
+from deltasam.integrations import MethodOptimizer
 from helpers.data import REPOSITORY
 from helpers.trainers import weights
 
@@ -23,12 +24,24 @@ Digits: Any = runpy.run_path(str(REPOSITORY / "examples" / "lightning_module.py"
 class Plain(Digits):
     """The example's model as everybody trains it."""
 
-    def __init__(self) -> None:
-        super().__init__(ERM())
+    def __init__(self, method: Method | None = None) -> None:
+        super().__init__(method or ERM())
         self.automatic_optimization = True
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+class Closure(Plain):
+    """The same with a method's optimizer, which clips as the example does."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = MethodOptimizer(super().configure_optimizers(), self.method, self)
+        optimizer.register_step_pre_hook(self.clip)
+        return optimizer
+
+    def clip(self, *_: Any) -> None:
+        nn.utils.clip_grad_norm_(self.parameters(), 1.0)
 
 
 def fitted(make: Any, folder: Path, **options: Any) -> dict[str, Tensor]:
@@ -58,6 +71,9 @@ def main(folder: Path) -> None:
         "plain": fitted(Plain, folder, gradient_clip_val=1.0),
         "erm": fitted(lambda: Digits(ERM()), folder),
         "sam": fitted(lambda: Digits(SAM(rho=0.1)), folder),
+        "sam global": fitted(lambda: Digits(SAM(rho=0.1, sharpness="global")), folder),
+        "closure": fitted(lambda: Closure(SAM(rho=0.1)), folder),
+        "closure global": fitted(lambda: Closure(SAM(rho=0.1, sharpness="global")), folder),
         "delta-sam": fitted(lambda: Digits(DeltaSAM(rho=0.1)), folder),
     }
     torch.save(found, folder / f"{os.environ['RANK']}.pt")

@@ -23,7 +23,7 @@ from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, S
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
 from helpers.rank_blocks import CAN_SHARD, blocks, kept
-from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, routed, uneven
+from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, routed, uneven, unwrapped
 from helpers.regulariser_rows import Outputs
 
 PART = 3  # instances per process
@@ -364,7 +364,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 
 
 CASES: Any = (replicas, accumulation, held_back, routed, buffers, closures, compiled)
-CASES += (inside, uneven, communication, decisions)
+CASES += (inside, unwrapped, uneven, communication, decisions)
 if CAN_SHARD:
     CASES += (shards, gathered, blocks, kept, directions, refusals)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deltasam import ERM, GSAM, SAM, LookSAM, PerInstanceSAM
+from deltasam import ASAM, ERM, GSAM, SAM, LookSAM, Method, PerInstanceSAM
 from deltasam.integrations import MethodOptimizer
 from helpers.problems import relative_error
 
@@ -116,29 +117,73 @@ def compiled(rank: int, world: int) -> dict[str, float]:
     return found
 
 
+def trained(model: Any, method: Method, batch: Any, *, by_closure: bool) -> dict[str, Tensor]:
+    """The weights after three steps, through a closure or by ``method.backward``."""
+    inner = getattr(model, "module", model)
+    optimizer: Any = torch.optim.SGD(inner.parameters(), lr=0.1)
+    if by_closure:
+        optimizer = MethodOptimizer(optimizer, method, model)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = objective(model, batch).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        if not by_closure:
+            method.backward(model, batch, objective)
+        optimizer.step(*[closure][: int(by_closure)])
+    return values(inner, gradients=False)
+
+
 def closures(rank: int, world: int) -> dict[str, float]:
-    """Relative errors of the weights after steps with a closure, the gradients being views into DDP's buckets."""
+    """Relative errors of the weights after steps with a closure: against ``method.backward``, and one process."""
     found = {}
     whole = batches(world)
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
-    for method in (ERM(), SAM(), GSAM(), LookSAM(k=2)):
-        ends = []
-        for batch in (whole, mine):
-            inner = network()
-            model = inner if batch is whole else DistributedDataParallel(inner, gradient_as_bucket_view=True)
-            optimizer = MethodOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1), method, model)
+    views = {"gradient_as_bucket_view": True}
+    for make in (ERM, SAM, ASAM, GSAM, partial(LookSAM, k=2)):
+        ends = {}
+        for sharpness in ("local", "global"):
+            name = f"{make().__class__.__name__} {sharpness}"
+            options = {"sharpness": sharpness} | ({} if make is ERM else {"rho": 0.5})
+            ends[sharpness] = trained(
+                DistributedDataParallel(network(), **views), make(**options), mine, by_closure=True
+            )
+            wanted = trained(DistributedDataParallel(network()), make(**options), mine, by_closure=False)
+            found[name] = relative_error(ends[sharpness], wanted)
+            pair = [DistributedDataParallel(Routed(), find_unused_parameters=True, **views) for _ in range(2)]
+            first = mine[0][:, :1].abs() * (1 if rank == 0 else -1)  # only the first process uses the second layer
+            some = torch.cat([first, mine[0][:, 1:]], 1), mine[1]
+            given, wanted = (trained(pair[way], make(**options), some, by_closure=bool(way)) for way in (1, 0))
+            found[f"{name} routed"] = relative_error(given, wanted)
+        alone = trained(network(), make(**options), whole, by_closure=True)
+        found[f"{name} alone"] = relative_error(ends["global"], alone)
+        assert make is ERM or relative_error(ends["local"], ends["global"]) > 1e-3, "nothing is told apart here"
+    return found
 
-            def closure(model: nn.Module = model, batch: Any = batch, optimizer: Any = optimizer) -> Tensor:
-                optimizer.zero_grad()
-                loss = objective(model, batch).mean()
-                loss.backward()
-                return loss
 
-            for _ in range(3):
-                optimizer.step(closure)
-            ends.append(values(inner, gradients=False))
-            method.load_state_dict({})
-        found[type(method).__name__] = relative_error(ends[1], ends[0])
+def unwrapped(rank: int, world: int) -> dict[str, str]:
+    """The error of a closure that uses DDP where the optimizer was given the model inside; plain training is right."""
+    mine = tuple(value[3 * rank : 3 * rank + 3] for value in batches(world))
+    found = {}
+    for name, method in {"plain": ERM(), "local": SAM(), "global": SAM(sharpness="global")}.items():
+        inner = network()
+        model = DistributedDataParallel(inner)
+        optimizer = MethodOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1), method, inner)
+
+        def closure(model: nn.Module = model) -> Tensor:
+            loss = objective(model, mine).mean()
+            loss.backward()
+            return loss
+
+        try:
+            optimizer.step(closure)
+            found[name] = ""
+        except ValueError as error:
+            found[name] = str(error)
     return found
 
 

@@ -96,3 +96,6 @@ def test_the_lightning_example(tmp_path: Path) -> None:
         assert largest_difference(first[name], second[name]) == 0.0, name
     assert largest_difference(first["erm"], first["plain"]) < 1e-6
     assert largest_difference(first["sam"], first["plain"]) > 1e-4
+    assert largest_difference(first["closure"], first["sam"]) < 1e-6
+    assert largest_difference(first["closure global"], first["sam global"]) < 1e-6
+    assert largest_difference(first["sam"], first["sam global"]) > 1e-4

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from deltasam.distributed import inside_ddp_forward
 from deltasam.methods import Method
 from deltasam.passes import Passes
 
@@ -31,9 +34,12 @@ MANUAL = """use manual optimization; the lines to write:
 class ClosurePasses(Passes):
     """Passes whose gradient is what a closure leaves in ``.grad``: one loss and its gradient, nothing per instance.
 
+    DDP averages the gradients of every ``backward()``. That is right for the last pass, and for the others with
+    ``sharpness="global"``. With ``"local"`` the others run in its ``no_sync()``.
+
     Args:
         method: The method whose step this is.
-        model: The model that the closure uses.
+        model: The model that the closure uses, in its wrapper.
         closure: Zeroes the gradients (or not), computes the loss, calls ``backward()`` and returns the loss.
         updated: What the optimizer updates. It may be more than the model: ``backward()`` fills the ``.grad`` of all.
     """
@@ -52,6 +58,7 @@ class ClosurePasses(Passes):
             lambda *_: self.evaluate(),
             params=method.params,
             randomness=method.randomness,
+            sharpness=method.sharpness,
             replay=not method.is_plain(),
         )
         self._hidden = None  # from here on a method that looks at the batch or the objective is refused
@@ -91,12 +98,14 @@ class ClosurePasses(Passes):
         """The loss, shape (1,), and its gradient; ``.grad`` is put back."""
         if weights is not None:
             raise self._needs_losses()
+        self.ranks.check(self.sharpness)
         targets = list(self.params.values()) if params is None else list(params)
         before = [(p, p.grad) for p in {*self.trainable.values(), *self._updated}]
         try:
             for p, _ in before:
                 p.grad = None
-            loss = self._run(at_w)
+            with self._unshared():
+                loss = self._run(at_w)
             return loss, [_own(p.grad) for p in targets]
         finally:
             for p, grad in before:
@@ -104,7 +113,8 @@ class ClosurePasses(Passes):
 
     def accumulate(self, *, at_w: bool = False) -> Tensor:
         """The loss, shape (1,), its gradient being in ``.grad``."""
-        return self._run(at_w)
+        with self._unshared() if self.ranks.apart else nullcontext():  # apart: fresh_grads() shares them at the end
+            return self._run(at_w)
 
     def losses(self, *, at_w: bool = False, aside: bool = False) -> Tensor:
         """There are none."""
@@ -117,6 +127,12 @@ class ClosurePasses(Passes):
     def subset(self, index: Tensor) -> Passes:
         """There is no batch."""
         raise self._needs_losses()
+
+    def _unshared(self) -> AbstractContextManager[None]:
+        """With ``sharpness="local"``, ``backward()`` leaves this process's own gradient in ``.grad`` inside."""
+        if self.sharpness == "global":
+            return nullcontext()
+        return self.ranks.quiet() if self.ranks.replicated else _refuse_wrapped_elsewhere(self.inner)
 
     def _needs_losses(self) -> ValueError:
         return needs_losses(self._method, self._closure)
@@ -141,6 +157,32 @@ class ClosurePasses(Passes):
                 "shape (N,), and say MethodOptimizer(..., closure='losses')"
             )
         return loss.detach().reshape(1)
+
+
+@contextmanager
+def _refuse_wrapped_elsewhere(model: nn.Module) -> Iterator[None]:
+    """Raises a ValueError where the model runs inside of a DDP that the optimizer was not given."""
+
+    def check(*_: Any) -> None:
+        if inside_ddp_forward(model):
+            raise ValueError(
+                f"the closure calls {type(model).__name__} through DistributedDataParallel, which averages the "
+                "gradients of the ascent, but sharpness='local' needs this process's own: pass the wrapped model, "
+                "MethodOptimizer(optimizer, method, ddp_model), or sharpness='global' to the method"
+            )
+
+    hook = model.register_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    """The DDP that Lightning has put around a module, or the model itself."""
+    strategy = getattr(getattr(model, "_trainer", None), "strategy", None)
+    outer = getattr(strategy, "model", None)
+    return outer if isinstance(outer, DistributedDataParallel) and outer.module is model else model
 
 
 def _own(grad: Tensor | None) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.checks import shown
-from deltasam.integrations._closure import LINES, MANUAL, ClosurePasses, is_lightnings
+from deltasam.integrations._closure import LINES, MANUAL, ClosurePasses, is_lightnings, wrapped
 from deltasam.methods import ASAM, ESAM, SAM, FisherSAM, Method, SubsetSAM
 
 Closure = Literal["backward", "losses"]
@@ -41,12 +41,17 @@ class MethodOptimizer(torch.optim.Optimizer):
     To clip, ``optimizer.register_step_pre_hook(clip)`` with a function ``def clip(*_): clip_grad_norm_(...)``, which
     returns nothing: it runs on the method's gradient, right before the update.
 
+    With several processes, pass the model in its ``DistributedDataParallel``; in Lightning, the ``LightningModule``.
+    The method's ``sharpness`` then holds as in ``method.backward``. With ``closure="backward"`` and ``"local"``, all
+    passes except the last run in DDP's ``no_sync()``, so ``static_graph=True`` is refused; with ``"global"``, DDP
+    averages the gradients of every pass. Sharded parameters (FSDP2) need ``"global"`` there.
+
     Cost: the method's passes; no extra memory.
 
     Args:
         optimizer: What updates the weights.
         method: What takes the gradient.
-        model: The model that the closure uses.
+        model: The model that the closure uses, in its wrapper if it has one.
         closure: ``"backward"``: the closure is LBFGS-style, it zeroes the gradients, calls ``backward()`` and returns
             the loss; this serves the methods that need gradients alone (ERM, SAM, ASAM, GSAM, LookSAM, FisherSAM).
             ``"losses"``: it returns the losses of the instances, shape (N,), and calls no ``backward()``; this serves
@@ -133,7 +138,7 @@ class MethodOptimizer(torch.optim.Optimizer):
                 step = self.method.backward(self.model, batch, call)
             else:
                 updated = (p for group in self.optimizer.param_groups for p in group["params"])
-                step = self.method.take(ClosurePasses(self.method, self.model, closure, updated))
+                step = self.method.take(ClosurePasses(self.method, wrapped(self.model), closure, updated))
         self.optimizer.step()
         return step.loss
 
