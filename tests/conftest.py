@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis  # here: when imported it looks for who refers to what, and does not see what is frozen below
+import numpy as np
 import pytest
 import torch
 
@@ -30,11 +31,16 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
+MKLDNN = torch.backends.mkldnn.enabled
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    """Every test starts as in a process of its own, whichever ran before it."""
     random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global stream
     torch.manual_seed(0)
+    torch.backends.mkldnn.enabled = MKLDNN  # torch turns it off for good where a product in bfloat16 fails
     for setting in ("MIXED_PRECISION", "DYNAMO_BACKEND", "DYNAMO_MODE"):
         os.environ.pop(f"ACCELERATE_{setting}", None)  # set by Trainers of transformers before version 5, for all
 
