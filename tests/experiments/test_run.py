@@ -69,10 +69,7 @@ def same_run(first: Path, second: Path) -> None:
 
 
 CASES = {
-    "ERM": {"method": "ERM"},
-    "SAM": {"method": {"name": "SAM", "rho": 0.05}},
     "DeltaSAM": {"method": {"name": "DeltaSAM", "rho": 0.05}},
-    "PerInstanceSAM": {"method": {"name": "PerInstanceSAM", "rho": 0.02}},
     "LookSAM": {"method": {"name": "LookSAM", "k": 4}},
     "SMART": {"method": "ERM", "regularisers": ["SMART"]},
 }

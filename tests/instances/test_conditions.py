@@ -103,26 +103,6 @@ def test_parameters_are_back_after_an_interruption_anywhere(error: type[BaseExce
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
-def test_no_memory_grows_over_a_thousand_steps() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2))
-    method, x = PerInstanceSAM(), torch.randn(4, 3)
-
-    def live() -> int:
-        gc.collect()
-        return sum(isinstance(thing, Tensor) for thing in gc.get_objects())
-
-    def objective(model: nn.Module, x: Tensor) -> Tensor:
-        return model(x).square().mean(-1)
-
-    for _ in range(3):
-        method.backward(model, x, objective)
-    before = live()
-    for _ in range(1000):
-        method.backward(model, x, objective)
-    assert live() <= before
-
-
 def test_a_recording_is_freed_without_the_garbage_collector() -> None:
     model, run, _ = make(BY_NAME["BERT"], 2)
     gc.disable()

@@ -49,12 +49,13 @@ def test_the_sum_may_be_changed_in_place_by_the_model() -> None:
 def test_fewer_digits_of_the_factor_round_the_product_only() -> None:
     layer = nn.Linear(4, 5)
     x = torch.randn(2, 3, 4, requires_grad=True)
-    a, d = (torch.randn(shape, requires_grad=k == 0) for k, shape in enumerate([(2, 3, 3), (2, 3, 5)]))
+    a = (1e-3 * torch.randn(2, 3, 3)).requires_grad_()  # small: y must keep digits that bfloat16 does not have
+    d = torch.randn(2, 3, 5)
     y = layer(x).detach()
     found = add_product(layer(x), a.bfloat16(), d.bfloat16())
-    product = torch.bmm(a.bfloat16(), d.bfloat16())
     assert found.dtype is torch.float32
-    assert torch.equal(found, y + product)
+    torch.testing.assert_close(found, y + torch.bmm(a, d), rtol=0, atol=1e-4)
+    assert not torch.allclose(found, y.bfloat16() + torch.bmm(a, d), rtol=0, atol=1e-4)
     (of_x, of_a) = torch.autograd.grad(found.sum(), [x, a])
     torch.testing.assert_close(of_x, torch.autograd.grad(layer(x).sum(), x)[0])
     torch.testing.assert_close(of_a, d.sum(2, keepdim=True).mT.expand(2, 3, 3), rtol=2e-2, atol=5e-2)

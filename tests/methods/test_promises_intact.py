@@ -139,7 +139,7 @@ def test_random_streams_and_buffers_are_left_as_by_plain_training(row: Row, prob
 
 
 @rows
-def test_no_drift_in_a_thousand_steps_at_learning_rate_zero(row: Row) -> None:
+def test_no_drift_in_many_steps_at_learning_rate_zero(row: Row) -> None:
     if row.name not in {"sam", "delta-sam", "gsam", "look-sam"}:
         pytest.skip("the slow check runs over one method of each kind; bit-exactness is checked for all above")
     for dtype in (torch.float32, torch.bfloat16):
@@ -150,7 +150,7 @@ def test_no_drift_in_a_thousand_steps_at_learning_rate_zero(row: Row) -> None:
         method, x = row.method(), torch.randn(4, 3, dtype=dtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that bfloat16 rounds the probes away is said, and tested elsewhere
-            for _ in range(1000):
+            for _ in range(100):
                 method.backward(model, x, lambda model, x: model(x).float().square().mean(-1))
                 optimizer.step()
                 optimizer.zero_grad()

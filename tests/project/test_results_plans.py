@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +31,24 @@ def planned_ids(name: str) -> set[str]:
     return found
 
 
+COMMITTED = {
+    "glue": ("glue",),
+    "glue-larger": tuple(f"glue-larger-{name}" for name in (*LARGER, *(f"radii-{name}" for name in LARGER))),
+    "glue-weightings": ("glue-weightings-0.01", "glue-weightings-0.02"),
+    "lr-minilm": ("lr-minilm", "lr-minilm-sst2"),
+    "minilm": ("minilm", "minilm-stsb", "minilm-radii", "minilm-radii-stsb"),
+    "minilm-larger": tuple(f"minilm-{task}" for task in ("qnli", "mnli", "qqp", "sst2")),
+    "summarization": ("summarization", "summarization-untrained"),
+}
+LARGE = ("glue", "glue-larger", "minilm", "minilm-larger")
+
+
 @pytest.mark.parametrize(
-    ("folder", "sweeps"),
-    [
-        ("glue", ("glue",)),
-        ("glue-larger", tuple(f"glue-larger-{name}" for name in (*LARGER, *(f"radii-{name}" for name in LARGER)))),
-        ("glue-weightings", ("glue-weightings-0.01", "glue-weightings-0.02")),
-        ("lr-minilm", ("lr-minilm", "lr-minilm-sst2")),
-        ("minilm", ("minilm", "minilm-stsb", "minilm-radii", "minilm-radii-stsb")),
-        ("minilm-larger", tuple(f"minilm-{task}" for task in ("qnli", "mnli", "qqp", "sst2"))),
-        ("summarization", ("summarization", "summarization-untrained")),
-    ],
+    "folder", [pytest.param(each, marks=pytest.mark.slow) if each in LARGE else each for each in COMMITTED]
 )
-def test_committed_runs_are_planned(folder: str, sweeps: Sequence[str]) -> None:
+def test_committed_runs_are_planned(folder: str) -> None:
     """A change of a sweep, or of an option's default, must not make the runs that are there worthless."""
-    planned = {run_id for name in sweeps for run_id in planned_ids(name)}
+    planned = {run_id for name in COMMITTED[folder] for run_id in planned_ids(name)}
     runs = read_runs(ROOT / "results" / folder).finished
     assert runs
     assert [run.path.name for run in runs if run.run_id not in planned] == []
