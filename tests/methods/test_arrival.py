@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from deltasam import measured_arrival
 from deltasam import methods as m
+from deltasam.integrations import MethodOptimizer
 from deltasam.perturb import global_norm
 from helpers.arrival import MODELS, cosine, exact, made, outcome, with_rounded_weights
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT, cross_entropy, grads
@@ -135,6 +136,28 @@ def test_wherever_autocast_is(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
         model = torch.compile(inner, backend="aot_eager")
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind != "inside"):
         assert arrival(model, batch, cross_entropy) == pytest.approx(1, abs=0.1)
+
+
+def test_through_a_closure() -> None:
+    """The casts are in the graph of the loss that it returns."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
+    inputs, labels = torch.randn(8, 64), torch.randint(3, (8,))
+    optimizer = MethodOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), m.SAM(rho=0.004), model)
+    seen = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        seen.append(model[0].weight.detach().clone())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(inputs).float(), labels)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    changed = seen[1] != seen[0]
+    assert bool(changed.any())
+    assert torch.equal(seen[1][changed], seen[1][changed].bfloat16().float())
 
 
 @pytest.mark.parametrize("kind", ["rho", "skipped"])

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from deltasam.distributed import inside_ddp_forward
 from deltasam.methods import Method
 from deltasam.passes import Passes
+from deltasam.precision import note_grids
 
 LINES = """
     optimizer = MethodOptimizer(torch.optim.AdamW(model.parameters()), method, model, closure="losses")
@@ -60,7 +61,9 @@ class ClosurePasses(Passes):
             randomness=method.randomness,
             sharpness=method.sharpness,
             replay=not method.is_plain(),
+            seed=method.step_seed,
         )
+        self._kind = closure
         self._hidden = None  # from here on a method that looks at the batch or the objective is refused
 
     @property
@@ -156,6 +159,8 @@ class ClosurePasses(Passes):
                 "the closure left no gradient: call loss.backward() in it, or return the losses of the instances, "
                 "shape (N,), and say MethodOptimizer(..., closure='losses')"
             )
+        trained = list(self.trainable.values())
+        note_grids(self.inner, self._kind, loss, trained, [p.grad for p in trained])
         return loss.detach().reshape(1)
 
 

@@ -192,7 +192,7 @@ class Method(ABC):
             sharpness=self.sharpness,
             replay=not self.is_plain(),
             gather=self._needs_whole() and not self.is_plain(),
-            seed=Seed(getattr(self, "seed", 0), self.steps),
+            seed=self.step_seed,
         )
 
     def take(self, passes: Passes) -> Step:
@@ -273,6 +273,11 @@ class Method(ABC):
         """How many steps this method has taken (restored by :meth:`load_state_dict`)."""
         object.__setattr__(self, "_steps_read", True)
         return int(self.state.get("steps", 0))
+
+    @property
+    def step_seed(self) -> Seed:
+        """Where the random numbers of the next step come from: the method's ``seed``, 0 if it has none, and the step."""
+        return Seed(getattr(self, "seed", 0), self.steps)
 
     @property
     def skipped(self) -> int:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.passes import Passes
-from deltasam.randomness import Seed
 from deltasam.weighting import FiniteDifference, Weighting
 from deltasam.weighting._base import usable
 
@@ -82,7 +81,7 @@ class DeltaSAM(Method):
         return self.steps % self.probe_every == 0
 
     def _weighted_gradient(self, passes: Passes) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        weigh = self.weighting.probe(passes, rho=self.rho, eta=self.eta, seed=Seed(self.seed, self.steps))
+        weigh = self.weighting.probe(passes, rho=self.rho, eta=self.eta, seed=self.step_seed)
         found: list[Tensor] = []
 
         def normalised(losses: Tensor) -> Tensor:
