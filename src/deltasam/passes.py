@@ -77,7 +77,8 @@ class Passes:
         # DDP synchronises in backward(); the ascent goes through the module inside.
         self.inner: nn.Module = self.ranks.inner
         self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
-        self.objective = self._kind = objective  # what a part of the step puts in its place is of the same kind
+        self.objective = objective
+        self._kind: Any = objective  # what a part of the step puts in its place is of the same kind
         self.named = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
         self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
         self.params = select(self.inner, params, self.trainable)

@@ -86,7 +86,7 @@ def _surroundings(model: nn.Module, objective: Any, device: torch.device) -> tup
     kind = device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     tf32 = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    code: Hashable = getattr(objective, "__code__", type(objective))
+    code: Any = getattr(objective, "__code__", type(objective))
     return cast, rounded(device) if tf32 and cast is None else frozenset(), code, id(vars(model).get("forward"))
 
 

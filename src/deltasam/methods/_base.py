@@ -276,7 +276,7 @@ class Method(ABC):
 
     @property
     def step_seed(self) -> Seed:
-        """Where the random numbers of the next step come from: the method's ``seed``, 0 if it has none, and the step."""
+        """Where the random numbers of the next step come from: the method's ``seed``, or 0, and the number of steps."""
         return Seed(getattr(self, "seed", 0), self.steps)
 
     @property
