@@ -37,7 +37,7 @@ def test_captured_is_ordinary(row: Row, case: Case, bf16: bool) -> None:
     ("name", "bf16"), [("sam", False), ("sam", True), ("per-instance", False), ("delta-sam", False)]
 )
 def test_trajectories_at_the_size_of_smollm2(name: str, bf16: bool) -> None:
-    data: list[Any] = [to(batch(8, 32, tokens=True, seed=k % 4), "cuda") for k in range(STEPS)]
+    data: list[Any] = [to(batch(8, 32, 49152, tokens=True, seed=k % 4), "cuda") for k in range(STEPS)]
     found = []
     for capture in (True, False):
         model = smol("cuda")
