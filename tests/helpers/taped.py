@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from deltasam import fused, perturb, precision
+from deltasam import fused, perturb
 from deltasam.capture import _captured, _graph
 from deltasam.capture._streams import Needs
 from deltasam.instances import _ascent, _operations, _record
 from deltasam.methods import _in_place_tables
 from deltasam.randomness import Seed
+from deltasam.rounding import add_rounded
 
 
 class Tape(TorchDispatchMode):
@@ -91,19 +92,23 @@ class Kernel:
     """Stands in for the Triton kernel: sees a table of addresses, whose contents arrive after the recording."""
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(table: Tensor, step: Tensor, number: int, **sizes: int) -> None:
+        def launch(table: Tensor, step: Tensor, seed: Tensor, number: int, **options: Any) -> None:
             assert Tape.current is not None
             Tape.current.kernels += 1
-            Tape.current.launches.append(lambda: _move(table, step, number))
+            Tape.current.launches.append(lambda: _move(table, step, seed, number))
 
         return launch
 
 
-def _move(table: Tensor, step: Tensor, number: int) -> None:
-    _, _, sizes, *addresses = table.view(6, number).tolist()
-    for size, *places in zip(sizes, *addresses, strict=True):
+def _move(table: Tensor, step: Tensor, seed: Tensor, number: int) -> None:
+    _, _, sizes, *addresses, codes = table.view(7, number).tolist()
+    grids: dict[int, Any] = {code: grid for grid, code in fused._CODES.items()}
+    for size, *places, code in zip(sizes, *addresses, codes, strict=True):
         w, d, out = (torch.frombuffer((ctypes.c_float * size).from_address(p), dtype=torch.float32) for p in places)
-        out.copy_(w if float(step) == 0 else w + step * d)
+        if float(step) == 0 or not code:
+            out.copy_(w if float(step) == 0 else w + step * d)
+        else:
+            out.copy_(add_rounded(w, step * d, grids[code], torch.Generator().manual_seed(int(seed))))
 
 
 class Streams:
@@ -153,8 +158,8 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_graph, "GraphStreams", Streams)
     monkeypatch.setattr(_graph, "is_ready", lambda device: True)
     monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
-    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=Kernel()))
-    for module in (perturb, precision, _in_place_tables, _ascent, _operations, _record):
+    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=Kernel(), tl=torch))
+    for module in (perturb, _in_place_tables, _ascent, _operations, _record):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
     take = fused.Tables.take
 

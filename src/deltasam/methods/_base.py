@@ -272,12 +272,19 @@ class Method(ABC):
     def steps(self) -> int:
         """How many steps this method has taken (restored by :meth:`load_state_dict`)."""
         object.__setattr__(self, "_steps_read", True)
-        return int(self.state.get("steps", 0))
+        return self._count
 
     @property
     def step_seed(self) -> Seed:
-        """Where the random numbers of the next step come from: the method's ``seed``, or 0, and the number of steps."""
-        return Seed(getattr(self, "seed", 0), self.steps)
+        """Where the random numbers of the next step come from: the method's ``seed``, 0 by default, and its number.
+
+        A captured step puts in the number of the step that is replayed.
+        """
+        return Seed(getattr(self, "seed", 0), self._count)
+
+    @property
+    def _count(self) -> int:
+        return int(self.state.get("steps", 0))
 
     @property
     def skipped(self) -> int:
