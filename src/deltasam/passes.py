@@ -78,7 +78,8 @@ class Passes:
         self.named = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
         self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
         self.params = select(self.inner, params, self.trainable)
-        self.count, self.branches = Count(), Branches(self.device)
+        self.count = Count()
+        self.branches = Branches(self.device)
         self.sizes: list[int | None] = [None] * len(self.batches)
         self.sharpness, self._scale = sharpness, scale
         self._moved: Moved | None = None
@@ -109,7 +110,7 @@ class Passes:
         """
         self.count.forwards += 1
         place = self.branches.aside(p.data for p in self.inner.parameters()) if aside else nullcontext()
-        with torch.no_grad(), place, self.scene(at_w=at_w):
+        with torch.no_grad(), place, self._pass(at_w):
             losses = self.evaluate().detach()
         self.ranks.settle()
         return losses
@@ -138,11 +139,7 @@ class Passes:
         targets = list(self.params.values()) if params is None else list(params)
         require_real(targets, self.trainable)
         parts = []
-        with (
-            torch.enable_grad(),
-            self.scene(at_w=at_w),
-            gradient(targets, self.trainable, self.ranks.sharded) as total,
-        ):
+        with torch.enable_grad(), self._pass(at_w), gradient(targets, self.trainable, self.ranks.sharded) as total:
             for k in range(len(self.batches)):
                 losses = self._evaluate(k, self.inner, graph=True, ascending=True)
                 g = weights(losses.detach()) if callable(weights) else self._part(weights, k)
@@ -214,7 +211,7 @@ class Passes:
         self.count.forwards += 1
         self.count.backwards += 1
         parts, last, model = [], len(self.batches) - 1, self.inner if self.ranks.apart else self.model
-        with torch.enable_grad(), self.scene(at_w=at_w):
+        with torch.enable_grad(), self._pass(at_w):
             for k in range(last + 1):
                 with self.ranks.quiet(k < last):
                     losses = self._evaluate(k, model, graph=True)
@@ -241,10 +238,6 @@ class Passes:
         if self._replay is None:
             raise RuntimeError("this step was set up for a single pass (replay=False)")
         return self._replay.extra()
-
-    def scene(self, *, at_w: bool) -> AbstractContextManager[None]:
-        """What a pass that is made with :meth:`evaluate` runs in: the pass at w, or an extra one."""
-        return (nullcontext() if self._replay is None else self._replay.at_w()) if at_w else self.extra()
 
     @contextmanager
     def fresh_grads(self) -> Iterator[dict[str, nn.Parameter]]:
@@ -330,6 +323,9 @@ class Passes:
             self._replay.rewind()
 
     # -- the mechanism -------------------------------------------------------------------------------------------
+
+    def _pass(self, at_w: bool) -> AbstractContextManager[None]:
+        return (nullcontext() if self._replay is None else self._replay.at_w()) if at_w else self.extra()
 
     def _evaluate(
         self,
