@@ -264,10 +264,6 @@ class Passes:
             raise RuntimeError("this step was set up for a single pass (replay=False)")
         return self._replay.extra()
 
-    def at_w(self) -> AbstractContextManager[None]:
-        """The pass at w, as plain training makes it."""
-        return nullcontext() if self._replay is None else self._replay.at_w()
-
     @contextmanager
     def fresh_grads(self) -> Iterator[dict[str, nn.Parameter]]:
         """Sets ``.grad`` aside, so that what is accumulated inside can be worked on; adds the two afterwards.
@@ -354,7 +350,7 @@ class Passes:
     # -- the mechanism -------------------------------------------------------------------------------------------
 
     def _pass(self, at_w: bool) -> AbstractContextManager[None]:
-        return self.at_w() if at_w else self.extra()
+        return (nullcontext() if self._replay is None else self._replay.at_w()) if at_w else self.extra()
 
     def _evaluate(
         self,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.buffers import Buffers
-from deltasam.host_streams import STREAMS, Use, are_equal, use_of
+from deltasam.draws import STREAMS, Use, are_equal, use_of
 
 Randomness = Literal["shared", "independent"]
 
@@ -216,7 +216,7 @@ class Replay:
     ``randomness="independent"`` extra passes draw from streams of their own instead (still consuming nothing).
 
     Python's and NumPy's global streams are rewound only if the model draws from them or no other thread is alive, see
-    :mod:`deltasam.host_streams`.
+    :mod:`deltasam.draws`.
 
     Cost: a copy of the buffers that change and of the generators' states (5 kB) per pass; no device synchronisation,
     except once per model if it has large buffers.

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from deltasam.batches import MicroBatches, are_texts, batch_size, take, tensors
 from deltasam.buffers import Buffers
 from deltasam.checks import check_number
+from deltasam.draws import use_of
 from deltasam.gradients import set_aside
-from deltasam.host_streams import use_of
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
 from deltasam.objectives import Objective

@@ -80,7 +80,6 @@ class Row:
         act: What is done with a Trainer that a function makes: the one to look at, and a result to compare.
         methods: Which methods are tried: "erm", "sam-0" (without a perturbation), "sam".
         needs: Modules without which the row is skipped.
-        xfail: Why it is known to fail.
     """
 
     name: str
@@ -90,7 +89,6 @@ class Row:
     act: Callable[[Callable[[], Any]], tuple[Any, Any]] = train
     methods: Sequence[str] = ("erm", "sam-0", "sam")
     needs: Sequence[str] = ()
-    xfail: str = ""
 
     def skip_reason(self) -> str | None:
         """Why the row cannot be run with the installed libraries."""
@@ -180,12 +178,7 @@ def differences(ours: Any, plain: Any, tolerance: float, path: str = "") -> Iter
 def params(rows: Sequence[Row]) -> list[Any]:
     """One parameter of a test per row and method."""
     return [
-        pytest.param(
-            row,
-            method,
-            id=f"{row.name}-{method}",
-            marks=[pytest.mark.xfail(reason=row.xfail, strict=False)] if row.xfail else [],
-        )
+        pytest.param(row, method, id=f"{row.name}-{method}")
         for row in rows
         for method in row.methods
     ]

@@ -72,7 +72,7 @@ ROWS = [
     Row("own-head", make=own_head),
     Row("lora-classifier", make=lambda: adapted(bert()), needs=["peft"]),
     Row("lora-llama", make=lambda: adapted(language()), needs=["peft"]),
-    Row("prompt-tuning", make=prompted, needs=["peft"], xfail="the prompt's positions have no labels"),
+    Row("prompt-tuning", make=prompted, needs=["peft"]),
     # Trainers.
     Row("seq2seq-t5", {"predict_with_generate": True, "generation_max_length": 6}, seq2seq, act=train_and_predict),
     Row("seq2seq-bart", make=lambda: seq2seq("bart")),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.batches import tree_map
-from deltasam.host_streams import use_of
+from deltasam.draws import use_of
 from deltasam.methods import Method
 from deltasam.passes import ObjectiveLike
 from deltasam.randomness import RandomState, accelerators, generators_of

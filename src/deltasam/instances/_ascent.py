@@ -13,7 +13,7 @@ from torch import Tensor
 from deltasam.branches import is_recorded
 from deltasam.buffers import Buffers
 from deltasam.checks import check_losses, require_apart
-from deltasam.host_streams import use_of
+from deltasam.draws import use_of
 from deltasam.instances._errors import UncoveredError
 from deltasam.instances._gradient import InstanceGradients
 from deltasam.instances._memory import tell_once

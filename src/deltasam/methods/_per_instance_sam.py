@@ -149,7 +149,7 @@ class PerInstanceSAM(Method):
             return losses
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
-            with part.at_w(), counted(part):
+            with part._pass(at_w=True), counted(part):
                 found = record(
                     part.inner, run, params, size=size, group=self.group, scale=part.scaled, objective=part.objective
                 )
