@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from deltasam.analysis import weights_quality
-from deltasam.analysis._bfloat16 import WideProducts
+from deltasam.analysis._bfloat16 import WideProducts, bfloat16
 from deltasam.analysis._weights_quality import CONDITIONS
 from deltasam.passes import Passes
 from deltasam.randomness import Seed
@@ -58,6 +58,14 @@ def test_every_condition_runs_in_its_precision(has_bfloat16: bool, monkeypatch: 
         seen.clear()
         weights_quality(model, [batch], objective, weightings=ALL, conditions=[condition])  # type: ignore[list-item]
         assert seen == {torch.float64, dtype}  # the reference is in float64
+
+
+def test_torch_may_turn_its_kernels_off_for_bfloat16_only() -> None:
+    """It does so for good where oneDNN refuses a product, as under ``ONEDNN_MAX_CPU_ISA=AVX2``."""
+    before = torch.backends.mkldnn.enabled
+    with bfloat16(torch.device("cpu")):
+        torch.backends.mkldnn.enabled = False
+    assert torch.backends.mkldnn.enabled == before
 
 
 def test_quality_of_the_weights() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,11 +42,14 @@ def _widened(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def bfloat16(device: torch.device) -> Iterator[None]:
-    """Autocast to bfloat16; on a CPU that lacks it the same numbers come by way of float32."""
+    """Autocast to bfloat16; on a CPU that lacks it the same numbers come by way of float32.
+
+    Where oneDNN refuses a product in bfloat16, torch turns oneDNN off for the process; it is turned on again here.
+    """
     slow = device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        if not slow:
+    enabled = torch.backends.mkldnn.enabled
+    try:
+        with torch.autocast(device.type, dtype=torch.bfloat16), WideProducts() if slow else nullcontext():
             yield
-            return
-        with WideProducts():
-            yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled
