@@ -177,8 +177,4 @@ def differences(ours: Any, plain: Any, tolerance: float, path: str = "") -> Iter
 
 def params(rows: Sequence[Row]) -> list[Any]:
     """One parameter of a test per row and method."""
-    return [
-        pytest.param(row, method, id=f"{row.name}-{method}")
-        for row in rows
-        for method in row.methods
-    ]
+    return [pytest.param(row, method, id=f"{row.name}-{method}") for row in rows for method in row.methods]
