@@ -66,15 +66,18 @@ class _NumpyWatch:
         self._thread = threading.get_ident()
         self._module = getattr(sys.modules.get("numpy"), "random", None)
         self._own = {} if self._module is None else dict(_functions(self._module))
-        self._start = None if self._module is None else self._module.get_state()
+        self._start: Any = None
+        self._end: Any = None
 
     def __enter__(self) -> _NumpyWatch:
         if self._module is not None:
             vars(self._module).update({name: self._noting(function) for name, function in self._own.items()})
+            self._start = self._module.get_state()  # read while the wrappers are there, as at the end
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._module is not None:
+            self._end = self._module.get_state()
             vars(self._module).update(self._own)
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,8 +94,11 @@ class _NumpyWatch:
     def may_have_drawn(self) -> bool:
         if self._module is None:
             return "numpy" in sys.modules  # the pass has loaded it
+        if self._start is None:  # an interruption came before the pass
+            return False
         # A change that no wrapper saw comes from a function that was imported by name, in whatever thread.
-        return self.drew or not (self._others_drew or are_equal(self._start, self._module.get_state()))
+        now = self._module.get_state() if self._end is None else self._end
+        return self.drew or not (are_equal(self._start, now) or self._others_drew)
 
 
 def _functions(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
