@@ -82,7 +82,12 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     kernels = torch.backends.mkldnn.enabled
     assert here("train", "--task", "docstrings", "--model", bert, "--output", run, *SMALL, "schedule.steps=2") == 0
     for name, column in (("sharpness", "R_inst"), ("alignment", "regulariser"), ("weights", "snr")):
-        assert here("analyze", name, run, "--rows", 8, "--batch-size", 8) == 0
+        try:
+            assert here("analyze", name, run, "--rows", 8, "--batch-size", 8) == 0
+        except RuntimeError as error:
+            if "pack_vnni2" not in str(error):
+                raise
+            pytest.skip("torch has no attention in bfloat16 for the instruction set that was asked for")
         assert column in capsys.readouterr().out
     some = ("--weightings", "FiniteDifference", "--draws", 2, "--rows", 8, "--batch-size", 4)
     assert here("analyze", "weights", run, *some, "--conditions", "float64", "another direction", "--json") == 0

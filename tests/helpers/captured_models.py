@@ -79,8 +79,8 @@ class Case:
 
     def method(self, row: Row) -> Method:
         """The method of a row, with a radius at which its gradient is clearly not the plain one."""
-        changes: dict[str, Any] = {} if row.rho is None else {"rho": 0.5}
-        made = row.method(**changes)
+        rho = 1.5 if row.name == "asam" else 0.5  # the weights are small, and ASAM's radius is relative to them
+        made = row.method(**({} if row.rho is None else {"rho": rho}))
         if self.params is not None:
             made = made.replace(params=self.params)
         weighting = getattr(made, "weighting", None)
@@ -278,11 +278,13 @@ class Trajectory:
         steps = len(self.losses)
         assert self.report.obstacles == {}
         assert (self.report.ordinary, self.report.recorded, self.report.replayed) == (1, 1, steps - 1)
-        torch.testing.assert_close(self.losses, ordinary.losses, rtol=tolerance, atol=0)
+        # Means of five steps: training magnifies rounding, and single losses are noisy.
+        mine, others = (each.losses[: steps // 5 * 5].view(-1, 5).mean(1) for each in (self, ordinary))
+        torch.testing.assert_close(mine, others, rtol=tolerance, atol=0)
         assert ordinary.losses[-1] < (1 - 3 * tolerance) * ordinary.losses[0]
-        mine, others = (float((each.perturbed - each.losses).mean()) for each in (self, ordinary))
-        assert others > 0.01
-        assert mine == pytest.approx(others, rel=5 * tolerance)
+        rise, meant = (float((each.perturbed - each.losses).mean()) for each in (self, ordinary))
+        assert meant > 0.01
+        assert rise == pytest.approx(meant, rel=5 * tolerance)
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:

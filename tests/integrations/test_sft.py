@@ -89,8 +89,8 @@ def test_without_a_perturbation_it_is_the_plain_trainer(
         return trained(tmp_path, method, model=fresh(dropout), **options)
 
     plain = by(None)
-    assert largest_difference(plain, by(ERM())) < 1e-7
-    assert largest_difference(plain, by(SAM(rho=0.0))) < 1e-7
+    assert largest_difference(plain, by(ERM())) < 1e-6
+    assert largest_difference(plain, by(SAM(rho=0.0))) < 1e-6
     assert largest_difference(plain, by(SAM(rho=0.05))) > 1e-5
 
 
@@ -184,7 +184,7 @@ def test_the_loss_of_the_routers_is_trls(factor: float | None, tmp_path: Path) -
     assert trainer.objective == CausalLM(router_aux_loss_coef=0.001 if factor is None else factor)
     trainer.train()
     plain = trained(tmp_path, None, model=routed(), **options)
-    assert largest_difference(plain, weights(trainer.model)) < 1e-7
+    assert largest_difference(plain, weights(trainer.model)) < 1e-6
     if factor:
         without = trained(tmp_path, None, model=routed(), **(options | {"router_aux_loss_coef": 0.0}))
         assert largest_difference(plain, without) > 1e-5, "the term is felt"
@@ -210,8 +210,8 @@ def test_prompt_tuning(tmp_path: Path) -> None:
         return trained(tmp_path, method, model=fresh(0.0), peft_config=config, max_steps=3)
 
     plain = by(None)
-    assert largest_difference(plain, by(ERM())) < 1e-7
-    assert largest_difference(plain, by(SAM(rho=0.0))) < 1e-7
+    assert largest_difference(plain, by(ERM())) < 1e-6
+    assert largest_difference(plain, by(SAM(rho=0.0))) < 1e-6
     assert largest_difference(plain, by(SAM(rho=0.5))) > 1e-6
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.batches import tensors, tree_map
+from deltasam.capture._constants import filled_constants
 from deltasam.capture._key import NotCapturableError
 from deltasam.capture._streams import GraphStreams, Needs
 from deltasam.fused import Tables, is_ready
@@ -69,6 +70,7 @@ class RecordedStep:
             with (
                 nullcontext() if self._tables is None else self._tables.open(),
                 recorded(self._streams),
+                filled_constants(),
                 torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
             ):
                 self._step = run(self._inputs)
