@@ -36,6 +36,8 @@ test-machines: test $(VARIANTS:%=test-%)  ## the same under other instruction se
 
 test-aten-default: export ATEN_CPU_CAPABILITY = default
 test-aten-avx2: export ATEN_CPU_CAPABILITY = avx2
+# The key of torch's cache of compiled graphs leaves this setting out: a cache for each.
+test-aten-default test-aten-avx2: export TORCHINDUCTOR_CACHE_DIR = $(CURDIR)/.pytest_cache/$@
 test-onednn-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
 test-threads-2: THREADS = 2
 test-threads-4: THREADS = 4
