@@ -76,7 +76,7 @@ def add_rounded(weights: Tensor, move: Tensor, grid: Grid, generator: torch.Gene
         The moved weights, a new tensor with the dtype of ``weights``.
 
     Example:
-        >>> w, generator = torch.ones(10_000), torch.Generator().manual_seed(0)
+        >>> w, generator = torch.ones(1_000_000), torch.Generator().manual_seed(0)
         >>> moved = add_rounded(w, torch.full_like(w, 1e-4), "bf16", generator)
         >>> sorted(set(moved.tolist())), round(float((moved - w).mean()), 5)  # two neighbours of the grid
         ([1.0, 1.0078125], 0.0001)
