@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -117,6 +118,22 @@ def _hf(model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
     return build
 
 
+def mpnet() -> nn.Module:
+    """MPNet; older versions of transformers make its positions on the host, which cannot be recorded."""
+    model = _hf("MPNetForSequenceClassification", "MPNetConfig", **_ENCODER)()
+    encoder: Any = model.mpnet.encoder
+    if ".to(x.device)" in inspect.getsource(encoder.compute_position_bias):
+
+        def on_the_device(x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32) -> Tensor:
+            places = torch.arange(x.size(1), device=x.device)
+            buckets = encoder.relative_position_bucket(places[None, :] - places[:, None], num_buckets=num_buckets)
+            values = encoder.relative_attention_bias(buckets).permute([2, 0, 1]).unsqueeze(0)
+            return values.expand((x.size(0), -1, x.size(1), x.size(1))).contiguous()
+
+        encoder.compute_position_bias = on_the_device
+    return model
+
+
 class LoraLinear(nn.Module):
     """A linear layer with a low-rank adapter, whose parts have the names that peft gives them."""
 
@@ -174,7 +191,7 @@ LLAMA = Case("Llama", _hf("LlamaForCausalLM", "LlamaConfig", **_DECODER), Causal
 CASES = [
     Case("BERT", _hf("BertForSequenceClassification", "BertConfig", **_ENCODER), Classification()),
     Case("RoBERTa", _hf("RobertaForSequenceClassification", "RobertaConfig", **_ENCODER), Classification()),
-    Case("MPNet", _hf("MPNetForSequenceClassification", "MPNetConfig", **_ENCODER), Classification()),
+    Case("MPNet", mpnet, Classification()),
     Case("DistilBERT", _hf("DistilBertForSequenceClassification", "DistilBertConfig", vocab_size=VOCABULARY, dim=16,
                            n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=24, pad_token_id=1,
                            dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0, num_labels=3),
