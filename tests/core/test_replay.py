@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 from deltasam.methods import SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.passes import Passes
 from deltasam.randomness import RandomState, Replay, Seed
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no thread of another test were alive; what is different then is in ``test_draws.py``."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 
 def objective(model: nn.Module, x: Tensor) -> Tensor:
