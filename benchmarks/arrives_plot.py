@@ -59,9 +59,10 @@ def frozen(axes: Any, rho: float = 0.003) -> None:
             value = share[source, way]
             axes.plot([place + aside] * 2, [1, value], color=colour, linewidth=1.5)
             axes.plot(place + aside, value, color=colour, marker=marker, markersize=6)
+            number, above = f"{value:.0f}" if value >= 10 else f"{value:.2f}", value > 1
             axes.annotate(
-                f"{value:.0f}" if value >= 10 else f"{value:.2f}", (place + aside, value), (0, 6 if value > 1 else -6), textcoords="offset points",
-                ha="center", va="bottom" if value > 1 else "top", color=colour, fontsize="small",
+                number, (place + aside, value), (0, 6 if above else -6), textcoords="offset points",
+                ha="center", va="bottom" if above else "top", color=colour, fontsize="small",
             )  # fmt: skip
     axes.set_yscale("log")
     axes.set_ylim(0.1, 3 * max(share.values()))  # room for the number above
