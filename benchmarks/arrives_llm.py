@@ -15,7 +15,8 @@ A step is taken in three ways:
 
 All other arithmetic is float32, so that nothing else differs. Reported: the rise of the loss, its share of the rise
 that was meant, the share of the perturbation that arrived in the rounded weights, and the cosine of the adapters'
-gradient at w + eps with the one that was meant.
+gradient at w + eps with the one that was meant. Every step of ``deltasam.SAM`` is the first of a new object and
+draws the same random bits, so that the deviations of its rows from 1 are one draw, not many.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 numbers = f"{row['rise']:+.4f} | {row['share']:.2f} | {row['arrived']:.2f} | {row['cosine']:.4f}"
                 print(f"| {source} | {halfway:.3f} | {rho} | {row['way']} | {numbers} |", flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=1))
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

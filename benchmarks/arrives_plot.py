@@ -59,7 +59,8 @@ def frozen(axes: Any, rho: float = 0.003) -> None:
             value = share[source, way]
             axes.plot([place + aside] * 2, [1, value], color=colour, linewidth=1.5)
             axes.plot(place + aside, value, color=colour, marker=marker, markersize=6)
-            number, above = f"{value:.0f}" if value >= 10 else f"{value:.2f}", value > 1
+            number = f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+            above = value > 1 and way == "nearest"  # so that no two numbers meet
             axes.annotate(
                 number, (place + aside, value), (0, 6 if above else -6), textcoords="offset points",
                 ha="center", va="bottom" if above else "top", color=colour, fontsize="small",
@@ -89,8 +90,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         looks = {"rounded to nearest": (NEAREST, "o"), "rounded stochastically (deltasam)": (STOCHASTIC, "s")}
         handles = [Line2D([], [], color=colour, marker=m, label=name) for name, (colour, m) in looks.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        dated = {"metadata": {"Date": None}} if output.suffix == ".svg" else {}  # the same file every time
-        figure.savefig(output, transparent=output.suffix == ".svg", dpi=150, **dated)
+        is_text = output.suffix == ".svg"
+        dated = {"metadata": {"Date": None}} if is_text else {}  # the same file every time
+        figure.savefig(output, transparent=is_text, dpi=150, **dated)
+    if is_text:  # matplotlib leaves spaces at the ends of lines
+        output.write_text("".join(f"{line.rstrip()}\n" for line in output.read_text("utf-8").splitlines()), "utf-8")
 
 
 if __name__ == "__main__":
