@@ -72,7 +72,6 @@ class Contestant:
     has_rho: bool = True  # and with rho = 0 it is its base optimizer
     ascends: bool = True  # its first backward serves the perturbation only
     moves: bool = True  # the weights themselves
-    radius: bool = True  # the norm of the move is rho
     base: Callable[[nn.Module, float], Any] = adamw
 
 
@@ -155,7 +154,7 @@ def pytorch_optimizer(name: str) -> Contestant:
 
     answer = (lambda loss: (None, loss)) if name == "GSAM" else (lambda loss: loss)
     build = by_closure(make, first=name not in ("WSAM", "GSAM"), answer=answer)
-    return Contestant(name, build, has_rho=name != "BSAM", radius=name != "BSAM")
+    return Contestant(name, build, has_rho=name != "BSAM")
 
 
 def sam_pytorch() -> Contestant:
@@ -191,7 +190,7 @@ def heavyball() -> Contestant:
         radius = {"ball": options["rho"]} if "rho" in options else {}
         return package.SAMWrapper(model.parameters(), base(model, lr), **radius)
 
-    return Contestant("heavyball SAMWrapper", by_closure(make), base=base, radius=False)
+    return Contestant("heavyball SAMWrapper", by_closure(make), base=base)
 
 
 def torchzero() -> Contestant:
