@@ -272,15 +272,17 @@ def float32_steps(
 
 
 def rounded(c: Contestant) -> str:
-    """Whether bfloat16 weights move as float32 weights of the same values do: the projection on that move, to 10%."""
+    """Whether bfloat16 weights move as float32 weights of the same values do: the projection on that move, to 10%.
+
+    Of a method that adds its perturbation to the outputs of the layers, the rise of the loss is compared.
+    """
     if not c.ascends or not c.has_rho:
         return "-"
-    if not c.moves:
-        return YES
     shares = []
     for model, batch, options, meant in float32_steps(c, torch.bfloat16, IN_BFLOAT16.get(c.name, {})):
-        move = observed(c, model.to(torch.bfloat16), batch, options).move
-        shares.append(float(move @ meant.move / (meant.move @ meant.move)))
+        found = observed(c, model.to(torch.bfloat16), batch, options)
+        along = float(found.move @ meant.move / (meant.move @ meant.move)) if c.moves else found.rise / meant.rise
+        shares.append(along)
     share = fmean(shares)
     return YES if abs(share - 1) < 0.1 else f"{NO} ({share:.2f} of it arrives)"
 
@@ -381,17 +383,16 @@ BSAM discards the gradient that is infinite here.
 The two rows about the perturbation in bfloat16 use a transformer of 0.46 million weights of standard deviation
 0.02, at the radius that raises the loss by {rise} in float32, and average over {seeds} models and batches. The
 first compares the move of bfloat16 weights with the move of float32 weights of the same values: the projection on
-that move must be within 10% of 1. The second compares a step under autocast with the same step in float32: the rise
-of the loss must agree to 10%, the gradient to a cosine of 0.99.
+that move must be within 10% of 1 (of PerInstanceSAM, the rise of the loss). The second compares a step under autocast
+with the same step in float32: the rise of the loss must agree to 10%, the gradient to a cosine of 0.99.
 
 deltasam rounds the perturbation stochastically to what the weights are stored or used in, so that it arrives in the
 mean; {{doc}}`precision` explains how. PerInstanceSAM does not move the weights. It adds its perturbation to the
 outputs of layers, which are bfloat16 here, and loses what is too small for their precision. At this radius about
 0.8 of the rise arrives, both under autocast and with bfloat16 weights; at a larger radius nearly all of it does.
-The first row counts PerInstanceSAM as a yes, because there is no move of the weights to compare. DeltaSAM uses
-`Directional()` in the first row, as its warning recommends for bfloat16 weights. Its default weights are mostly
-rounding error there: the perturbation arrives, but its direction differs from the float32 one, and the projection
-is about 0.5.
+DeltaSAM uses `Directional()` in the first row, as its warning recommends for bfloat16 weights. Its default weights are
+mostly rounding error there: the perturbation arrives, but its direction differs from the float32 one, and the
+projection is about 0.5.
 """
 
 MORE = """
