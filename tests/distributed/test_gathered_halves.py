@@ -1,4 +1,4 @@
-"""Float32 shards that FSDP gathers in half precision: the probes' differences are rounded away, and that is said."""
+"""Float32 shards that are gathered, or used, in half precision: perturbations arrive, and poor probes are warned of."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from deltasam import SAM, measured_arrival
 from deltasam.methods import DeltaSAM
 from helpers.rank_blocks import CAN_SHARD
 
@@ -42,3 +43,23 @@ def test_probes_of_shards_that_are_gathered_in_bfloat16(halves: bool) -> None:
     found = [str(each.message) for each in told if "probe" in str(each.message)]
     assert len(found) == halves
     assert all("bfloat16" in message and "MixedPrecisionPolicy" in message for message in found)
+
+
+@pytest.mark.parametrize("kind", ["gathered", "autocast"])
+@pytest.mark.parametrize("sharpness", ["local", "global"])
+def test_a_perturbation_of_shards_arrives(kind: str, sharpness: str) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 1))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.bfloat16())  # on the grid: without stochastic rounding most of the move would be lost
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if kind == "gathered" else None))
+    method, shares = SAM(rho=2e-3, sharpness=sharpness), []
+    for _ in range(5):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"), measured_arrival():
+            shares.append(float(method.backward(model, torch.randn(8, 64), objective).arrived))
+    assert sum(shares) / 5 == pytest.approx(1, abs=0.12)
+    assert all(torch.equal(p.full_tensor(), before[name]) for name, p in model.named_parameters())
