@@ -1,4 +1,4 @@
-"""Float32 shards that are gathered, or used, in half precision: perturbations arrive, and poor probes are warned of."""
+"""Float32 shards that are gathered or used in half precision: perturbations arrive, and poor probes are warned of."""
 
 from __future__ import annotations
 
