@@ -237,7 +237,7 @@ class Method(ABC):
                 f"{type(self).__name__}._step returned {shown(step)}, not a Step, the record of what happened: end it "
                 "with `return finish(passes, losses)` (from deltasam.methods import finish)"
             )
-        self.state["steps"] = int(self.state.get("steps", 0)) + 1
+        self.state["steps"] = self._count + 1
         if step.skipped is not None:
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
         return step
@@ -276,7 +276,7 @@ class Method(ABC):
 
     @property
     def step_seed(self) -> Seed:
-        """Where the random numbers of the next step come from: the method's ``seed``, 0 by default, and its number.
+        """Where the random numbers of the next step come from: its ``seed``, 0 by default, and the step's number.
 
         A captured step puts in the number of the step that is replayed.
         """
