@@ -35,8 +35,8 @@ from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import deltasam
-from deltasam.rounding import nearest
-from deltasam.tasks import DataSource, find_task
+from deltasam.lab.tasks import DataSource, find_task
+from deltasam.step.rounding import nearest
 
 SOURCES: dict[str, Callable[[Tensor], Tensor]] = {
     "bf16": lambda w: w.bfloat16().float(),

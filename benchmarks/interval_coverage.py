@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltasam.report import summarize
+from deltasam.lab.report import summarize
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "results" / "interval-coverage" / "normal.json"

@@ -24,7 +24,7 @@ from peer_optimizers import mixed as autocast_of
 from torch import Tensor, nn
 
 from deltasam import Directional
-from deltasam.methods.catalogue import METHODS
+from deltasam.lab.catalogue import METHODS
 
 YES, NO = "yes", "**no**"
 RISE = 0.03  # of the loss, in the checks in bfloat16: as small as SAM's are in fine-tuning

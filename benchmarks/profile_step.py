@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--top", type=int, default=12, help="kernels to list one by one")
     options = parser.parse_args(argv)
 
-    from deltasam.bench import contestants, prepared
-    from deltasam.bench.options import StepOptions
+    from deltasam.lab.bench import contestants, prepared
+    from deltasam.lab.bench.options import StepOptions
 
     batch, length = map(int, options.size.split("x"))
     shape = StepOptions(

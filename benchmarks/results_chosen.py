@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from deltasam.report import Run, method_name, read_runs
+from deltasam.lab.report import Run, method_name, read_runs
 
 glue = runpy.run_path(str(Path(__file__).with_name("results_glue.py")))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deltasam.report import Comparison, Run, holm, method_name, method_order, paired_test, summarize
+from deltasam.lab.report import Comparison, Run, holm, method_name, method_order, paired_test, summarize
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

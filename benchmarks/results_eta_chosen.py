@@ -6,7 +6,7 @@ import runpy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deltasam.report import Run, read_runs
+from deltasam.lab.report import Run, read_runs
 
 glue = runpy.run_path(str(Path(__file__).with_name("results_glue.py")))
 gain = runpy.run_path(str(Path(__file__).with_name("results_chosen.py")))["gain"]

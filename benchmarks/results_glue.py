@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from pathlib import Path
 
-from deltasam.report import Run, method_name, paper, read_runs, summarize
+from deltasam.lab.report import Run, method_name, paper, read_runs, summarize
 
 common = runpy.run_path(str(Path(__file__).with_name("results_common.py")))
 forest = runpy.run_path(str(Path(__file__).with_name("forest_plot.py")))["forest"]

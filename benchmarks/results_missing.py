@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from deltasam.report import Run, read_runs
+from deltasam.lab.report import Run, read_runs
 
 common = runpy.run_path(str(Path(__file__).with_name("results_common.py")))
 

@@ -6,7 +6,7 @@ import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltasam.report import Run, method_name, paper, read_runs
+from deltasam.lab.report import Run, method_name, paper, read_runs
 
 common = runpy.run_path(str(Path(__file__).with_name("results_common.py")))
 table, with_interval, order = (common[name] for name in ("table", "with_interval", "order"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltasam.report import Run, holm, method_name, pooled_test
+from deltasam.lab.report import Run, holm, method_name, pooled_test
 
 HERE = Path(__file__).parent
 glue = runpy.run_path(str(HERE / "results_glue.py"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from deltasam.report import Run, method_name, read_runs
+from deltasam.lab.report import Run, method_name, read_runs
 
 HERE = Path(__file__).parent
 glue = runpy.run_path(str(HERE / "results_glue.py"))

@@ -6,7 +6,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deltasam.report import Run, paper, read_runs, summarize
+from deltasam.lab.report import Run, paper, read_runs, summarize
 
 common = runpy.run_path(str(Path(__file__).with_name("results_common.py")))
 table, with_interval, primary = common["table"], common["with_interval"], common["primary"]

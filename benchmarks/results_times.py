@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deltasam.report import method_name, paper
+from deltasam.lab.report import method_name, paper
 
 common = runpy.run_path(str(Path(__file__).with_name("results_common.py")))
 table, TASKS = common["table"], common["TASKS"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deltasam.report import holm, paired_test, summarize
+from deltasam.lab.report import holm, paired_test, summarize
 
 HERE = Path(__file__).parent
 table = runpy.run_path(str(HERE / "page_tables.py"))["table"]

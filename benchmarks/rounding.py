@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deltasam.report import Run, holm, method_name, method_order, pooled_test, read_runs, summarize
+from deltasam.lab.report import Run, holm, method_name, method_order, pooled_test, read_runs, summarize
 
 Key = tuple[str, str, str]  # precision, method, task
 Cell = dict[int, Run]  # by seed

@@ -63,7 +63,7 @@ class Wish:
 
     def options(self, *, rounds: int, seconds: float | None = None, **settings: Any) -> Any:
         """With another number of rounds than the part's own, each stays as long as it was."""
-        from deltasam.bench.options import StepOptions
+        from deltasam.lab.bench.options import StepOptions
 
         chosen = self.rounds or rounds
         total = None if seconds is None else seconds * chosen / rounds
@@ -152,7 +152,7 @@ def contestants(part: str, options: Any) -> list[Any] | None:
 
     The loop is not captured, it is long enough as it is; and one method is enough to see what compiling does.
     """
-    from deltasam.bench import contestants as named
+    from deltasam.lab.bench import contestants as named
 
     only_eager = {"loop": "PerInstanceSAM-loop", "compiled": "ERM"}.get(part)
     if only_eager is None:
@@ -188,8 +188,8 @@ class Store:
 
 def run(part: str, options: Any, store: Store, command: str, commit: str | None, turns: Any = None) -> None:
     """One measurement, to one file and one line."""
-    from deltasam.bench import measure
-    from deltasam.bench import report as reports
+    from deltasam.lab.bench import measure
+    from deltasam.lab.bench import report as reports
 
     name = name_of(options)
     about = {"part": part, "command": command}

@@ -26,13 +26,13 @@ INTRODUCTION = """# Speed
 <!-- written by benchmarks/speed_page.py from results/speed; edit that, not this -->
 
 Eager fine-tuning of a base-sized model on a fast GPU waits for the host to launch kernels.
-`deltasam.capture.Captured` records the whole step (all passes, perturbation, way back, and the optimizer if you hand
+`deltasam.speed.capture.Captured` records the whole step (all passes, perturbation, way back, and the optimizer if you hand
 it over) as one CUDA graph per batch shape and replays it:
 
 ```python
 import torch
 from deltasam import Classification, DeltaSAM
-from deltasam.capture import Captured
+from deltasam.speed.capture import Captured
 
 model = torch.nn.Linear(4, 3)  # your model, on the GPU
 batch = (torch.randn(8, 4), torch.randint(3, (8,)))
@@ -49,12 +49,12 @@ Give your batches an attention mask: without one transformers makes it while the
 ordinary step, and takes another attention kernel, whose dropout masks are others (the passes of a step still share
 them). The probes of delta-SAM are branches of the graph beside the pass at w: a small batch does not fill the GPU, and
 then they cost less than the third that their FLOPs are. For the while the weights at w - r lie beside those at w + r.
-The move to w + eps is one kernel for all parameters (`deltasam.fused`, by Triton; torch's own where there is none).
+The move to w + eps is one kernel for all parameters (`deltasam.step.fused`, by Triton; torch's own where there is none).
 
 Compile the model, too, where its shapes are few: `Captured` records what `torch.compile` makes of it.
 
 ```python
-from deltasam.compiling import compiled
+from deltasam.speed.compiling import compiled
 
 fast = compiled(model)  # nothing is compiled before the first step of a shape; save `model`, not this
 ```

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deltasam.spelling import counted
+from deltasam.step.names import counted
 
 table = runpy.run_path(str(Path(__file__).with_name("page_tables.py")))["table"]
 two_panels = runpy.run_path(str(Path(__file__).with_name("speed_plots.py")))["two_panels"]

@@ -41,10 +41,10 @@ def measure_all(
     import torch
     import transformers
 
-    from deltasam.commit import commit
-    from deltasam.experiments import load_run, run
-    from deltasam.experiments.sweeps import final_runs, read_sweep
-    from deltasam.storage import write_text
+    from deltasam.integrations.storage import write_text
+    from deltasam.lab.commit import commit
+    from deltasam.lab.experiments import load_run, run
+    from deltasam.lab.sweeps import final_runs, read_sweep
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

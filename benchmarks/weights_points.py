@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deltasam.report import read_runs
+from deltasam.lab.report import read_runs
 
 NEW, OLD = "instance-weights", "weights"
 

@@ -72,7 +72,7 @@ class Store:
 
     def put(self, name: str, found: dict[str, Any]) -> None:
         """Adds a measurement and writes the file."""
-        from deltasam.storage import write_text
+        from deltasam.integrations.storage import write_text
 
         self.record["measurements"][name] = found
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def measure(name: str, model: Any, batches: Sequence[Any], objective: Any) -> li
 
 def planned(sweep_file: Path, updates: Sequence[int]) -> Iterator[tuple[str, Any]]:
     """The models by label; with ``updates`` plain training of so many instead, and SAM of the most."""
-    from deltasam.experiments.sweeps import final_runs, read_sweep
+    from deltasam.lab.sweeps import final_runs, read_sweep
 
     sweep = read_sweep(sweep_file)
     if updates:
@@ -118,8 +118,8 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str, 
     """Trains one model, unless it is there, and makes the measurements that are missing and can begin in time."""
     import torch
 
-    from deltasam.commit import commit
-    from deltasam.experiments import load_run, run
+    from deltasam.lab.commit import commit
+    from deltasam.lab.experiments import load_run, run
 
     about = {
         "model": label, "run_id": config.run_id, "split": "train", "rows": options.rows,

@@ -83,7 +83,11 @@ def libraries_speak_again() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def forkserver() -> None:
     """The process that those of a sweep are forks of: it imports for all tests, and is older than their variables."""
-    modules = ["deltasam.experiments._run", "deltasam.experiments._trainer", "sklearn.metrics"]  # what a run imports
+    modules = [
+        "deltasam.lab.experiments._run",
+        "deltasam.lab.experiments._trainer",
+        "sklearn.metrics",
+    ]  # what a run imports
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     multiprocessing.forkserver.ensure_running()
 
@@ -91,10 +95,10 @@ def forkserver() -> None:
 @pytest.fixture
 def plugins_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plugins may be imported into this process: afterwards nothing knows of them."""
-    from deltasam import plugins
-    from deltasam.experiments import REGULARISERS, WEIGHTINGS
-    from deltasam.methods.catalogue import METHODS
-    from deltasam.tasks import TASKS
+    from deltasam.lab import plugins
+    from deltasam.lab.catalogue import METHODS
+    from deltasam.lab.experiments import REGULARISERS, WEIGHTINGS
+    from deltasam.lab.tasks import TASKS
 
     tables: list[dict[str, Any]] = [METHODS, WEIGHTINGS, REGULARISERS, TASKS]
     before, modules = [dict(table) for table in tables], set(sys.modules)

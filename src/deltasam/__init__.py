@@ -64,20 +64,16 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "EmbeddingNoise",
         "Objective",
     ),
-    "deltasam.batches": ("MicroBatches",),
-    "deltasam.perturb": ("select",),
-    "deltasam.precision": ("measured_arrival",),
-    "deltasam.instances": ("instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances"),
+    "deltasam.step.batches": ("MicroBatches",),
+    "deltasam.step.perturb": ("select",),
+    "deltasam.step.precision": ("measured_arrival",),
+    "deltasam.per_instance": ("instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = list(_HOME)
 
 if TYPE_CHECKING:
-    from deltasam.batches import MicroBatches as MicroBatches
-    from deltasam.instances import instance_adversarial_losses as instance_adversarial_losses
-    from deltasam.instances import instance_gradient_norms as instance_gradient_norms
-    from deltasam.instances import perturbed_instances as perturbed_instances
     from deltasam.methods import ASAM as ASAM
     from deltasam.methods import ERM as ERM
     from deltasam.methods import ESAM as ESAM
@@ -105,8 +101,12 @@ if TYPE_CHECKING:
     from deltasam.objectives import Regression as Regression
     from deltasam.objectives import Seq2Seq as Seq2Seq
     from deltasam.objectives import Tokens as Tokens
-    from deltasam.perturb import select as select
-    from deltasam.precision import measured_arrival as measured_arrival
+    from deltasam.per_instance import instance_adversarial_losses as instance_adversarial_losses
+    from deltasam.per_instance import instance_gradient_norms as instance_gradient_norms
+    from deltasam.per_instance import perturbed_instances as perturbed_instances
+    from deltasam.step.batches import MicroBatches as MicroBatches
+    from deltasam.step.perturb import select as select
+    from deltasam.step.precision import measured_arrival as measured_arrival
     from deltasam.weighting import Directional as Directional
     from deltasam.weighting import FiniteDifference as FiniteDifference
     from deltasam.weighting import LossWeights as LossWeights

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltasam.analysis import alignment, weights_quality
-from deltasam.float32 import float32_kept, full_float32
+from deltasam.step.float32 import float32_kept, full_float32
 from deltasam.weighting import FiniteDifference, OwnGradient
 from helpers.problems import TRANSFORMER_NO_DROPOUT
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from deltasam.analysis import weights_quality
 from deltasam.analysis._bfloat16 import WideProducts, bfloat16
 from deltasam.analysis._weights_quality import CONDITIONS
-from deltasam.passes import Passes
-from deltasam.randomness import Seed
+from deltasam.step.passes import Passes
+from deltasam.step.randomness import Seed
 from deltasam.weighting import Directional, FiniteDifference, OwnGradient, Weighting
 from helpers.problems import TRANSFORMER
 

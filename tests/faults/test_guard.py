@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.experiments import DivergedError, _faults
-from deltasam.experiments._faults import Guard, skips_by_itself
 from deltasam.integrations import MethodTrainer
+from deltasam.lab.experiments import DivergedError, _faults
+from deltasam.lab.experiments._faults import Guard, skips_by_itself
 from deltasam.methods import SAM
 from deltasam.objectives import Classification
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from deltasam.cli import main
-from deltasam.experiments import ConfigError, RunConfig, RunFolder, run
-from deltasam.experiments._trainer import RunTrainer
 from deltasam.integrations import LostError
 from deltasam.integrations._lost import lost_told
+from deltasam.lab.cli import main
+from deltasam.lab.experiments import ConfigError, RunConfig, RunFolder, run
+from deltasam.lab.experiments._trainer import RunTrainer
 from deltasam.methods import Method
 from helpers.fault_runs import config
 from helpers.trainers import assert_same_bits
@@ -149,7 +149,9 @@ def test_a_worker_of_the_data_loader_dies(
     good = RunFolder(folder).last_checkpoint(12)
     assert good is not None
     assert int(good.name.rpartition("-")[2]) >= 6
-    monkeypatch.setattr("deltasam.experiments._lock.PATIENCE", 300.0)  # what is left of the workers holds the folder
+    monkeypatch.setattr(
+        "deltasam.lab.experiments._lock.PATIENCE", 300.0
+    )  # what is left of the workers holds the folder
     run(one, folder)
     assert_same_bits(load_file(folder / "model/model.safetensors"), wanted)
 

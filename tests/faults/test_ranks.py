@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from deltasam.experiments import RunConfig
+from deltasam.lab.experiments import RunConfig
 from helpers.data import REPOSITORY
 from helpers.fault_runs import config
 from helpers.trainers import assert_same_bits

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deltasam.experiments import DivergedError, RunConfig, RunFolder, run
-from deltasam.experiments._folder import mark_complete, notes_of
-from deltasam.experiments._trainer import RunTrainer
+from deltasam.lab.experiments import DivergedError, RunConfig, RunFolder, run
+from deltasam.lab.experiments._folder import mark_complete, notes_of
+from deltasam.lab.experiments._trainer import RunTrainer
 from helpers.data import REPOSITORY
 from helpers.fault_runs import config
 
@@ -153,7 +153,7 @@ def test_diverged_run_ends_and_names_the_checkpoint(
 def test_an_update_that_is_not_finite_is_left_out() -> None:
     from types import SimpleNamespace
 
-    from deltasam.experiments._faults import Guard
+    from deltasam.lab.experiments._faults import Guard
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)

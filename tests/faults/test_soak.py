@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods.catalogue import METHODS
+from deltasam.lab.catalogue import METHODS
 from helpers.problems import TinyTransformer, cross_entropy
 
 WARM = 60  # caches fill, LookSAM and FisherSAM pass through all their phases

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from deltasam import ERM, SAM, Contrastive, FreeLB, MicroBatches
 from deltasam.integrations import MethodTrainer
 from deltasam.methods import ESAM, TAT, TAVAT, PerInstanceSAM, SubsetSAM
-from deltasam.splitting import Splitting
+from deltasam.speed.splitting import Splitting
 from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, cross_entropy, grads, relative_error
 from helpers.promises import snapshot
 from helpers.rows import ROWS, Row
@@ -176,7 +176,7 @@ def test_what_cannot_be_split() -> None:
 REAL = """
 import resource, torch
 from deltasam import SAM, MicroBatches
-from deltasam.splitting import Splitting
+from deltasam.speed.splitting import Splitting
 from torch import nn
 
 torch.set_num_threads(1)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from deltasam import storage
+from deltasam.integrations import storage
 from deltasam.integrations._state import load_state, save_state
-from deltasam.storage import StorageError, seal, sealed, told_clearly, write_text
+from deltasam.integrations.storage import StorageError, seal, sealed, told_clearly, write_text
 
 CPU = torch.device("cpu")
 

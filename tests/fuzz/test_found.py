@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deltasam.experiments import ConfigError, RunConfig
+from deltasam.lab.experiments import ConfigError, RunConfig
 
 
 @pytest.mark.parametrize("value", [1, 2.5, True, {"RDrop"}])

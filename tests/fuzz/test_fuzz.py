@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from deltasam import MicroBatches
-from deltasam.experiments import ConfigError, Result, RunConfig, resolve
-from deltasam.instances import InstancesMixedError, UncoveredError
 from deltasam.integrations._state import load_state, save_state
-from deltasam.methods.catalogue import METHODS
-from deltasam.splitting import Splitting
-from deltasam.storage import StorageError, seal, sealed
+from deltasam.integrations.storage import StorageError, seal, sealed
+from deltasam.lab.catalogue import METHODS
+from deltasam.lab.experiments import ConfigError, Result, RunConfig, resolve
+from deltasam.per_instance import InstancesMixedError, UncoveredError
+from deltasam.speed.splitting import Splitting
 
 EXAMPLES = int(os.environ.get("DELTASAM_FUZZ", "60"))
 fuzzed = settings(

@@ -120,7 +120,7 @@ def main(folder: Path, cases: list[str]) -> None:
 
 def kill(rank: str, step: str, file: str) -> None:
     """SIGKILL for a process in the middle of a step, unless the file says that it has happened."""
-    from deltasam.experiments._trainer import RunTrainer
+    from deltasam.lab.experiments._trainer import RunTrainer
 
     original, calls = RunTrainer.training_step, 0
 
@@ -138,7 +138,7 @@ def kill(rank: str, step: str, file: str) -> None:
 if __name__ == "__main__":
     fsdp_on_cpu.allow()
     if sys.argv[1] == "cli":
-        from deltasam.cli import main as deltasam
+        from deltasam.lab.cli import main as deltasam
 
         if "DELTASAM_KILL" in os.environ:
             kill(*os.environ["DELTASAM_KILL"].split(":"))

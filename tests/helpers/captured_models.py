@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.capture import Captured, CaptureReport
 from deltasam.methods import ERM, Method
 from deltasam.objectives import CausalLM, Classification, Seq2Seq
+from deltasam.speed.capture import Captured, CaptureReport
 from deltasam.weighting import FiniteDifference, RandomWeights
 from helpers.rows import ROWS, Row
 

@@ -27,12 +27,12 @@ import tqdm.auto
 import tqdm.std
 import transformers.trainer  # noqa: F401
 
-import deltasam.cli.train  # noqa: F401
-from deltasam.cli import main
-from deltasam.experiments import RunConfig, run
-from deltasam.experiments._callbacks import Recorder  # noqa: F401
-from deltasam.experiments._faults import Guard  # noqa: F401
-from deltasam.experiments._trainer import RunTrainer
+import deltasam.lab.cli.train  # noqa: F401
+from deltasam.lab.cli import main
+from deltasam.lab.experiments import RunConfig, run
+from deltasam.lab.experiments._callbacks import Recorder  # noqa: F401
+from deltasam.lab.experiments._faults import Guard  # noqa: F401
+from deltasam.lab.experiments._trainer import RunTrainer
 from helpers.pretrained import bert_folder
 
 UPDATES = 12

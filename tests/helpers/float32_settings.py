@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from deltasam.float32 import float32_kept, full_float32, rounded
+from deltasam.step.float32 import float32_kept, full_float32, rounded
 
 NEW = hasattr(torch.backends, "fp32_precision")
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -111,7 +111,7 @@ def after_blocks_in_blocks() -> Any:
 
 
 def after_a_run() -> Any:
-    from deltasam.experiments import _run
+    from deltasam.lab.experiments import _run
 
     torch.cuda.is_available = lambda: True
     torch.cuda.reset_peak_memory_stats = lambda *a: None
@@ -139,8 +139,8 @@ def kept() -> Any:
 def works() -> Any:
     """A step of delta-SAM, an analysis, the key of a graph: on the CPU, with the settings for both devices."""
     from deltasam.analysis import alignment
-    from deltasam.capture._key import surroundings_key
     from deltasam.methods import DeltaSAM
+    from deltasam.speed.capture._key import surroundings_key
     from deltasam.weighting import FiniteDifference, OwnGradient
     from helpers.problems import TRANSFORMER_NO_DROPOUT
 
@@ -196,7 +196,7 @@ def answered(way: str, question: Callable[[], Any]) -> Any:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     import deltasam.analysis  # once, not in every fork
-    import deltasam.experiments._run
+    import deltasam.lab.experiments._run
     import deltasam.methods  # noqa: F401
 
     told = {name: {ask: answered(way, q) for ask, q in QUESTIONS.items()} for name, way in WAYS.items()}

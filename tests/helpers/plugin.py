@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from deltasam.experiments import register
+from deltasam.lab.experiments import register
+from deltasam.lab.tasks import DocstringTask
 from deltasam.methods import SAM
 from deltasam.objectives.regularisers import Wrapper
-from deltasam.tasks import DocstringTask
 from deltasam.weighting import Weighting
 
 

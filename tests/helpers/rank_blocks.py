@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from deltasam import LookSAM, PerInstanceSAM
-from deltasam.distributed import _parameter_groups
+from deltasam.parallel.distributed import _parameter_groups
 from helpers.problems import relative_error
 
 CAN_SHARD = hasattr(torch.cpu.current_stream(), "record_event")  # a model on a CPU, by this version of torch

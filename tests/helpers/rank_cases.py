@@ -316,8 +316,8 @@ def gathered(rank: int, world: int) -> dict[str, float]:
 
 def directions(rank: int, world: int) -> dict[str, float]:
     """Random directions: equal where replicated, standard normal and different where sharded."""
-    from deltasam.perturb import global_norm, random_direction
-    from deltasam.randomness import Seed
+    from deltasam.step.perturb import global_norm, random_direction
+    from deltasam.step.randomness import Seed
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(100, 200), nn.Linear(200, 30))

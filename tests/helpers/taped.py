@@ -1,7 +1,7 @@
 """A CUDA graph played on the CPU: every operation of a step goes onto a tape, and a replay runs the tape.
 
 It keeps what matters about a graph. A replay runs no Python of the step. It reads and writes the memory that was
-recorded. What a recording writes to memory from before is undone. Kernels of ``deltasam.fused`` run in replays only,
+recorded. What a recording writes to memory from before is undone. Kernels of ``deltasam.step.fused`` run in replays only,
 when their table of addresses has been sent. An operation on an empty list of tensors raises, as on a GPU.
 
 It cannot show what waits for the device, nor parallel branches.
@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from deltasam import fused, perturb
-from deltasam.capture import _captured, _graph
-from deltasam.capture._streams import Needs
-from deltasam.instances import _ascent, _operations, _record
 from deltasam.methods import _in_place_tables
-from deltasam.randomness import Seed
-from deltasam.rounding import add_rounded
+from deltasam.per_instance import _ascent, _operations, _record
+from deltasam.speed.capture import _captured, _graph
+from deltasam.speed.capture._streams import Needs
+from deltasam.step import fused, perturb
+from deltasam.step.randomness import Seed
+from deltasam.step.rounding import add_rounded
 
 
 class Tape(TorchDispatchMode):
@@ -158,7 +158,7 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_graph, "GraphStreams", Streams)
     monkeypatch.setattr(_graph, "is_ready", lambda device: True)
     monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
-    monkeypatch.setitem(sys.modules, "deltasam.fused._kernel", SimpleNamespace(move_kernel=Kernel(), tl=torch))
+    monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", SimpleNamespace(move_kernel=Kernel(), tl=torch))
     for module in (perturb, _in_place_tables, _ascent, _operations, _record):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
     take = fused.Tables.take

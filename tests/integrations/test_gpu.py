@@ -10,9 +10,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from deltasam.experiments import RunConfig, run
-from deltasam.experiments._faults import Guard
 from deltasam.integrations import MethodTrainer
+from deltasam.lab.experiments import RunConfig, run
+from deltasam.lab.experiments._faults import Guard
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.objectives import Classification
 from helpers.fault_runs import config

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from deltasam.batches import MicroBatches
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import (
     ASAM,
@@ -30,6 +29,7 @@ from deltasam.methods import (
     PerInstanceSAM,
     SubsetSAM,
 )
+from deltasam.step.batches import MicroBatches
 
 GRADIENT_ONLY = [
     ERM(),

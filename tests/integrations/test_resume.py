@@ -19,8 +19,8 @@ from deltasam.integrations._own_weights import refuse_apart
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
 from deltasam.objectives import Classification
+from deltasam.objectives.nesting import innermost
 from deltasam.objectives.regularisers import SMART, EmbeddingNoise, RDrop
-from deltasam.objectives.regularisers._layers import innermost
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
 
 CASES = [

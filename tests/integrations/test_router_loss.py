@@ -11,10 +11,10 @@ import transformers as hf
 from torch import Tensor
 
 from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM, RDrop
-from deltasam.instances import InstancesMixedError
 from deltasam.integrations import MethodTrainer
 from deltasam.integrations._infer import infer_objective
-from deltasam.splitting import Splitting
+from deltasam.per_instance import InstancesMixedError
+from deltasam.speed.splitting import Splitting
 from helpers.tiny import VOCABULARY, sentences
 from helpers.trainers import arguments, largest_difference, weights
 

@@ -19,8 +19,8 @@ from sentence_transformers.models import BoW
 from deltasam.integrations import SentenceTransformerMethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM
 from deltasam.objectives import Contrastive
+from deltasam.objectives.nesting import innermost
 from deltasam.objectives.regularisers import EmbeddingNoise
-from deltasam.objectives.regularisers._layers import innermost
 from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "big", "small", "mat", "tree"]

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from trl import SFTConfig, SFTTrainer
 
 from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM
-from deltasam.instances import InstancesMixedError
 from deltasam.integrations import MethodMixin, SFTMethodTrainer
+from deltasam.per_instance import InstancesMixedError
 from helpers.data import REPOSITORY
 from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
 

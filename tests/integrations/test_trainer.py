@@ -12,11 +12,11 @@ import transformers as hf
 from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 
-from deltasam.capture import Captured
 from deltasam.integrations import MethodOptimizer, MethodTrainer, Seq2SeqMethodTrainer
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.objectives import Classification, Contrastive
-from deltasam.splitting import Splitting
+from deltasam.speed.capture import Captured
+from deltasam.speed.splitting import Splitting
 from helpers.tiny import encoder, sentences
 from helpers.trainers import (
     arguments,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-from deltasam.experiments._faults import Guard
 from deltasam.integrations import MethodTrainer
+from deltasam.lab.experiments._faults import Guard
 from deltasam.methods import ERM
 from helpers.trainers import Bag, arguments, classification_data, fresh
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from deltasam import fused, measured_arrival
 from deltasam import methods as m
-from deltasam.capture import Captured
-from deltasam.float32 import rounded
-from deltasam.rounding import add_rounded, nearest
+from deltasam.speed.capture import Captured
+from deltasam.step import fused, measured_arrival
+from deltasam.step.float32 import rounded
+from deltasam.step.rounding import add_rounded, nearest
 from helpers.arrival import cosine, exact, made
 from helpers.problems import grads
 from helpers.promises import assert_intact, snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltasam import methods
-from deltasam.methods.catalogue import METHODS, find_method
+from deltasam.lab.catalogue import METHODS, find_method
 
 
 def test_every_exported_method_is_listed_and_can_be_made_without_arguments() -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from deltasam import MicroBatches, OwnGradient
-from deltasam.fused import Tables
+from deltasam.lab.catalogue import METHODS
 from deltasam.methods import SAM, DeltaSAM, Method
-from deltasam.methods.catalogue import METHODS
-from deltasam.splitting import Splitting
+from deltasam.speed.splitting import Splitting
+from deltasam.step.fused import Tables
 from helpers.problems import TRANSFORMER, grads, relative_error
 
 PERTURBS_EMBEDDINGS = ("FreeLB", "TAT", "TAVAT")

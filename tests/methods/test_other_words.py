@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import Classification
+from deltasam.lab.catalogue import METHODS
 from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, FreeLB, LookSAM, Method
-from deltasam.methods.catalogue import METHODS
 
 PACKAGE = [kind for kind in METHODS.values() if kind.__module__.startswith("deltasam.")]
 methods = pytest.mark.parametrize("kind", PACKAGE, ids=lambda kind: kind.__name__)

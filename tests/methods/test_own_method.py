@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import ERM, SAM, Method, Step, finish
-from deltasam.passes import Passes
+from deltasam.step.passes import Passes
 from helpers.problems import TRANSFORMER, grads, relative_error
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import MicroBatches
-from deltasam.instances import InstancesMixedError, UncoveredError
 from deltasam.methods import ERM, SAM, PerInstanceSAM
 from deltasam.objectives import R3F, SMART, VAT, Classification, Contrastive, EmbeddingNoise, RDrop
+from deltasam.per_instance import InstancesMixedError, UncoveredError
 from helpers.architectures import BY_NAME, make
 from helpers.instance_reference import gradient_errors, loop, relative
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT, grads, relative_error

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.instances._step import PassState
-from deltasam.passes import Passes
+from deltasam.per_instance.interception.calls import PassState
+from deltasam.step.passes import Passes
 from helpers.problems import TRANSFORMER, Problem, grads
 from helpers.promises import assert_intact, problems, rows, skip_exempt, snapshot
 from helpers.rows import Row

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deltasam import MicroBatches
-from deltasam.instances import instance_gradient_norms
 from deltasam.methods import ESAM, SAM, DeltaSAM, FreeLB, Method, PerInstanceSAM
 from deltasam.objectives import CausalLM, RDrop, Tokens
+from deltasam.per_instance import instance_gradient_norms
 
 IDS = torch.randint(1, 9, (5, 6), generator=torch.Generator().manual_seed(0))
 LABELS = IDS.clone()

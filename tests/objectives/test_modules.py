@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import SAM, Classification, Objective
-from deltasam.capture._key import objective_key
 from deltasam.objectives.regularisers import RDrop
+from deltasam.speed.capture._key import objective_key
 
 
 class Outputs:

@@ -10,9 +10,9 @@ import pytest
 import tyro
 import yaml
 
-from deltasam.cli._commands import COMMANDS
-from deltasam.cli._main import _match
-from deltasam.experiments.sweeps import Sweep, final_runs, tuning_runs
+from deltasam.lab.cli._commands import COMMANDS
+from deltasam.lab.cli._main import _match
+from deltasam.lab.sweeps import Sweep, final_runs, tuning_runs
 from helpers.data import REPOSITORY
 
 DOCS = [path for path in (REPOSITORY / "docs").rglob("*.md") if "_build" not in path.parts]

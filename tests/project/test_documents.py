@@ -17,10 +17,7 @@ from helpers.data import REPOSITORY
 
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
 LOCAL_PATH = re.compile(r"(?<![\w.:/])/(?:root|home|work|tmp|Users)/\w")
-CORE = (
-    "methods", "weighting", "instances", "passes", "held", "perturb", "precision", "rounding", "randomness", "batches",
-    "objectives", "compiling",
-)  # fmt: skip
+CORE = ("methods", "weighting", "per_instance", "objectives", "step", "parallel", "speed", "analysis")
 
 
 def core_modules() -> list[str]:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from deltasam.cli._commands import COMMANDS
-from deltasam.experiments import preset_names
-from deltasam.methods.catalogue import METHODS
+from deltasam.lab.catalogue import METHODS
+from deltasam.lab.cli._commands import COMMANDS
+from deltasam.lab.experiments import preset_names
+from deltasam.lab.report import TABLES
 from deltasam.objectives import regularisers
-from deltasam.report import TABLES
 from helpers.data import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([REPOSITORY / "README.md", *DOCS.rglob("*.md")])
-LAZY = ("deltasam.integrations", "deltasam.bench")
+LAZY = ("deltasam.integrations", "deltasam.lab.bench")
 WRAPPERS = [name for name in ("RDrop", "R3F", "SMART", "VAT", "EmbeddingNoise") if hasattr(regularisers, name)]
 
 
@@ -38,7 +38,7 @@ def test_the_api_has_every_package() -> None:
     packages = [path.parent for path in source.rglob("__init__.py") if "__all__ = [" in path.read_text()]
     dotted = [".".join(path.relative_to(source.parent).parts) for path in packages]
     # Shown by what exports their names; the commands have help of their own.
-    inside = {"deltasam", "deltasam.objectives.regularisers", "deltasam.cli"}
+    inside = {"deltasam", "deltasam.objectives.regularisers", "deltasam.lab.cli"}
     assert len(dotted) > len(inside)
     assert not [each for each in dotted if each not in inside and f"automodule:: {each}\n" not in pages]
 

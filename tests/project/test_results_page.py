@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltasam.report import TABLES, read_runs, to_markdown
+from deltasam.lab.report import TABLES, read_runs, to_markdown
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deltasam.experiments.sweeps import final_runs, read_sweep, tuning_runs
-from deltasam.report import read_runs
+from deltasam.lab.report import read_runs
+from deltasam.lab.sweeps import final_runs, read_sweep, tuning_runs
 from helpers.results import ROOT, SWEEPS, script, write_run
 
 LARGER = ("nli", "qqp", "sst2")

@@ -329,7 +329,7 @@ def test_summarization_says_how_small_it_is(tmp_path: Path) -> None:
 
 
 def test_running_times_from_the_files_of_bench_train(tmp_path: Path) -> None:
-    train = pytest.importorskip("deltasam.bench.train")
+    train = pytest.importorskip("deltasam.lab.bench.train")
     seconds = {"sam": 60.0, "delta-sam": 90.0}
 
     def run(each: Any, number: int) -> Any:

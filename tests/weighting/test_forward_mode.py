@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from deltasam.methods import DeltaSAM
 from deltasam.objectives import Classification
-from deltasam.passes import Passes
-from deltasam.perturb import random_direction
-from deltasam.randomness import Seed
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import random_direction
+from deltasam.step.randomness import Seed
 from deltasam.weighting import Directional
 from deltasam.weighting._directional import derivatives_along
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deltasam.batches import MicroBatches
 from deltasam.methods import SAM, DeltaSAM
 from deltasam.objectives import Contrastive
-from deltasam.passes import Passes
-from deltasam.perturb import global_norm, random_direction
-from deltasam.randomness import Seed
+from deltasam.step.batches import MicroBatches
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import global_norm, random_direction
+from deltasam.step.randomness import Seed
 from deltasam.weighting import (
     Directional,
     FiniteDifference,

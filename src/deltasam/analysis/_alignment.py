@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_mode
-from deltasam.float32 import full_float32
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM, check_number
-from deltasam.passes import ObjectiveLike
+from deltasam.step.float32 import full_float32
+from deltasam.step.passes import ObjectiveLike
 from deltasam.weighting import (
     Directional,
     FiniteDifference,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.batches import tree_map
-from deltasam.draws import use_of
 from deltasam.methods import Method
-from deltasam.passes import ObjectiveLike
-from deltasam.randomness import RandomState, accelerators, generators_of
+from deltasam.step.batches import tree_map
+from deltasam.step.draws import use_of
+from deltasam.step.passes import ObjectiveLike
+from deltasam.step.randomness import RandomState, accelerators, generators_of
 
 _STRETCH = 2**20  # entries
 
@@ -84,7 +85,9 @@ def bar(
 
 
 def _wanted(progress: bool | None) -> bool:
-    return sys.stderr.isatty() if progress is None else progress
+    if progress is None:  # on a terminal, where the library for it is installed
+        return sys.stderr.isatty() and find_spec("rich") is not None
+    return progress
 
 
 def _number(data: Iterable[Any], limit: int | None) -> int | None:

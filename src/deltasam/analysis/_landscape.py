@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from deltasam.analysis._common import batches_of, in_mode, tracked
 from deltasam.analysis._risk import adversarial_risk
-from deltasam.checks import require_apart
-from deltasam.passes import ObjectiveLike
-from deltasam.perturb import global_norm, perturbed, random_direction, trainable
-from deltasam.randomness import Seed
+from deltasam.step.checks import require_apart
+from deltasam.step.passes import ObjectiveLike
+from deltasam.step.perturb import global_norm, perturbed, random_direction, trainable
+from deltasam.step.randomness import Seed
 
 Direction = list[Tensor | None]
 """One tensor per trainable parameter; None leaves it where it is."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.analysis._common import batches_of, in_mode
-from deltasam.instances import adversarial
 from deltasam.methods import check_number
-from deltasam.passes import ObjectiveLike, Passes
-from deltasam.perturb import Selection
+from deltasam.per_instance import adversarial
+from deltasam.step.passes import ObjectiveLike, Passes
+from deltasam.step.perturb import Selection
 
 
 @dataclass(frozen=True)

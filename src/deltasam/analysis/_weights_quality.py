@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from deltasam.analysis._alignment import CONTROLS, WEIGHTINGS
 from deltasam.analysis._bfloat16 import bfloat16
 from deltasam.analysis._common import bar, batches_of, in_mode, spearman
-from deltasam.batches import tree_map
-from deltasam.float32 import full_float32
 from deltasam.methods import check_number
-from deltasam.passes import ObjectiveLike, Passes
-from deltasam.randomness import Randomness, Seed
+from deltasam.step.batches import tree_map
+from deltasam.step.float32 import full_float32
+from deltasam.step.passes import ObjectiveLike, Passes
+from deltasam.step.randomness import Randomness, Seed
 from deltasam.weighting import LossWeights, OwnGradient, Uniform, Weighting
 from deltasam.weighting._base import usable
 

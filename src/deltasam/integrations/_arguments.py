@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from deltasam.checks import shown
 from deltasam.integrations._optimizer import MethodOptimizer
 from deltasam.methods import Method
-from deltasam.objectives.regularisers._layers import innermost
+from deltasam.objectives.nesting import innermost
+from deltasam.step.checks import shown
 
 
 def check_method(method: Any, trainer: str) -> None:

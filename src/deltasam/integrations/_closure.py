@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deltasam.distributed import inside_ddp_forward
 from deltasam.methods import Method
-from deltasam.passes import Passes
-from deltasam.precision import note_grids
+from deltasam.parallel.distributed import inside_ddp_forward
+from deltasam.step.passes import Passes
+from deltasam.step.precision import note_grids
 
 LINES = """
     optimizer = MethodOptimizer(torch.optim.AdamW(model.parameters()), method, model, closure="losses")

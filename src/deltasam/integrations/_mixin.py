@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.batches import batch_size, ratio
-from deltasam.capture import Captured
-from deltasam.checks import check_step
 from deltasam.integrations._arguments import (
     check_method,
     refuse_other_smoothing,
@@ -28,11 +25,14 @@ from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
 from deltasam.objectives._base import load_objective
-from deltasam.objectives._batch import unwrapped
-from deltasam.objectives._checks import part_of_a_step, readable
-from deltasam.objectives.regularisers._layers import innermost, with_weights
-from deltasam.passes import ObjectiveLike
-from deltasam.splitting import OnOutOfMemory, Splitting, check_out_of_memory
+from deltasam.objectives.batch import unwrapped
+from deltasam.objectives.nesting import innermost, with_weights
+from deltasam.speed.capture import Captured
+from deltasam.speed.splitting import OnOutOfMemory, Splitting, check_out_of_memory
+from deltasam.step.batches import batch_size, ratio
+from deltasam.step.checks import check_step, readable
+from deltasam.step.parts import part_of_a_step
+from deltasam.step.passes import ObjectiveLike
 
 _Base: Any = object  # a Trainer, by the class that mixes this in
 _log = logging.getLogger(__name__)
@@ -72,10 +72,10 @@ class MethodMixin(_Base):
         objective: ``objective(model, batch) -> (N,)``. By default inferred from the model's head, its problem type and
             the label names, with ``args.label_smoothing_factor``. It may be a module with weights of its own: give
             them to the optimizer, ``optimizers=(..., None)``; checkpoints hold them, clipping leaves them out.
-        capture: Record steps as CUDA graphs, one per batch shape, see :class:`~deltasam.capture.Captured`. Keep shapes
+        capture: Record steps as CUDA graphs, one per batch shape, see :class:`~deltasam.speed.capture.Captured`. Keep shapes
             few: ``DataCollatorWithPadding(tokenizer, pad_to_multiple_of=32)``. Does nothing on the CPU.
         on_out_of_memory: ``"stop"``: an error that says which pass and what to lower; ``"split"``: the step is taken
-            again with the batch in halves, see :class:`~deltasam.splitting.Splitting`. In one process only.
+            again with the batch in halves, see :class:`~deltasam.speed.splitting.Splitting`. In one process only.
         **kwargs: The Trainer's.
 
     Raises:

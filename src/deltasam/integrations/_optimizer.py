@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from deltasam.checks import shown
 from deltasam.integrations._closure import LINES, MANUAL, ClosurePasses, is_lightnings, wrapped
 from deltasam.methods import ASAM, ESAM, SAM, FisherSAM, Method, SubsetSAM
+from deltasam.step.checks import shown
 
 Closure = Literal["backward", "losses"]
 

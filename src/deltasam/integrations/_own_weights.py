@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from deltasam.objectives.regularisers._layers import with_weights
+from deltasam.objectives.nesting import with_weights
 
 
 class ClearedGradients(TrainerCallback):

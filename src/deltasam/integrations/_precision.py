@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from deltasam.objectives._batch import unwrapped
+from deltasam.objectives.batch import unwrapped
 
 
 @contextmanager

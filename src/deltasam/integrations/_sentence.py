@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from deltasam.integrations._mixin import MethodMixin
 from deltasam.objectives import Contrastive
-from deltasam.objectives._batch import unwrapped
-from deltasam.objectives.regularisers._layers import innermost
-from deltasam.passes import ObjectiveLike
+from deltasam.objectives.batch import unwrapped
+from deltasam.objectives.nesting import innermost
+from deltasam.step.passes import ObjectiveLike
 
 _WAY_OUT = (
     "pass objective=Contrastive(temperature=0.05) for pairs of texts that belong together, a loss that returns rows, "

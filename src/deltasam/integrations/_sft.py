@@ -10,7 +10,7 @@ from trl import SFTTrainer
 from deltasam.integrations._mixin import MethodMixin
 from deltasam.methods import Method
 from deltasam.objectives import CausalLM
-from deltasam.passes import ObjectiveLike
+from deltasam.step.passes import ObjectiveLike
 
 
 class SFTMethodTrainer(MethodMixin, SFTTrainer):

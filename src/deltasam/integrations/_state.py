@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.distributed import local
-from deltasam.storage import StorageError, write_bytes, write_text
+from deltasam.integrations.storage import StorageError, write_bytes, write_text
+from deltasam.parallel.distributed import local
 
 _TENSOR = "$tensor"
 _SPARSE = "$sparse"

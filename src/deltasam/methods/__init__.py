@@ -1,7 +1,7 @@
 r"""Methods: each one replaces ``loss.backward()`` by ``method.backward(model, batch, objective)``.
 
 A method answers one question: at which weights is the gradient of the batch taken? It does so in the four verbs of
-:class:`deltasam.passes.Passes`: ``losses`` (no graph), ``gradient`` (of weighted losses), ``ascend`` (to w + eps and
+:class:`deltasam.step.passes.Passes`: ``losses`` (no graph), ``gradient`` (of weighted losses), ``ascend`` (to w + eps and
 back), ``accumulate`` (into ``.grad``).
 
 From the paper to the code:
@@ -11,7 +11,7 @@ From the paper to the code:
 :math:`l_i(w)`                ``step.losses``, shape (N,)
 :math:`l_i(w + \epsilon)`      ``step.perturbed_losses``
 :math:`g_i` (Eq. 5)           ``step.weights``, from a :class:`~deltasam.weighting.Weighting`
-:math:`r`                     ``random_direction`` in :mod:`deltasam.perturb`
+:math:`r`                     ``random_direction`` in :mod:`deltasam.step.perturb`
 :math:`\epsilon^*` (Eq. 7)     the move made by ``passes.ascend``
 :math:`\rho, \eta`             ``rho``, ``eta``
 :math:`\mathcal{R}`            ``step.sharpness``

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from deltasam.checks import check_number as check_number
-from deltasam.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
-from deltasam.distributed import Sharpness
 from deltasam.methods._frozen import tell_the_way_out
 from deltasam.methods._keywords import KeywordsOnly, tells_what_it_lacks
 from deltasam.methods._other_words import check_state
-from deltasam.passes import Ascent, ObjectiveLike, Passes, Scaler
-from deltasam.perturb import Preset, Selection
-from deltasam.randomness import Randomness, Seed
+from deltasam.parallel.distributed import Sharpness
+from deltasam.step.checks import check_number as check_number
+from deltasam.step.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
+from deltasam.step.passes import Ascent, ObjectiveLike, Passes, Scaler
+from deltasam.step.perturb import Preset, Selection
+from deltasam.step.randomness import Randomness, Seed
 
 Self = TypeVar("Self", bound="Method")
 
@@ -106,7 +106,7 @@ class Method(ABC):
         state: What the method remembers between steps (nothing, for most); part of :meth:`state_dict`.
 
     Example:
-        One of your own is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.passes.Passes`:
+        One of your own is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.step.passes.Passes`:
 
         >>> from deltasam.methods import Method, finish
         >>> @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ class Method(ABC):
 
     @abstractmethod
     def _step(self, passes: Passes) -> Step:
-        """The method itself, in the verbs of :class:`~deltasam.passes.Passes`. Not called where :meth:`is_plain`."""
+        """The method itself, in the verbs of :class:`~deltasam.step.passes.Passes`. Not called where :meth:`is_plain`."""
 
     def is_plain(self) -> bool:
         """Whether this step is plain training, which the base class then does: here, with ``rho = 0``.

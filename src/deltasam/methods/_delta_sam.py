@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.passes import Passes
+from deltasam.step.passes import Passes
 from deltasam.weighting import FiniteDifference, Weighting
 from deltasam.weighting._base import usable
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.checks import check_losses
-from deltasam.gradients import grad
 from deltasam.objectives import perturbed_embeddings
 from deltasam.objectives.regularisers import Site, row_norm
-from deltasam.passes import Ascent, Passes
-from deltasam.perturb import global_norm
+from deltasam.step.checks import check_losses
+from deltasam.step.gradients import grad
+from deltasam.step.passes import Ascent, Passes
+from deltasam.step.perturb import global_norm
 
 Parts = list[Tensor]
 """What is added to the embeddings of a site, in summands (an instance's and its tokens', for TAVAT)."""
@@ -86,7 +86,7 @@ class EmbeddingAscent:
         return [(site, [part.detach() for part in parts]) for site, parts in pairs]
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """Losses of the instances at the perturbed embeddings; what :class:`~deltasam.passes.Passes` calls."""
+        """Losses of the instances at the perturbed embeddings; what :class:`~deltasam.step.passes.Passes` calls."""
         k, self._micro_batch = self._micro_batch, self._micro_batch + 1
         hold = getattr(self._objective, "held", None)
         held = None if hold is None else hold(model, batch)  # a view that the adversary leaves alone

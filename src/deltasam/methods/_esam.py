@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.batches import portion
 from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.passes import Passes
-from deltasam.perturb import global_norm
-from deltasam.randomness import Seed
+from deltasam.step.batches import portion
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import global_norm
+from deltasam.step.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.distributed import require_whole
 from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.passes import Passes
-from deltasam.perturb import global_norm
+from deltasam.parallel.distributed import require_whole
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import global_norm
 
 
 @dataclass(frozen=True, kw_only=True)

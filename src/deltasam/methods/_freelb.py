@@ -9,12 +9,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from deltasam.distributed import rank
 from deltasam.methods._base import Method, Step, check_number, finish
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
-from deltasam.passes import Ascent, Passes
-from deltasam.randomness import Seed, seeded_generator
+from deltasam.parallel.distributed import rank
+from deltasam.step.passes import Ascent, Passes
+from deltasam.step.randomness import Seed, seeded_generator
 
 
 @dataclass(frozen=True, kw_only=True)

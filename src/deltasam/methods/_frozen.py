@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
-from deltasam.checks import shown
+from deltasam.step.checks import shown
 
 _telling: set[type] = set()
 

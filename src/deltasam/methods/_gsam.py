@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.passes import Passes
-from deltasam.perturb import combine, dot
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import combine, dot
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.branches import is_recorded
 from deltasam.methods._base import Method
+from deltasam.step.branches import is_recorded
 
 
 class RemembersTables(Method):

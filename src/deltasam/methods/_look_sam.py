@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.distributed import is_shard, remembered
 from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.passes import Passes
-from deltasam.perturb import combine, dot, global_norm
+from deltasam.parallel.distributed import is_shard, remembered
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import combine, dot, global_norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from deltasam.checks import shown
-from deltasam.spelling import suggest
+from deltasam.step.checks import shown
+from deltasam.step.names import suggest
 
 _BACKWARD = "a method is given it in every step, method.backward(model, batch, objective)"
 _OPTIMIZER = (
@@ -102,7 +102,8 @@ def _who_has(name: str) -> str:
 
 def _listed(table: str, name: str) -> str:
     """The methods in one of whose tables this name is, as a list in words."""
-    from deltasam.methods.catalogue import METHODS  # late: it imports all methods
+    from deltasam import methods  # late: it imports this
 
-    *first, last = [other for other, kind in METHODS.items() if name in getattr(kind, table, ())] or [""]
+    kinds = [(other, getattr(methods, other)) for other in methods.__all__]
+    *first, last = [other for other, kind in kinds if name in getattr(kind, table, ())] or [""]
     return f"{', '.join(first)} and {last}" if first else last

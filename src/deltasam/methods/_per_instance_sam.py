@@ -9,10 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deltasam.batches import batch_size
-from deltasam.checks import check_losses
-from deltasam.float32 import rounds_products
-from deltasam.instances import (
+from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.objectives import Objective
+from deltasam.per_instance import (
     InstancesMixedError,
     Recording,
     UncoveredError,
@@ -20,11 +19,12 @@ from deltasam.instances import (
     refuse_batch_statistics,
     tell_once,
 )
-from deltasam.instances._ascent import counted
-from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.objectives import Objective
-from deltasam.passes import Ascent, Passes
-from deltasam.perturb import step_size
+from deltasam.per_instance.ascent import counted
+from deltasam.step.batches import batch_size
+from deltasam.step.checks import check_losses
+from deltasam.step.float32 import rounds_products
+from deltasam.step.passes import Ascent, Passes
+from deltasam.step.perturb import step_size
 
 Engine = Literal["auto", "low-rank", "loop"]
 Factors = Literal["auto", "exact", "bfloat16"]
@@ -39,7 +39,7 @@ class PerInstanceSAM(Method):
 
     The paper holds this out of reach (2N forward and 2N backward passes). It is not: the perturbation of a linear
     layer by one instance has rank T, so the perturbed layer is :math:`W x + c_i D_i^\top (X_i x)` with the inputs X
-    and output gradients D of one batched pass, see :mod:`deltasam.instances`. The weights are never written.
+    and output gradients D of one batched pass, see :mod:`deltasam.per_instance`. The weights are never written.
 
     With ``group=m``, m neighbours in the batch share a perturbation: exact m-sharpness in one batch, SAM for m = N.
 

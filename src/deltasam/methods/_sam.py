@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.passes import Passes
+from deltasam.step.passes import Passes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from deltasam.batches import batch_size, portion
 from deltasam.methods._base import Method, Step, check_number, finish
-from deltasam.passes import Passes
+from deltasam.step.batches import batch_size, portion
+from deltasam.step.passes import Passes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from deltasam.methods._freelb import FreeLB
 from deltasam.methods._in_place_tables import RemembersTables
 from deltasam.objectives import Classification, at_least_float32
 from deltasam.objectives.regularisers import Wrapper
-from deltasam.passes import Passes
-from deltasam.randomness import Seed, seeded_generator
+from deltasam.step.passes import Passes
+from deltasam.step.randomness import Seed, seeded_generator
 
 Target = Literal["most", "sampled"]
 

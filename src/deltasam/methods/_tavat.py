@@ -11,7 +11,7 @@ from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.methods._freelb import FreeLB
 from deltasam.methods._in_place_tables import RemembersTables
 from deltasam.objectives.regularisers import Site, project, row_norm, uphill
-from deltasam.randomness import Seed
+from deltasam.step.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)

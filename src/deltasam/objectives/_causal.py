@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deltasam.objectives._batch import describe, tensor_of
 from deltasam.objectives._decoder import without_cache
 from deltasam.objectives._tokens import Tokens
+from deltasam.objectives.batch import describe, tensor_of
 
 _WITHOUT_ROUTERS = (
     "to train without it set CausalLM(router_aux_loss_coef=0), with MethodTrainer "

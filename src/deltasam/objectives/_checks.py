@@ -1,34 +1,11 @@
-"""Checks of arguments and labels; values are read on the CPU only, elsewhere that would wait for the device."""
+"""Checks of arguments and labels. Values are read on the CPU only: elsewhere reading would wait for the device."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-_in_a_part = False
-
-
-@contextmanager
-def part_of_a_step(is_one: bool = True) -> Iterator[None]:
-    """Inside, objectives are given a part of a batch, which may be without a target where the batch may not.
-
-    Said aside and not as an argument: objectives are callables of the user's, and wrap each other. What is whole
-    inside of a part is a part too.
-    """
-    global _in_a_part  # noqa: PLW0603
-    before, _in_a_part = _in_a_part, _in_a_part or is_one
-    try:
-        yield
-    finally:
-        _in_a_part = before
-
-
-def is_part_of_a_step() -> bool:
-    """Whether the batch at hand is a part of a larger one."""
-    return _in_a_part
+from deltasam.step.checks import readable
 
 
 def check_smoothing(label_smoothing: float) -> None:
@@ -54,10 +31,3 @@ def check_range(labels: Tensor, classes: int, owner: str, ignore_index: int | No
             f"{owner}: labels contain {int(labels[outside][0])}, but the model has {classes} classes: "
             f"labels must be 0 to {classes - 1}{also}; check the labels or the model's number of classes"
         )
-
-
-def readable(values: Tensor) -> bool:
-    """Whether looking at the values is free and allowed: on the CPU, and not under torch.func or torch.compile."""
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.maybe_current_level() is None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deltasam.objectives._base import Objective, at_least_float32
-from deltasam.objectives._batch import Predict, call, describe, is_pair, tensor_of
+from deltasam.objectives.batch import Predict, call, describe, is_pair, tensor_of
 
 Pooling = Literal["mean-all", "mean", "cls"]
 Adversary = Literal["second", "both"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.objectives._batch import unwrapped
+from deltasam.objectives.batch import unwrapped
 
 
 def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deltasam.objectives._base import Objective
-from deltasam.objectives._batch import Labels, Predict, call, inputs_of, labels_of, tensor_of
+from deltasam.objectives.batch import Labels, Predict, call, inputs_of, labels_of, tensor_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.checks import check_number
-from deltasam.passes import Passes
-from deltasam.randomness import Seed
+from deltasam.step.checks import check_number
+from deltasam.step.passes import Passes
+from deltasam.step.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deltasam.passes import Passes
-from deltasam.randomness import Seed, seeded_generator
+from deltasam.step.passes import Passes
+from deltasam.step.randomness import Seed, seeded_generator
 from deltasam.weighting._base import Weighting, usable
 from deltasam.weighting._finite_difference import FiniteDifference
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from deltasam.checks import check_number, require_real
-from deltasam.distributed import require_whole
-from deltasam.held import Scene
-from deltasam.passes import Passes
-from deltasam.perturb import global_norm, random_direction, step_size
-from deltasam.randomness import Seed
+from deltasam.parallel.distributed import require_whole
+from deltasam.step.checks import check_number, require_real
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import global_norm, random_direction, step_size
+from deltasam.step.randomness import Seed
+from deltasam.step.unperturbed import Scene
 from deltasam.weighting._base import Weighting, check_radius
 from deltasam.weighting._forward_mode import twice_differentiable
 

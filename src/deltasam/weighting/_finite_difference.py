@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from deltasam.checks import check_number, require_real
-from deltasam.float32 import full_float32, rounded
-from deltasam.passes import Passes
-from deltasam.perturb import global_norm, random_direction, step_size
-from deltasam.precision import gathered_as, no_autocast
-from deltasam.randomness import Seed
+from deltasam.step.checks import check_number, require_real
+from deltasam.step.float32 import full_float32, rounded
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import global_norm, random_direction, step_size
+from deltasam.step.precision import gathered_as, no_autocast
+from deltasam.step.randomness import Seed
 from deltasam.weighting._base import Weighting, check_radius
 
 

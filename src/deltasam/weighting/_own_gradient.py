@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deltasam.checks import require_real
-from deltasam.instances import both_sides
-from deltasam.passes import Passes
-from deltasam.randomness import Seed
+from deltasam.per_instance import both_sides
+from deltasam.step.checks import require_real
+from deltasam.step.passes import Passes
+from deltasam.step.randomness import Seed
 from deltasam.weighting._base import Weighting, check_radius
 from deltasam.weighting._finite_difference import exact
 

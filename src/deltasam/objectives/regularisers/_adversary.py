@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side
 from deltasam.objectives.regularisers._wrapper import Consistency, check_choice
-from deltasam.randomness import Replay, accelerators
+from deltasam.step.randomness import Replay, accelerators
 
 Masks = Literal["shared", "independent"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.objectives._checkpointing import computed_again
 from deltasam.objectives.regularisers._find import Embeddings, Side, find_embeddings
+from deltasam.step.checkpointing import computed_again
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from deltasam.batches import batch_size, repeat
 from deltasam.objectives._base import Objective
 from deltasam.objectives.regularisers._wrapper import Consistency, Wrapper, check_choice, check_positive
+from deltasam.step.batches import batch_size, repeat
 
 ForwardPasses = Literal["one", "two"]
 Reduction = Literal["paper", "released"]

@@ -1,0 +1,243 @@
+"""From options to numbers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from deltasam.lab.bench import isolate
+from deltasam.lab.bench._clock import Spread, interleaved, ratios
+from deltasam.lab.bench._contestants import Contestant, Work, contestants
+from deltasam.lab.bench._engine import layers_by_form
+from deltasam.lab.bench._machine import machine
+from deltasam.lab.bench._memory import peak_bytes, release
+from deltasam.lab.bench._optimizers import NO_OPTIMIZER, adamw
+from deltasam.lab.bench._passes import PassCount, counted_passes
+from deltasam.lab.bench._workbench import Workbench, set_up
+from deltasam.lab.bench.options import StepOptions
+from deltasam.lab.bench.report import Report, Row
+
+IN_A_ROW = 5  # steps in a turn on a GPU, as in training: the host prepares the next one while the device works
+SLOW = 0.5  # seconds; a step that takes longer need not be followed by another in its turn
+
+
+def measure(
+    options: StepOptions,
+    field: Sequence[Contestant] | None = None,
+    *,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Report:
+    """Runs the measurement; whatever it held of the device's memory is given back.
+
+    Args:
+        options: What to measure.
+        field: The contestants, ERM and SAM first; those the options name by default.
+        alone: Entered when everybody has taken the first steps, for as long as the clock runs.
+
+    Returns:
+        One row per contestant.
+    """
+    bench = set_up(options)
+    try:
+        if options.isolate:
+            return Report(options=options, rows=_isolated(options, bench), failures={}, machine=machine(bench))
+        entries = list(field or _all(options))
+        rows, failures = _steps(options, bench, entries, alone)
+        engine = layers_by_form(bench) if any("PerInstance" in row.name for row in rows) else None
+        return Report(options=options, rows=rows, failures=failures, machine=machine(bench), engine=engine)
+    finally:
+        bench.close()
+        release(bench.device)
+
+
+def prepared(options: StepOptions, field: Sequence[Contestant] | None = None) -> Iterator[tuple[Contestant, Work]]:
+    """The contestants, one after the other, each with its step, which has run often enough to be nothing new.
+
+    For measurements of another kind, a profiler's for example.
+
+    Args:
+        options: The model, the batch and the precision; and who takes part, without ``field``.
+        field: The contestants.
+    """
+    bench = set_up(options)
+    try:
+        for entry in field or _all(options):
+            work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
+            for _ in range(entry.tries + 1):
+                work()
+            bench.synchronize()
+            yield entry, work
+            del work
+            release(bench.device)
+    finally:
+        bench.close()
+        release(bench.device)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A contestant that has taken its first steps."""
+
+    entry: Contestant
+    work: Work
+    passes: PassCount
+    seconds: float  # of a step, roughly
+
+
+def _steps(
+    options: StepOptions,
+    bench: Workbench,
+    entries: Sequence[Contestant],
+    alone: Callable[[], AbstractContextManager[None]],
+) -> tuple[tuple[Row, ...], dict[str, str]]:
+    tried, failures = _try_all(options, bench, entries)
+    repeats = {name: _in_a_row(one, options, bench) for name, one in tried.items()}
+    with alone():
+        seconds = interleaved(
+            {name: one.work for name, one in tried.items()},
+            rounds=options.rounds,
+            warmup=options.warmup,
+            clock=options.clock,
+            synchronize=bench.synchronize,
+            repeats=repeats,
+        )
+    passes = {name: one.passes for name, one in tried.items()}
+    kept = [one.entry for one in tried.values()]
+    tried.clear()  # frees graphs and the optimizers' states before memory is measured
+    peaks = _peaks(kept, bench) if options.memory else {}
+    return tuple(_row(entry, seconds, repeats, passes[entry.name], peaks, bench) for entry in kept), failures
+
+
+def _row(
+    entry: Contestant,
+    seconds: Mapping[str, list[float]],
+    repeats: Mapping[str, int],
+    passes: PassCount,
+    peaks: Mapping[str, int],
+    bench: Workbench,
+) -> Row:
+    peak, plain = peaks.get(entry.name), peaks.get("ERM")
+    sam = peaks.get("SAM" if entry.way == "eager" else f"SAM {entry.way}")
+    return Row(
+        name=entry.name,
+        origin=entry.origin,
+        method=entry.method,
+        way=entry.way,
+        seconds=Spread.of(seconds[entry.name]),
+        times_erm=ratios(seconds, entry.name, "ERM"),
+        times_sam=ratios(seconds, entry.name, "SAM"),
+        forwards=passes.forwards,
+        backwards=passes.backwards,
+        extra_copies=None if peak is None or plain is None else (peak - plain) / bench.parameter_bytes,
+        peak_bytes=peak,
+        memory_times_sam=None if peak is None or sam is None else peak / sam,
+        in_a_row=repeats[entry.name],
+        rounds=tuple(seconds[entry.name]),
+    )
+
+
+def _all(options: StepOptions) -> list[Contestant]:
+    return contestants(
+        options.methods,
+        ways=options.ways,
+        with_field=options.field,
+        embeddings=options.model != "mlp",
+        adamw=options.adamw[1:],
+    )
+
+
+def _try_all(
+    options: StepOptions, bench: Workbench, entries: Sequence[Contestant]
+) -> tuple[dict[str, _Tried], dict[str, str]]:
+    """The first steps of everybody. One who cannot run here (memory, a precision) must not cost the others theirs.
+
+    ERM and SAM, which all are compared with, must run.
+    """
+    tried: dict[str, _Tried] = {}
+    failures: dict[str, str] = {}
+    counted: dict[str, PassCount] = {}
+    for entry in entries:
+        bench.model.zero_grad()
+        try:
+            tried[entry.name] = _try(entry, options, bench, counted)
+        except Exception as error:  # anything at all: it is somebody else's code
+            if entry.name in ("ERM", "SAM"):
+                raise
+            failures[entry.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+            release(bench.device)
+    return tried, failures
+
+
+def _try(entry: Contestant, options: StepOptions, bench: Workbench, counted: dict[str, PassCount]) -> _Tried:
+    work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
+    for _ in range(entry.tries):
+        work()
+    known = entry.method or entry.name
+    if entry.ordinary is not None and known not in counted:
+        counted[known] = _passes(entry.ordinary(bench, NO_OPTIMIZER), entry.period, bench)
+    bench.synchronize()
+    start = time.perf_counter()
+    if entry.ordinary is None:
+        counted[known] = _passes(work, entry.period, bench)
+    else:
+        for _ in range(entry.period):
+            work()
+    bench.synchronize()
+    return _Tried(entry, work, counted[known], (time.perf_counter() - start) / entry.period)
+
+
+def _passes(work: Work, period: int, bench: Workbench) -> PassCount:
+    """Forward and backward passes of a step, on average over one period."""
+    with counted_passes(bench.model, bench.size) as count:
+        for _ in range(period):
+            work()
+    return PassCount(count.forwards / period, count.backwards / period)
+
+
+def _in_a_row(one: _Tried, options: StepOptions, bench: Workbench) -> int:
+    """Steps in a turn, whole periods."""
+    on_gpu = bench.device.type == "cuda"
+    if options.seconds is None:
+        wanted = IN_A_ROW if on_gpu else 1
+    else:
+        wanted = math.ceil(options.seconds / options.rounds / max(one.seconds, 1e-6))
+        wanted = max(wanted, 2) if on_gpu and one.seconds < SLOW else wanted
+    return one.entry.period * math.ceil(wanted / one.entry.period)
+
+
+def _isolated(options: StepOptions, bench: Workbench) -> tuple[Row, ...]:
+    seconds = isolate.run(options, bench)
+    return tuple(
+        Row(
+            name=name,
+            origin="deltasam" if name == isolate.OURS else "field",
+            seconds=Spread.of(seconds[name]),
+            times_ours=ratios(seconds, name, isolate.OURS),
+            rounds=tuple(seconds[name]),
+        )
+        for name in seconds
+    )
+
+
+def _peaks(entries: Sequence[Contestant], bench: Workbench) -> dict[str, int]:
+    """Peak memory from a fresh start over a period and some steps, so that what is kept between steps counts too."""
+    peaks = {}
+    for entry in entries:
+        if entry.adamw is not None:  # no optimizer takes part
+            continue
+
+        def work(entry: Contestant = entry) -> Work:
+            step = entry.build(bench, NO_OPTIMIZER)
+            for _ in range(max(entry.tries, entry.period + 1, 3)):
+                step()
+            return step
+
+        bench.model.zero_grad()
+        try:
+            peaks[entry.name] = peak_bytes(work, bench.device)
+        except RuntimeError:  # out of memory: this number is missing, the others are not
+            release(bench.device)
+    return peaks

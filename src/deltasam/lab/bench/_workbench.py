@@ -1,0 +1,139 @@
+"""The model, the batch and the objective that all contestants share."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.lab.bench.options import StepOptions
+from deltasam.objectives import Classification, Objective
+from deltasam.speed.compiling import compiled
+from deltasam.step.batches import tree_map
+
+# layers, hidden, heads, vocabulary
+SHAPES: dict[str, tuple[int, int, int, int]] = {
+    "mlp": (3, 256, 1, 1),
+    "bert-tiny": (2, 32, 2, 128),
+    "bert-2x128": (2, 128, 2, 30522),
+    "bert-4x256": (4, 256, 4, 30522),
+    "bert-2x768": (2, 768, 12, 30522),
+    "bert-4x512": (4, 512, 8, 30522),
+    "bert-8x512": (8, 512, 8, 30522),
+    "bert-base": (12, 768, 12, 30522),
+    "roberta-large": (24, 1024, 16, 50265),
+}
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """One model and one batch, on the device, with the precision to run them in."""
+
+    model: nn.Module
+    batch: Any
+    size: int
+    objective: Objective
+    device: torch.device
+    autocast: torch.dtype | None
+    compile_mode: str = "default"
+    _compiled: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of one copy of the trainable parameters, the unit of extra memory."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context that forward passes run in."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def compiled(self) -> nn.Module:
+        """The model through ``torch.compile``, compiled once for all contestants."""
+        if not self._compiled:
+            ours = self.compile_mode == "tuned"
+            model: Any = compiled(self.model) if ours else torch.compile(self.model, mode=self.compile_mode)
+            self._compiled.append(model)
+        return self._compiled[0]
+
+    def close(self) -> None:
+        """Lets go of compiled code, which keeps its model alive and counts against torch's limit of recompilations."""
+        if self._compiled:
+            self._compiled.clear()
+            torch._dynamo.reset()
+
+    def loss(self) -> Tensor:
+        """The mean loss, for the contestants that know nothing of instances."""
+        return self.objective(self.model, self.batch).mean()
+
+    def synchronize(self) -> None:
+        """Waits for the device, so that the clock sees all work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def set_up(options: StepOptions) -> Workbench:
+    """Builds the model and the batch; sets threads, seed and the precision of matrix products for this process."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch sees no CUDA device; use --device cpu")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
+    torch.manual_seed(options.seed)
+    device = torch.device(name)
+    with device:  # drawn where they will be used: 355M weights take seconds on a CPU
+        model, batch = _mlp(options) if options.model == "mlp" else _transformer(options)
+    return Workbench(
+        model=model.to(device).train(),
+        batch=tree_map(lambda tensor: tensor.to(device), batch),
+        size=options.batch,
+        objective=Classification(),
+        device=device,
+        autocast=PRECISIONS.get(options.precision),
+        compile_mode=options.compile_mode,
+    )
+
+
+def _mlp(options: StepOptions) -> tuple[nn.Module, Any]:
+    layers, hidden, _, _ = _shape(options)
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(hidden, hidden), nn.GELU(), nn.Dropout(options.dropout)]
+    return nn.Sequential(*parts, nn.Linear(hidden, CLASSES)), (torch.randn(options.batch, hidden), _labels(options))
+
+
+def _transformer(options: StepOptions) -> tuple[nn.Module, Any]:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    layers, hidden, heads, vocab = _shape(options)
+    config = BertConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=max(512, options.length),
+        hidden_dropout_prob=options.dropout,
+        attention_probs_dropout_prob=options.dropout,
+        num_labels=CLASSES,
+    )
+    tokens = torch.randint(vocab, (options.batch, options.length))
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": _labels(options)}
+    return BertForSequenceClassification(config), batch
+
+
+def _labels(options: StepOptions) -> Tensor:
+    return torch.randint(CLASSES, (options.batch,))
+
+
+def _shape(options: StepOptions) -> tuple[int, int, int, int]:
+    layers, hidden, heads, vocab = SHAPES[options.model]
+    return options.layers or layers, options.hidden or hidden, options.heads or heads, options.vocab or vocab

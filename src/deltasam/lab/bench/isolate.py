@@ -1,0 +1,73 @@
+"""Norm, perturb and restore alone: what a SAM step costs beyond its two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import util
+
+import torch
+from torch import Tensor
+
+from deltasam.lab.bench._clock import interleaved
+from deltasam.lab.bench._optimizers import NoStep
+from deltasam.lab.bench._workbench import Workbench
+from deltasam.lab.bench.options import StepOptions
+from deltasam.step.perturb import global_norm, perturbed, step_size
+
+RHO = 0.05
+OURS = "deltasam"
+FIELD = "pytorch_optimizer.SAM"
+FIELD_FOREACH = "pytorch_optimizer.SAM(foreach=True)"
+
+
+def run(options: StepOptions, bench: Workbench) -> dict[str, list[float]]:
+    """Seconds of norm + perturb + restore, by implementation and round. Every turn starts from a fresh gradient.
+
+    Raises:
+        RuntimeError: An implementation did not bring the weights back.
+    """
+    params = [p for p in bench.model.parameters() if p.requires_grad]
+    gradient = [torch.randn_like(p) for p in params]
+    before = [p.detach().clone() for p in params]
+    works: dict[str, Callable[[], None]] = {OURS: lambda: _ours(params)}
+    if options.field and util.find_spec("pytorch_optimizer") is not None:
+        works |= {FIELD: _theirs(params, foreach=False), FIELD_FOREACH: _theirs(params, foreach=True)}
+
+    def fresh_gradient() -> None:
+        # A backward pass makes a new gradient in every step: the cost of making it is not the perturbation's.
+        for p, g in zip(params, gradient, strict=True):
+            p.grad = g.clone()
+
+    seconds = interleaved(
+        works,
+        rounds=options.rounds,
+        warmup=options.warmup,
+        clock=options.clock,
+        synchronize=bench.synchronize,
+        prepare=fresh_gradient,
+    )
+    if not all(torch.equal(p, w) for p, w in zip(params, before, strict=True)):
+        raise RuntimeError(f"one of {', '.join(works)} did not bring the weights back bit for bit")
+    bench.model.zero_grad()
+    return seconds
+
+
+def _ours(params: list[torch.nn.Parameter]) -> None:
+    grads: list[Tensor | None] = [p.grad for p in params]
+    for p in params:
+        p.grad = None  # as after autograd.grad: the gradient is the step's own
+    norm = global_norm([g for g in grads if g is not None])
+    with perturbed(params, grads, step_size(RHO, norm)):
+        pass
+
+
+def _theirs(params: list[torch.nn.Parameter], *, foreach: bool) -> Callable[[], None]:
+    from pytorch_optimizer import SAM
+
+    optimizer = SAM(params, NoStep, rho=RHO, foreach=foreach)
+
+    def work() -> None:
+        optimizer.first_step()
+        optimizer.second_step()
+
+    return work

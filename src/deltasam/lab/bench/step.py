@@ -1,0 +1,89 @@
+"""Measures a step of every contestant. ``python -m deltasam.lab.bench.step --help`` needs only torch and transformers."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib import util
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from deltasam.lab.bench.options import StepOptions
+
+
+def run(options: StepOptions) -> Any:
+    """Measures what the options ask for and shows it: a table, and the files they name.
+
+    Returns:
+        The :class:`~deltasam.lab.bench.report.Report`.
+
+    Raises:
+        ValueError: The plot cannot be drawn here; told before anything is measured.
+    """
+    if options.plot is not None:
+        _check_plot(options.plot)
+    from deltasam.lab.bench import report
+    from deltasam.lab.bench._measure import measure
+
+    result = measure(options)
+    report.show(result)
+    if options.json is not None:
+        report.write_json(result, options.json)
+    if options.plot is not None:
+        report.plot(result, options.plot)
+    return result
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"plot={path} must end in .png, .pdf or .svg")
+    if util.find_spec("matplotlib") is None:
+        raise ValueError(f"plot={path} needs matplotlib: pip install matplotlib, or write --json alone")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line without tyro: the same options, read from the same dataclass."""
+    arguments = vars(_parser().parse_args(argv))
+    try:
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}
+        run(StepOptions(**values))
+    except ValueError as error:
+        print(f"deltasam bench step: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    text = inspect.getdoc(StepOptions) or ""
+    described = dict(re.findall(r"^ {4}(\w+): (.*)$", text, flags=re.MULTILINE))
+    hints = get_type_hints(StepOptions)
+    parser = argparse.ArgumentParser(
+        prog="python -m deltasam.lab.bench.step",
+        description=text.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for each in fields(StepOptions):
+        settings = {"default": each.default, "help": described[each.name], **_kind(hints[each.name])}
+        parser.add_argument(f"--{each.name}", **settings)
+    return parser
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if get_origin(hint) is tuple:
+        return {"nargs": "*", **_kind(get_args(hint)[0])}
+    optional = [kind for kind in get_args(hint) if kind is not type(None)]
+    kind = optional[0] if optional else hint
+    return {"type": kind, "metavar": "FILE" if kind is Path else kind.__name__.upper()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""What a sweep shows while it runs: one row per setup and method on a terminal, one line per event elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from deltasam.lab.experiments import Result
+    from deltasam.lab.sweeps import Event, Outcome, Planned
+
+
+class SweepView:
+    """Takes the events of a sweep and shows where it stands; used as a context manager around it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._cell: dict[str, tuple[str, str]] = {}
+        self._state: dict[str, str] = {}
+        self._progress: dict[str, str] = {}
+        self._values: dict[str, float] = {}
+        self._live: Any = None
+
+    def __enter__(self) -> SweepView:
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self.table, console=self._console, refresh_per_second=4)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(*error)
+
+    def announce(self, runs: Sequence[Planned], known: dict[str, float]) -> None:
+        """The runs of a stage, and the values of those that are there."""
+        from deltasam.step.names import counted
+
+        stage = "with the chosen points: " if self._cell else ""
+        for planned in runs:
+            name = planned.config.run_name
+            self._cell[name] = (planned.setup, planned.method)
+            if name in known:
+                self._state[name], self._values[name] = "done", known[name]
+            else:
+                self._state.setdefault(name, "waiting")
+        done = sum(planned.config.run_name in known for planned in runs)
+        if self._live is None:
+            self._console.print(
+                f"{stage}{counted(len(runs), 'run')}, {done} of them finished already", highlight=False
+            )
+
+    def watch(self, event: Event) -> None:
+        """One event."""
+        self._progress.pop(event.run, None)
+        self._state[event.run] = {"finished": "done", "found": "done", "failed": "failed"}.get(event.kind, "running")
+        if event.value is not None:
+            self._values[event.run] = event.value
+        if event.kind == "step":
+            self._progress[event.run] = f"{event.step}/{event.total}"
+        elif event.kind == "retried":
+            self._state[event.run] = "waiting"
+        if self._live is None and event.kind not in ("step", "started"):
+            told = event.error or f"{event.metric} {event.value:.4f}"
+            done = sum(state == "done" for state in self._state.values())
+            line = f"[{done}/{len(self._state)}] {event.run} {event.kind}: {told}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def table(self) -> Table:
+        """Where the sweep stands."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("setup", "method", "done", "failed", "mean so far", "running", box=None, header_style="bold")
+        for cell in dict.fromkeys(self._cell.values()):
+            names = [name for name, at in self._cell.items() if at == cell]
+            states = [self._state[name] for name in names]
+            values = [self._values[name] for name in names if name in self._values]
+            running = [self._progress.get(n, "…") for n in names if self._state[n] == "running"]
+            failed = states.count("failed")
+            table.add_row(
+                *cell, f"{states.count('done')}/{len(names)}", Text(str(failed), style="red") if failed else "",
+                f"{fmean(values):.4f}" if values else "", " ".join(running),
+            )  # fmt: skip
+        return table
+
+
+def summary(outcome: Outcome, console: Console) -> None:
+    """Prints what the sweep came to."""
+    from rich.table import Table
+
+    from deltasam.step.names import counted
+
+    cells: dict[tuple[str, str, str], list[Result]] = {}
+    for planned, result in outcome.results:
+        # The chosen point, or, where none is to be chosen, each for itself.
+        point = " ".join(f"{setting.rpartition('.')[2]}={value}" for setting, value in planned.point)
+        cells.setdefault((planned.setup, planned.method, point), []).append(result)
+    table = Table(
+        "setup", "method", "metric", "runs", "mean", "std", "best", "settings", box=None, header_style="bold"
+    )
+    for (setup, method, point), results in cells.items():
+        values = [result.primary_value for result in results]
+        best = max(values) if results[0].higher_is_better else min(values)
+        table.add_row(
+            setup, method, results[0].primary_metric, str(len(values)), f"{fmean(values):.4f}",
+            f"{stdev(values):.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
+        )  # fmt: skip
+    console.print(table)
+    there, made = counted(len(outcome.results), "result"), counted(outcome.trained, "run")
+    console.print(f"\n{there}, {made} made now, {len(outcome.failed)} failed", highlight=False)
+    for name, error in outcome.failed.items():
+        console.print(f"failed: {name}: {error}", highlight=False, style="red")

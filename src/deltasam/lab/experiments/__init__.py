@@ -1,0 +1,50 @@
+"""Experiments: a run from one typed, saved, re-runnable configuration; the paper's setups as presets.
+
+    >>> from deltasam.lab.experiments import RunConfig
+    >>> config = RunConfig.from_plain({"task": "docstrings", "model": "minilm-l6", "method": "SAM"})
+    >>> config.run_name.rpartition("-")[0]
+    'docstrings-minilm-l6-SAM-s42'
+
+``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one goes on.
+"""
+
+from deltasam.lab.experiments._config import RunConfig
+from deltasam.lab.experiments._errors import ConfigError, DivergedError, RunStoppedError
+from deltasam.lab.experiments._folder import RunFolder
+from deltasam.lab.experiments._load import Loaded, load, load_run
+from deltasam.lab.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser
+from deltasam.lab.experiments._presets import load_preset, preset_names, preset_variants
+from deltasam.lab.experiments._register import register
+from deltasam.lab.experiments._resolve import resolve
+from deltasam.lab.experiments._result import Result
+from deltasam.lab.experiments._run import Prepared, prepare, run
+from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.lab.plugins import PluginError
+
+__all__ = [
+    "REGULARISERS",
+    "WEIGHTINGS",
+    "Batch",
+    "ConfigError",
+    "DivergedError",
+    "Loaded",
+    "ModelConfig",
+    "Optimizer",
+    "PluginError",
+    "Prepared",
+    "Regulariser",
+    "Result",
+    "RunConfig",
+    "RunFolder",
+    "RunStoppedError",
+    "Schedule",
+    "load",
+    "load_preset",
+    "load_run",
+    "prepare",
+    "preset_names",
+    "preset_variants",
+    "register",
+    "resolve",
+    "run",
+]

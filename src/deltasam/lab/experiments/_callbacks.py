@@ -1,0 +1,97 @@
+"""What happens beside the training: the log, the marks on checkpoints, the progress bar, the clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from deltasam.lab.experiments._folder import RunFolder, mark_complete, write
+
+Watch = Callable[[int, int, dict[str, float]], None]
+"""Called with the update, the number of updates in all and the latest log entry."""
+
+
+class Clock:
+    """Seconds of training and of evaluation, also over interruptions."""
+
+    def __init__(self) -> None:
+        self.earlier = 0.0
+        self.evaluating = 0.0
+        self._since = time.perf_counter()
+
+    @property
+    def training(self) -> float:
+        """Seconds so far, without evaluation."""
+        return self.earlier + time.perf_counter() - self._since - self.evaluating
+
+    def resume(self, notes: dict[str, Any]) -> None:
+        """Goes on from what was noted at a checkpoint."""
+        self.evaluating = float(notes["eval_seconds"])
+        # What was spent up to now belongs to this process alone, so evaluation of earlier ones is added back.
+        self.earlier = float(notes["train_seconds"]) + self.evaluating
+
+
+class Recorder(TrainerCallback):
+    """Writes ``metrics.jsonl`` and marks checkpoints that are complete."""
+
+    def __init__(self, folder: RunFolder, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Starts the log with what the checkpoint remembers; later entries of an interrupted run are made again."""
+        if not state.is_world_process_zero:
+            return
+        kept = [_line(entry) for entry in state.log_history if "train_runtime" not in entry]
+        write(self._folder.metrics, "".join(kept))
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Appends the entry."""
+        entry = state.log_history[-1]
+        if "train_runtime" not in entry and state.is_world_process_zero:
+            with self._folder.metrics.open("a", encoding="utf-8") as file:
+                file.write(_line(entry))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Makes a log entry at every checkpoint, so that a run that goes on from it averages over the same steps."""
+        control.should_log = control.should_log or control.should_save
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """As at the end of a step."""
+        control.should_log = control.should_log or control.should_save
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Marks the checkpoint, once every process has written its part."""
+        if args.world_size > 1:
+            torch.distributed.barrier()
+        if not state.is_world_process_zero:
+            return
+        checkpoint = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        mark_complete(checkpoint, {"train_seconds": self._clock.training, "eval_seconds": self._clock.evaluating})
+
+
+class Watcher(TrainerCallback):
+    """Tells somebody how far the training is."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._latest: dict[str, float] = {}
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Remembers the latest numbers."""
+        self._latest = {**self._latest, **state.log_history[-1]}
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Tells the step."""
+        self._watch(state.global_step, state.max_steps, self._latest)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    # Sorted, as checkpoints keep them: the log of a run that was interrupted is that of an undisturbed one.
+    return json.dumps(entry, sort_keys=True) + "\n"

@@ -1,0 +1,54 @@
+"""Versions, platform, commit and device: what is needed to understand a number later."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from contextlib import suppress
+from importlib import metadata
+
+import torch
+
+from deltasam.lab.commit import commit
+from deltasam.lab.plugins import loaded_plugins
+from deltasam.step.names import counted
+
+_PACKAGES = (
+    "deltasam",
+    "torch",
+    "transformers",
+    "accelerate",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "scikit-learn",
+    "scipy",
+)
+
+
+def environment() -> dict[str, str]:
+    """Versions of what decides the numbers, and the commit of the sources if they lie in a checkout; plugins."""
+    facts = {"python": platform.python_version(), "platform": platform.platform(), "device": device_name()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            facts[package] = metadata.version(package)
+    if plugins := loaded_plugins():
+        facts["plugins"] = ", ".join(plugins)
+    sources = commit()
+    return facts if sources is None else {**facts, "commit": sources}
+
+
+def device_name() -> str:
+    """The GPU, or the CPU with its number of threads."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
+
+
+def peak_memory() -> int:
+    """Largest memory in use so far, in bytes: of the GPU, or of this process."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,138 @@
+"""A trained model with its data, for evaluation and analysis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltasam.lab.experiments._config import RunConfig
+from deltasam.lab.experiments._errors import ConfigError
+from deltasam.lab.experiments._folder import RunFolder
+from deltasam.lab.experiments._lengths import check_lengths
+from deltasam.lab.experiments._rows import from_anywhere
+from deltasam.lab.tasks import Data, DataSource, Task, load_tokenizer
+from deltasam.objectives import Objective
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, its tokenizer, and the rows of one split.
+
+    Attributes:
+        task: The task, whose evaluation split is the one that was loaded.
+        model: The model in eval mode.
+        tokenizer: Its tokenizer.
+        rows: The rows of the split.
+        origin: Where they came from.
+    """
+
+    task: Task
+    model: Any
+    tokenizer: Any
+    rows: list[dict[str, Any]]
+    origin: str
+
+    @property
+    def objective(self) -> Objective:
+        """The task's objective, without regularisers."""
+        return self.task.objective()
+
+    def batches(self, size: int) -> list[dict[str, Any]]:
+        """The rows as batches for the objective."""
+        items = self.task.encode(self.rows, self.tokenizer)
+        collate = self.task.collator(self.tokenizer)
+        return [collate(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def load(config: RunConfig, *, path: str | None = None, split: str | None = None, rows: int | None = None) -> Loaded:
+    """Loads a model and a split.
+
+    Args:
+        config: The run: its task and data.
+        path: The model; the run's own, untrained, by default.
+        split: The split; by default the one that the run evaluates on.
+        rows: A fixed random sample of so many rows; by default what the run evaluates on.
+
+    Raises:
+        DataError: Something is missing or wrong.
+        ConfigError: The texts are longer than the model can read.
+    """
+    from transformers import set_seed
+
+    task = dataclasses.replace(
+        config.task, eval_split=split or config.task.eval_split, eval_rows=rows or config.task.eval_rows
+    )
+    data = _load_data(config, task)
+    where = path or config.model.path
+    tokenizer = load_tokenizer(where)
+    set_seed(config.seed)
+    model = task.model(where, data).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    rows_of_split = data.splits[task.eval_split]
+    check_lengths(task, model, tokenizer, {task.eval_split: rows_of_split})
+    return Loaded(task, model, tokenizer, rows_of_split, data.origins[task.eval_split])
+
+
+def _load_data(config: RunConfig, task: Task) -> Data:
+    """The split that is asked for; classes without names are told from all rows that the run was trained on."""
+    source = DataSource.find(config.data)
+    if getattr(task, "kind", None) != "classification" or getattr(task, "classes", ()):
+        return task.load(source, (task.eval_split,))
+    if task.eval_split != task.train_split:
+        return task.load(source, (task.train_split, task.eval_split))
+    data = config.task.load(source, (task.train_split,))
+    rows = task.sampled(task.eval_split, data.splits[task.eval_split])
+    return dataclasses.replace(data, splits={task.eval_split: rows})
+
+
+def load_run(
+    folder: Path,
+    *,
+    split: str | None = None,
+    rows: int | None = None,
+    data: str | None = None,
+    files: Mapping[str, str] | None = None,
+) -> tuple[RunConfig, Loaded]:
+    """The final model of a run with a split of its task.
+
+    Args:
+        folder: The run folder.
+        split: The split; by default the one that the run evaluates on.
+        rows: A fixed random sample of so many rows; by default what the run evaluates on.
+        data: Folder with the datasets, if it is not where the run had it.
+        files: Files of splits, beside those of the run or in their place.
+
+    Raises:
+        ConfigError: The folder holds no finished run, or one without weights.
+        DataError: The data is missing or wrong.
+    """
+    place = RunFolder(folder)
+    if not place.config.is_file():
+        raise ConfigError(f"{folder}: no run folder (it has no config.yaml); `deltasam train` makes one")
+    config = RunConfig.read(place.config)
+    if not place.result.is_file():
+        raise ConfigError(
+            f"{folder}: the run is not finished; go on with `deltasam train --config {place.config} --output {folder}`"
+        )
+    if not place.model.is_dir():
+        raise ConfigError(
+            f"{folder}: the run has kept no weights; make it again by `deltasam train`, or in a sweep with "
+            "keep: weights"
+        )
+    if data is not None:
+        config = dataclasses.replace(config, data=data)
+    there = _with_files(from_anywhere(config, folder), files or {})
+    return config, load(there, path=str(place.model), split=split, rows=rows)
+
+
+def _with_files(config: RunConfig, files: Mapping[str, str]) -> RunConfig:
+    if not files:
+        return config
+    if not hasattr(config.task, "files"):
+        raise ConfigError(f"the task {config.task.name} takes no files of your own")
+    changes: Any = {"files": {**config.task.files, **files}}
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))

@@ -1,0 +1,126 @@
+"""The parts of a run that are chosen by name: task, method, weighting, regularisers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deltasam import weighting
+from deltasam.lab.catalogue import METHODS
+from deltasam.lab.experiments._components import Plain, build, choose, options, plain
+from deltasam.lab.experiments._errors import ConfigError
+from deltasam.lab.plugins import VARIABLE, load_plugins
+from deltasam.lab.tasks import TASKS, Task
+from deltasam.methods import Method
+from deltasam.objectives import Classification, Objective
+from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop
+from deltasam.weighting import Weighting
+
+WEIGHTINGS: dict[str, type[Weighting]] = {
+    name: getattr(weighting, name) for name in weighting.__all__ if getattr(weighting, name) is not Weighting
+}
+REGULARISERS: dict[str, type[Objective]] = {kind.__name__: kind for kind in (RDrop, R3F, SMART, VAT, EmbeddingNoise)}
+
+
+@dataclass(frozen=True)
+class Regulariser:
+    """An objective that wraps the task's objective, by name and options.
+
+    Attributes:
+        name: Its class in :mod:`deltasam.objectives.regularisers`.
+        options: Its hyperparameters.
+
+    Example:
+        >>> Regulariser("RDrop", {"alpha": 0.5}).wrap(Classification()).alpha
+        0.5
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def wrap(self, objective: Objective, **more: Any) -> Objective:
+        """The regularised objective; ``more`` are options that only the run knows."""
+        wrapped: Objective = REGULARISERS[self.name](objective, **{**self.options, **more})  # type: ignore[call-arg]
+        return wrapped
+
+    def takes(self, option: str) -> bool:
+        """Whether the regulariser has this option and it was left to its default of None."""
+        known = {f.name for f in dataclasses.fields(REGULARISERS[self.name]) if f.init}  # type: ignore[arg-type]
+        return option in known and self.options.get(option) is None
+
+
+def to_task(given: Any) -> Task:
+    """A task from its name, or from a mapping with ``name`` and the options that differ from the task of that name."""
+    name, rest = _named(given, "task")
+    base = _known(TASKS, name, "task")
+    changes = options(type(base), rest, "task", leave_out=("name",))
+    task: Task = build(lambda **fields: dataclasses.replace(base, **fields), changes, "task")
+    return task
+
+
+def to_method(given: Any) -> Method:
+    """A method from its name, or from a mapping with ``name`` and its hyperparameters."""
+    name, rest = _named(given, "method")
+    kind = _known(METHODS, name, "method")
+    rest = {key: to_weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
+    method: Method = build(kind, options(kind, rest, "method"), "method")
+    return method
+
+
+def to_regulariser(given: Any, where: str) -> Regulariser:
+    """A regulariser from its name, or from a mapping with ``name`` and its options."""
+    name, rest = _named(given, where)
+    kind = _known(REGULARISERS, name, where)
+    made = Regulariser(kind.__name__, options(kind, rest, where, leave_out=("objective",)))
+    known = {"total_steps": 1} if made.takes("total_steps") else {}  # the run will know
+    build(
+        lambda: made.wrap(Classification(), **known), {}, where
+    )  # its own checks, now and not in the middle of the run
+    return made
+
+
+def to_weighting(given: Any, where: str) -> Weighting:
+    """A weighting from its name, or from a mapping with ``name`` and its options."""
+    if isinstance(given, Weighting):
+        return given
+    name, rest = _named(given, where)
+    kind = _known(WEIGHTINGS, name, where)
+    rest = {key: to_weighting(value, f"{where}.{key}") if key == "of" else value for key, value in rest.items()}
+    made: Weighting = build(kind, options(kind, rest, where), where)
+    return made
+
+
+def named_plain(record: Any) -> Plain:
+    """A record chosen by name, as plain data with its name; tasks carry theirs."""
+    if isinstance(record, Task):
+        return dict(plain(record))
+    if isinstance(record, Regulariser):
+        return {"name": record.name, **plain(record.options)}
+    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.init}
+    described = {
+        key: named_plain(value) if isinstance(value, Weighting) else plain(value) for key, value in fields.items()
+    }
+    return {"name": type(record).__name__, **described}
+
+
+def _known(kinds: Mapping[str, Any], name: str, where: str) -> Any:
+    """The entry of this name, among those of the package and of the user's own modules."""
+    load_plugins()
+    try:
+        return choose(kinds, name, where)
+    except ConfigError as error:
+        if "did you mean" in str(error):
+            raise
+        raise ConfigError(f"{error}; if it is your own, name its file in {VARIABLE}") from error
+
+
+def _named(given: Any, where: str) -> tuple[str, Plain]:
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={given!r}: must be a name, or a mapping with `name` and options")
+    if "name" not in given:
+        raise ConfigError(f"{where}: `name` is missing, it says which one the options {sorted(given)} belong to")
+    return str(given["name"]), {key: value for key, value in given.items() if key != "name"}

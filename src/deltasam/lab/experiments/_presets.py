@@ -1,0 +1,89 @@
+"""The paper's setups by name: YAML files, with inheritance and one variant per method.
+
+A file ``glue/bert-base/mrpc.yaml`` is the preset ``glue/bert-base/mrpc``. Besides the sections of a run it may have
+``base`` (the file it builds on, relative to itself) and ``variants``: ``glue/bert-base/mrpc/delta-sam`` is the preset
+with its variant ``delta-sam`` laid over it. Files whose name starts with ``_`` are bases only.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from deltasam.lab.experiments._components import Plain
+from deltasam.lab.experiments._config import read_yaml
+from deltasam.lab.experiments._errors import ConfigError
+from deltasam.step.names import spelled, suggest
+
+_HERE = Path(__file__).parents[2]
+
+
+@cache
+def preset_folder() -> Path:
+    """Where the presets are: inside the installed package, or ``configs`` of the checkout."""
+    candidates = (_HERE / "configs", _HERE.parents[1] / "configs")
+    found = next((folder for folder in candidates if folder.is_dir()), None)
+    if found is None:
+        raise ConfigError(f"the presets are missing, there is no {candidates[0]}; install the package again")
+    return found
+
+
+def preset_variants() -> dict[str, list[str]]:
+    """All presets by name, each with the names of its variants."""
+    root = preset_folder()
+    found = {path: path.relative_to(root).parts for path in sorted(root.rglob("*.yaml"))}
+    files = [path for path, parts in found.items() if path.name[0] != "_" and "sweeps" not in parts]
+    return {path.relative_to(root).with_suffix("").as_posix(): list(_read(path)["variants"]) for path in files}
+
+
+def preset_names() -> list[str]:
+    """The full names of all presets, each followed by those of its variants."""
+    return [full for name, found in preset_variants().items() for full in (name, *(f"{name}/{v}" for v in found))]
+
+
+def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
+    """The sections of a preset, and whether its variant for ``method`` was found and taken.
+
+    Raises:
+        ConfigError: There is no such preset; the message names the nearest one.
+    """
+    root = preset_folder()
+    path, variant = root / f"{name}.yaml", method
+    if not path.is_file():
+        parent, _, last = name.rpartition("/")
+        path, variant = root / f"{parent}.yaml", last
+        if not path.is_file() or _variant(_read(path)["variants"], last) is None:
+            raise ConfigError(f"there is no preset {name!r}; {_nearest(name)}")
+    from deltasam.lab.experiments._resolve import merge  # it takes presets from here
+
+    sections = dict(_read(path))
+    variants = sections.pop("variants")
+    chosen = _variant(variants, variant) if variant is not None else None
+    if chosen is None:
+        return sections, False
+    return merge(sections, variants[chosen]), variant == method
+
+
+@cache  # the callers copy before they change
+def _read(path: Path) -> Plain:
+    from deltasam.lab.experiments._resolve import merge
+
+    own = read_yaml(path)
+    base: Plain = _read((path.parent / own.pop("base")).resolve()) if "base" in own else {"variants": {}}
+    return merge(base, own)
+
+
+def _variant(variants: dict[str, Any], name: str) -> str | None:
+    """The variant of this name, or the one that is this method and nothing else."""
+    for known, sections in variants.items():
+        method = sections.get("method", {})
+        bare = "regularisers" not in sections and isinstance(method, dict) and method.get("name", "")
+        if spelled(name) in (spelled(known), spelled(bare or known)):
+            return known
+    return None
+
+
+def _nearest(name: str) -> str:
+    hint = suggest(name, preset_names())
+    return hint if hint.startswith("did") else "`deltasam list presets` has them all"

@@ -1,0 +1,320 @@
+"""A run from its configuration to its result."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltasam.integrations.storage import told_clearly
+from deltasam.lab.experiments._config import RunConfig
+from deltasam.lab.experiments._environment import device_name, environment, peak_memory
+from deltasam.lab.experiments._errors import ConfigError, RunStoppedError
+from deltasam.lab.experiments._folder import RunFolder, notes_of, write
+from deltasam.lab.experiments._lengths import check_lengths
+from deltasam.lab.experiments._lock import held
+from deltasam.lab.experiments._parts import named_plain, to_method
+from deltasam.lab.experiments._result import Result, rank
+from deltasam.lab.experiments._rows import changed, changed_since, keep
+from deltasam.lab.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
+from deltasam.methods import Method, PerInstanceSAM
+from deltasam.objectives import Objective
+from deltasam.speed.capture import PadToBuckets
+from deltasam.speed.splitting import Splitting
+from deltasam.step.float32 import float32_kept
+from deltasam.step.perturb import select
+
+_AUTOCAST = "ACCELERATE_MIXED_PRECISION"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs, loaded and checked: rows, tokenizer, number of updates."""
+
+    config: RunConfig
+    data: Data
+    tokenizer: Any
+    total: int
+
+    @property
+    def train_rows(self) -> list[dict[str, Any]]:
+        """Rows to train on."""
+        return self.data.splits[self.config.task.train_split]
+
+    @property
+    def eval_rows(self) -> list[dict[str, Any]]:
+        """Rows to evaluate on."""
+        return self.data.splits[self.config.task.eval_split]
+
+    def objective(self) -> Objective:
+        """The task's objective with the regularisers around it."""
+        objective = self.config.task.objective()
+        for one in self.config.regularisers:
+            known = {"total_steps": self.total} if one.takes("total_steps") else {}
+            objective = one.wrap(objective, **known)
+        return objective
+
+    def method(self) -> Method:
+        """A fresh method without state; its own seed, if it has one, is counted from the run's."""
+        method = to_method(named_plain(self.config.method))
+        return method.replace(seed=method.seed + self.config.seed) if hasattr(method, "seed") else method
+
+    def collator(self) -> Any:
+        """The task's collator; with captured steps it keeps the shapes of batches of texts few."""
+        collate = self.config.task.collator(self.tokenizer)
+        if not self.config.capture:
+            return collate
+        padded = PadToBuckets(lambda batch: batch, pad_token_id=self.tokenizer.pad_token_id, multiple=32)
+
+        def few_shapes(rows: Any) -> Any:
+            batch = collate(rows)
+            return padded(batch) if "input_ids" in batch else batch
+
+        return few_shapes
+
+    def model(self) -> Any:
+        """The model with a head drawn from the seed."""
+        from transformers import set_seed
+
+        set_seed(self.config.seed)
+        settings = self.config.model
+        changes = {} if settings.dropout is None else dropout_options(settings.path, settings.dropout)
+        return self.config.task.model(settings.path, self.data, **changes)
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Loads and checks everything but the weights, so that mistakes are told before any training.
+
+    Raises:
+        DataError: The data or the model is missing or wrong.
+        ConfigError: The configuration does not fit the data.
+    """
+    if config.precision == "tf32" and not torch.cuda.is_available():
+        raise ConfigError("precision=tf32: needs a CUDA device; use fp32")
+    if config.precision in ("bf16", "fp16") and not torch.accelerator.is_available():
+        # Trainer would refuse the one in words about its own options, and make of the other fp32 without a word.
+        raise ConfigError(f"precision={config.precision}: needs a GPU; use fp32")
+    if isinstance(config.method, PerInstanceSAM) and not config.task.objective().separable:
+        raise ConfigError(
+            f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so "
+            "none has a perturbation of its own; use SAM or DeltaSAM"
+        )
+    if config.on_out_of_memory == "split":
+        _check_splitting(config)
+    find_model(config.model.path)
+    data = config.task.load(DataSource.find(config.data))
+    tokenizer = load_tokenizer(config.model.path)
+    rows = len(data.splits[config.task.train_split])
+    if config.batch.drop_last and rows < config.batch.size:
+        raise ConfigError(f"batch.size={config.batch.size} with drop_last leaves no batch of {rows} training rows")
+    total = config.schedule.total(config.batch.updates_per_epoch(rows))
+    if config.schedule.warmup_of(total) >= total:
+        raise ConfigError(
+            f"schedule.warmup_steps={config.schedule.warmup_steps} must be less than the {total} updates of the run"
+        )
+    return Prepared(config, data, tokenizer, total)
+
+
+def _check_splitting(config: RunConfig) -> None:
+    launched = int(os.environ.get("WORLD_SIZE", "1"))  # the processes meet when the Trainer is made, much later
+    try:
+        Splitting(config.method).check(config.task.objective(), processes=launched)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _checked_model(prepared: Prepared) -> Any:
+    """The model, if method and texts fit it: told before there is a folder, which would be this run's from then on."""
+    config, model = prepared.config, prepared.model()
+    try:
+        select(model, config.method.params)
+    except ValueError as error:
+        raise ConfigError(f"method: {error}") from error
+    check_lengths(config.task, model, prepared.tokenizer, prepared.data.splits)
+    return model
+
+
+def run(
+    config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool = False, keep_weights: bool = True
+) -> Result:
+    """Trains and evaluates; a finished run is not repeated, an interrupted one goes on from its last checkpoint.
+
+    On a CPU the weights and metrics of an interrupted run are those of an undisturbed one, bit for bit.
+
+    Args:
+        config: The run.
+        folder: Where everything is written; see :class:`~deltasam.lab.experiments.RunFolder`.
+        watch: Called after every update with (update, updates in all, latest log entry).
+        tensorboard: Write event files, too.
+        keep_weights: Write the final weights.
+
+    Returns:
+        The result, as in ``result.json``.
+
+    Raises:
+        ConfigError: The folder holds another run, or the configuration does not fit the data or device.
+        DataError: The data or the model is missing or wrong.
+        RunStoppedError: A signal (SIGTERM, SIGINT) stopped the run; it wrote a checkpoint.
+        DivergedError: The gradients were not finite for many updates in a row.
+        StorageError: The disk is full, or the folder cannot be written to.
+        LostError: A worker of the data loader, or another process of the run, has died.
+    """
+    place = RunFolder(folder)
+    finished = place.finished(config)
+    if finished is not None:
+        other = changed_since(config, folder)
+        if other is not None:
+            _log.warning(
+                "the rows of %s have changed since the run in %s was made; its result is that of the earlier ones: "
+                "choose another folder by --output to train on these", other, folder,
+            )  # fmt: skip
+        return finished
+    prepared = prepare(config)
+    other = changed(prepared.data, folder)
+    if other is not None:
+        raise ConfigError(
+            f"the rows of {other} have changed since the run in {folder} was begun; choose another folder by "
+            "--output, or remove that one"
+        )
+    # Where Trainer is to write its log, which it takes from nowhere else.
+    logs = _variable("TENSORBOARD_LOGGING_DIR", str(place.path / "tensorboard")) if tensorboard else nullcontext()
+    with told_clearly(folder), _precision(config.precision), logs:
+        model = _checked_model(prepared)
+        place.claim(config)
+        with held(folder):
+            # Another process may have finished it while this one was waiting.
+            return place.finished(config) or _train(
+                prepared, model, place, watch, tensorboard=tensorboard, keep_weights=keep_weights
+            )
+
+
+@contextmanager
+def _precision(wanted: str) -> Iterator[None]:
+    """The run's own precision for its length, whatever the process had before.
+
+    Accelerate and Trainer take autocast from a variable where they are asked for none, and transformers before
+    version 5 sets it: a run in float32 after one in bfloat16 would be in bfloat16, too.
+    """
+    variable = os.environ.get(_AUTOCAST)
+    autocast = wanted if wanted in ("bf16", "fp16") else "no"
+    if variable not in (None, "no", autocast):
+        _log.warning("%s=%s is not used: the run has precision=%s; set that", _AUTOCAST, variable, wanted)
+    with _variable(_AUTOCAST, autocast), float32_kept():
+        if torch.cuda.is_available():
+            torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
+            torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
+        yield
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """A variable of the process for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+def _train(
+    prepared: Prepared, model: Any, place: RunFolder, watch: Any, *, tensorboard: bool, keep_weights: bool
+) -> Result:
+    from transformers import PrinterCallback
+
+    from deltasam.lab.experiments._callbacks import Clock, Recorder, Watcher
+    from deltasam.lab.experiments._faults import Guard, Stopper
+    from deltasam.lab.experiments._trainer import RunTrainer, arguments
+
+    config, task, total = prepared.config, prepared.config.task, prepared.total
+    facts = environment()
+    write(place.path / "environment.json", json.dumps(facts, indent=2))
+    keep(config, prepared.data, place.path)
+    clock, stopper = Clock(), Stopper()
+    guard = Guard(lambda: place.last_checkpoint(total))
+    trainer = RunTrainer(
+        model=model,
+        args=arguments(config, total, place.checkpoints, tensorboard=tensorboard),
+        method=prepared.method(),
+        objective=prepared.objective(),
+        train_dataset=task.encode(prepared.train_rows, prepared.tokenizer, seed=config.seed),
+        eval_dataset=prepared.eval_rows,
+        data_collator=prepared.collator(),
+        capture=config.capture,
+        on_out_of_memory=config.on_out_of_memory,
+        config=config,
+        tokenizer=prepared.tokenizer,
+        clock=clock,
+        callbacks=[stopper, guard, Recorder(place, clock), *([Watcher(watch)] if watch is not None else [])],
+    )
+    trainer.remove_callback(PrinterCallback)
+    checkpoint = place.last_checkpoint(total)
+    if checkpoint is not None:
+        clock.resume(notes_of(checkpoint))
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    finally:
+        stopper.release()
+    done = trainer.state.global_step
+    if stopper.by is not None and done < total:
+        raise RunStoppedError(
+            f"stopped by {stopper.by} after update {done} of {total}; the run goes on from there when started again"
+        )
+    seconds = clock.training
+    if trainer.evaluated_at != trainer.state.global_step:
+        trainer.evaluate()
+    result = _result(prepared, trainer, facts, seconds, clock.evaluating)
+    weights = trainer.whole_weights()
+    if trainer.is_world_process_zero():
+        if keep_weights:
+            trainer.model.save_pretrained(str(place.model), state_dict=weights)
+            prepared.tokenizer.save_pretrained(str(place.model))
+        write(place.result, result.to_json())
+        place.tidy()
+    return result
+
+
+def _result(prepared: Prepared, trainer: Any, facts: dict[str, str], seconds: float, evaluating: float) -> Result:
+    config, task = prepared.config, prepared.config.task
+    primary = f"eval_{task.primary}"
+    evaluations = [entry for entry in trainer.state.log_history if primary in entry]
+    final = {name[5:]: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
+    best = max(evaluations, key=lambda entry: rank(entry[primary], higher_is_better=task.higher_is_better))
+    return Result(
+        run_id=config.run_id,
+        task=task.name,
+        model=config.model.path,
+        method="+".join([type(config.method).__name__, *(one.name for one in config.regularisers)]),
+        seed=config.seed,
+        primary_metric=task.primary,
+        primary_value=final[task.primary],
+        higher_is_better=task.higher_is_better,
+        best_value=best[primary],
+        best_step=best["step"],
+        metrics=final,
+        steps=trainer.state.global_step,
+        train_rows=len(prepared.train_rows),
+        eval_rows=len(prepared.eval_rows),
+        origins=prepared.data.origins,
+        parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        train_seconds=round(seconds, 3),
+        eval_seconds=round(evaluating, 3),
+        forward_passes=trainer.forwards,
+        backward_passes=trainer.backwards,
+        skipped_steps=trainer.method.skipped,
+        peak_memory_bytes=peak_memory(),
+        device=device_name(),
+        config=config.to_plain(),
+        environment=facts,
+    )

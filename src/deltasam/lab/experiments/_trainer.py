@@ -1,0 +1,130 @@
+"""The trainer of a run: :class:`~deltasam.integrations.MethodTrainer`, evaluated by the task."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerControl, TrainingArguments
+
+from deltasam.integrations import MethodTrainer
+from deltasam.lab.experiments._callbacks import Clock
+from deltasam.lab.experiments._config import RunConfig
+from deltasam.lab.experiments._errors import ConfigError
+
+LOG_ENTRIES = 40  # of a run: enough for a curve, and every one of them waits for the device
+_SCHEDULERS = {
+    "polynomial": "polynomial",
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant_with_warmup",
+}
+
+
+class RunTrainer(MethodTrainer):
+    """Evaluates by the metrics of the task and keeps the time; all else is MethodTrainer's."""
+
+    def __init__(self, *args: Any, config: RunConfig, tokenizer: Any, clock: Clock, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._config = config
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self.evaluated_at: int | None = None
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """All metrics of the task on the evaluation rows."""
+        start = time.perf_counter()
+        size = self._config.batch.eval_size
+        found = self._config.task.evaluate(self.model, self._tokenizer, self.eval_dataset, batch_size=size)
+        metrics = {f"eval_{name}": value for name, value in found.items()}
+        self._clock.evaluating += time.perf_counter() - start
+        self.evaluated_at = self.state.global_step
+        self.log(dict(metrics))
+        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def whole_weights(self) -> dict[str, Any] | None:
+        """The weights to save, gathered from all processes where they are sharded: all of them must call this."""
+        if not self.is_fsdp_enabled:
+            return None  # the model's own
+        found: dict[str, Any] = self.accelerator.get_state_dict(self.model)
+        return found
+
+    def _how_to_go_on(self) -> str:
+        return "The run goes on from its last complete checkpoint when it is started again"
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """The parameters that decay: all, or all but biases and normalisation."""
+        if self._config.optimizer.decay_all:
+            return [name for name, _ in model.named_parameters()]
+        names: list[str] = super().get_decay_parameter_names(model)
+        return names
+
+
+def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool) -> TrainingArguments:
+    """The configuration in the Trainer's words.
+
+    Raises:
+        ConfigError: The device cannot do what is asked.
+    """
+    optimizer, schedule = config.optimizer, config.schedule
+    decay = {"lr_end": schedule.lr_end, "power": 1.0} if schedule.kind == "polynomial" else {}
+    try:
+        return TrainingArguments(
+            output_dir=str(output),
+            seed=config.seed,
+            max_steps=total,
+            per_device_train_batch_size=_per_process(config.batch.size),
+            gradient_accumulation_steps=config.batch.accumulation,
+            use_cpu=_processes() > 1 and not torch.accelerator.is_available(),  # else Trainer sees no other process
+            dataloader_drop_last=config.batch.drop_last,
+            dataloader_num_workers=config.workers,
+            learning_rate=optimizer.lr,
+            adam_beta1=optimizer.betas[0],
+            adam_beta2=optimizer.betas[1],
+            adam_epsilon=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.max_grad_norm,
+            lr_scheduler_type=_SCHEDULERS[schedule.kind],
+            lr_scheduler_kwargs=decay,
+            warmup_steps=schedule.warmup_of(total),
+            bf16=config.precision == "bf16",
+            fp16=config.precision == "fp16",
+            logging_steps=max(1, total // LOG_ENTRIES),
+            report_to=["tensorboard"] if tensorboard else "none",
+            save_total_limit=2,
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            **_event_files(output.parent / "tensorboard"),
+            **_cadence("eval", config.evaluate_every),
+            **_cadence("save", config.checkpoint_every),
+        )
+    except ValueError as error:
+        raise ConfigError(f"precision={config.precision}: {error}") from error
+
+
+def _event_files(folder: Path) -> dict[str, str]:
+    """Where TensorBoard's files go: an option of transformers before version 5, a variable since (see ``_run.py``)."""
+    return {"logging_dir": str(folder)} if "logging_dir" in TrainingArguments.__dataclass_fields__ else {}
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _per_process(size: int) -> int:
+    """What each of the processes of ``torchrun`` takes of a batch: the run is the same for any number of them."""
+    world = _processes()
+    if size % world:
+        raise ConfigError(f"batch.size={size} cannot be divided among {world} processes; choose a multiple of {world}")
+    return size // world
+
+
+def _cadence(what: str, every: str | int) -> dict[str, Any]:
+    if isinstance(every, int):
+        return {f"{what}_strategy": "steps", f"{what}_steps": every}
+    return {f"{what}_strategy": "epoch" if every == "epoch" else "no"}

@@ -1,0 +1,39 @@
+"""Sweeps: one file describes many runs; what is missing is run, what is there is left alone.
+
+A sweep file names setups (presets, or tasks and models), methods, a grid per method and seeds. Its runs have the ids
+of :class:`~deltasam.lab.experiments.RunConfig`, so a sweep can be interrupted, extended, and shared by several processes.
+"""
+
+from deltasam.lab.sweeps._file import KEEP, Risk, Sweep, Tune, read_sweep
+from deltasam.lab.sweeps._measure import RISK, WEIGHTS, measured, record_risk, record_weights
+from deltasam.lab.sweeps._plan import Planned, final_runs, select, tuning_runs
+from deltasam.lab.sweeps._pool import Event, Job, LocalPool
+from deltasam.lab.sweeps._ray import RayPool
+from deltasam.lab.sweeps._search import Search, read_search, run_search
+from deltasam.lab.sweeps._sweep import Outcome, run_sweep
+
+__all__ = [
+    "KEEP",
+    "RISK",
+    "WEIGHTS",
+    "Event",
+    "Job",
+    "LocalPool",
+    "Outcome",
+    "Planned",
+    "RayPool",
+    "Risk",
+    "Search",
+    "Sweep",
+    "Tune",
+    "final_runs",
+    "measured",
+    "read_search",
+    "read_sweep",
+    "record_risk",
+    "record_weights",
+    "run_search",
+    "run_sweep",
+    "select",
+    "tuning_runs",
+]

@@ -1,0 +1,202 @@
+"""The sweep file: setups x methods x grid x seeds, in YAML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from deltasam.lab.experiments._components import Plain, build, options
+from deltasam.lab.experiments._config import read_yaml
+from deltasam.lab.experiments._errors import ConfigError
+from deltasam.step.names import suggest
+
+Keep = Literal["all", "weights", "results"]
+KEEP: tuple[str, ...] = get_args(Keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune:
+    """How the point of a grid is chosen: the best mean over these seeds, then all seeds of the sweep at that point.
+
+    Attributes:
+        seeds: Seeds that every point is run with.
+        common: Sections laid over the runs of the choice only, such as another evaluation split.
+    """
+
+    seeds: tuple[int, ...]
+    common: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        if not self.seeds:
+            raise ValueError("seeds=[] must name at least one seed")
+        _check_different("seeds", self.seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk:
+    """How the adversarial risk is measured after each run: the arguments of ``record_risk``.
+
+    Attributes:
+        rho: Radius.
+        rows: A fixed random sample of so many rows.
+        steps: Ascent steps inside the ball.
+        batch_size: Instances per batch.
+        split: The split; the one the run evaluates on by default.
+    """
+
+    rho: float = 0.05
+    rows: int = 256
+    steps: int = 1
+    batch_size: int = 16
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the options: a mistake here would show only when the first training is over."""
+        if not (math.isfinite(self.rho) and self.rho > 0):
+            raise ValueError(f"rho={self.rho} must be a finite number greater than 0")
+        for name in ("rows", "steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Many runs, described together.
+
+    Attributes:
+        name: Name of the sweep: of its file, without the ending.
+        presets: Setups by the name of their preset.
+        tasks: Setups are also every task with every model.
+        models: The models for ``tasks``.
+        methods: The sections of each method, by the label it has in the sweep; empty for the preset's variant.
+        common: Sections laid over every run.
+        grid: For each method the settings to vary, such as ``method.rho``, with their values.
+        seeds: Seeds of the runs that are reported.
+        tune: How the point of the grid is chosen; None runs every point with every seed.
+        risk: Options of the adversarial risk to measure after each run, see :class:`Risk`, or None.
+        keep: What stays of a finished run: ``all``, the ``weights`` without checkpoints, or the ``results`` alone.
+    """
+
+    name: str
+    presets: tuple[str, ...] = ()
+    tasks: tuple[Any, ...] = ()
+    models: tuple[Any, ...] = ()
+    methods: dict[str, dict[str, Any]]
+    common: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (42,)
+    tune: Tune | None = None
+    risk: dict[str, Any] | None = None
+    keep: Keep = "weights"
+
+    def __post_init__(self) -> None:
+        """Checks what the types do not say."""
+        if bool(self.tasks) != bool(self.models):
+            raise ValueError("tasks and models go together: every task is run with every model")
+        if not (self.presets or self.tasks):
+            raise ValueError("there is no setup; name presets, or tasks and models")
+        if not self.methods or not self.seeds:
+            raise ValueError("methods and seeds must each name at least one")
+        _check_different("seeds", self.seeds)
+        _check_different("presets", self.presets)
+        tuning = {} if self.tune is None else self.tune.common
+        parts = {"common": self.common, "tune.common": tuning}
+        parts |= {f"methods.{label}": sections for label, sections in self.methods.items()}
+        check_seeds(parts | {f"grid.{label}": settings for label, settings in self.grid.items()})
+        for label, settings in self.grid.items():
+            if label not in self.methods:
+                raise ValueError(f"grid.{label}: no method of the sweep; {suggest(label, self.methods)}")
+            for setting, values in settings.items():
+                if not values:
+                    raise ValueError(f"grid.{label}.{setting}=[] must name at least one value")
+                _check_different(f"grid.{label}.{setting}", values)
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any], name: str) -> Sweep:
+        """The sweep from plain data, as YAML holds it.
+
+        Raises:
+            ConfigError: A key is unknown or a value is wrong.
+        """
+        found: Plain = dict(given)
+        methods = found.get("methods") or {}
+        found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
+        if found.get("grid") is not None:
+            _check_grid(found["grid"])
+        if found.get("tune") is not None:
+            found["tune"] = _section(Tune, found["tune"], "tune", "{seeds: [1]}")
+        if found.get("risk") is not None:
+            checked = _section(Risk, found["risk"], "risk", "{rho: 0.05}")
+            found["risk"] = {name: getattr(checked, name) for name in found["risk"]}
+        made: Sweep = build(cls, {"name": name, **options(cls, found, "sweep", leave_out=("name",))}, "sweep")
+        return made
+
+
+def _check_grid(grid: Any) -> None:
+    """Raises a ConfigError for a grid that is not one of lists, by setting, by method."""
+    example = "such as grid: {sam: {method.rho: [0.01, 0.05]}}"
+    if not isinstance(grid, Mapping):
+        raise ConfigError(f"grid={grid!r}: must be a mapping, {example}")
+    for label, settings in grid.items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"grid.{label}={settings!r}: must be the settings of the method {label}, {example}")
+        for setting, values in settings.items():
+            if not isinstance(values, list):
+                raise ConfigError(f"grid.{label}.{setting}={values!r}: must be a list of values, {example}")
+
+
+def _check_different(name: str, values: Sequence[Any]) -> None:
+    """What stands there twice would count twice, in means and in the choice of a point."""
+    read = [_as_number(value) for value in values]
+    if any(value in read[:number] for number, value in enumerate(read)):
+        raise ValueError(f"{name}={list(values)} must be different from each other")
+
+
+def _as_number(value: Any) -> Any:
+    """YAML takes 1e-2 for text; it is the same setting as 0.01."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def check_seeds(parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises a ValueError for a seed among the sections of runs: they get theirs from ``seeds``."""
+    for where, given in parts.items():
+        if "seed" in given:
+            raise ValueError(f"{where}.seed would not count; the seeds of all runs are seeds: [1, 2]")
+
+
+def read_sweep(path: Path) -> Sweep:
+    """The sweep in a YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read or is no sweep.
+    """
+    try:
+        return Sweep.from_plain(read_yaml(path), path.stem)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(str(path)) else f"{path}: {text}") from error
+
+
+def _section(kind: type, given: Any, where: str, example: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={given!r}: must be a mapping, such as {example}")
+    return build(kind, options(kind, given, where), where)
+
+
+def _sections(methods: Any) -> dict[str, Any]:
+    if not isinstance(methods, Mapping):
+        raise ConfigError(f"methods={methods!r}: must be a list of names, or a mapping of labels to sections")
+    for label, it in methods.items():
+        if not isinstance(it, (str, Mapping, type(None))):
+            raise ConfigError(
+                f"methods.{label}={it!r}: must be a mapping of sections, such as {{method: {{name: SAM, rho: 0.05}}}}"
+                ", or the name of a method"
+            )
+    return {str(label): {"method": it} if isinstance(it, str) else dict(it or {}) for label, it in methods.items()}

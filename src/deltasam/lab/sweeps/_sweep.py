@@ -1,0 +1,163 @@
+"""A sweep from its file to its outcome: tune, choose, run what is missing, record everything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltasam.lab.experiments._folder import write
+from deltasam.lab.experiments._result import Result
+from deltasam.lab.plugins import named_plugins
+from deltasam.lab.sweeps._file import Sweep
+from deltasam.lab.sweeps._measure import is_measured
+from deltasam.lab.sweeps._plan import Planned, Point, final_runs, select, tuning_runs
+from deltasam.lab.sweeps._pool import Event, LocalPool
+from deltasam.lab.sweeps._ray import RayPool
+from deltasam.lab.sweeps._worker import Job
+
+JOURNAL = "sweep.jsonl"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a sweep came to.
+
+    Attributes:
+        results: The runs that are reported, with their results.
+        failed: The error of every run without a result, by its name; and of every setup and method without a choice.
+        chosen: The point of the grid that was chosen, by (setup, method).
+        trained: Runs made by this call; the others were there.
+    """
+
+    results: list[tuple[Planned, Result]]
+    failed: dict[str, str]
+    chosen: dict[tuple[str, str], Point]
+    trained: int
+
+
+def run_sweep(
+    sweep: Sweep,
+    folder: Path,
+    pool: LocalPool | RayPool,
+    *,
+    data: str | None = None,
+    watch: Callable[[Event], None] = lambda event: None,
+    announce: Callable[[Sequence[Planned]], None] = lambda runs: None,
+) -> Outcome:
+    """Runs what is missing. What was interrupted goes on from its last checkpoint; what is finished is not repeated.
+
+    A failed run is tried once more, unless it failed by a mistake in what it was given, which stays the same. If it
+    fails again, it is recorded (``failures/<run>.txt``, ``sweep.jsonl``), the others go on, and the next call tries it
+    again.
+
+    Args:
+        sweep: The sweep.
+        folder: Where the run folders are made.
+        pool: What runs them.
+        data: Folder with the datasets.
+        watch: Called with every event.
+        announce: Called with the runs of each stage before it starts.
+
+    Returns:
+        Results, failures and choices.
+
+    Raises:
+        ConfigError: A run of the sweep is described wrongly; nothing has been run then.
+    """
+    tuning = _with_data(tuning_runs(sweep), data)
+    stage = _distinct([*tuning, *_with_data(final_runs(sweep, {}), data)])
+    folder.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
+    announce(stage)
+    trained = _run_missing(sweep, stage, folder, pool, watch, failed)
+    tuned = [pair for planned in tuning if (pair := _finished(planned, folder)) is not None]
+    chosen = select(tuned)
+    for planned, _ in tuned:
+        if (planned.setup, planned.method) not in chosen:
+            failed[f"{planned.setup}, {planned.method}"] = "every point of the grid diverged, so that none was chosen"
+    if chosen:
+        _record_choice(folder, chosen)
+    final = _with_data(final_runs(sweep, chosen), data)
+    if chosen:
+        announce(final)
+        trained += _run_missing(sweep, final, folder, pool, watch, failed)
+    results = [pair for planned in final if (pair := _finished(planned, folder)) is not None]
+    return Outcome(results, failed, chosen, trained)
+
+
+def _run_missing(
+    sweep: Sweep,
+    runs: Sequence[Planned],
+    folder: Path,
+    pool: LocalPool | RayPool,
+    watch: Callable[[Event], None],
+    failed: dict[str, str],
+) -> int:
+    jobs = [
+        Job(
+            name=name,
+            config=planned.config.to_plain(),
+            folder=folder,
+            keep=sweep.keep,
+            risk=sweep.risk,
+            plugins=",".join(named_plugins()),
+        )
+        for planned in runs
+        if _is_missing(folder / (name := planned.config.run_name), sweep) and name not in failed
+    ]
+    trained = 0
+    events = pool.run(jobs)
+    try:
+        for event in events:
+            if event.kind != "step":
+                _record(folder, event)
+            if event.kind == "failed":
+                failed[event.run] = event.error
+            trained += event.kind == "finished"
+            watch(event)
+    finally:
+        events.close()  # the processes end with the generator
+    return trained
+
+
+def _is_missing(place: Path, sweep: Sweep) -> bool:
+    if not (place / "result.json").is_file():
+        return True
+    return sweep.risk is not None and (place / "model").is_dir() and not is_measured(place, **sweep.risk)
+
+
+def _finished(planned: Planned, folder: Path) -> tuple[Planned, Result] | None:
+    path = folder / planned.config.run_name / "result.json"
+    return (planned, Result.read(path)) if path.is_file() else None
+
+
+def _with_data(runs: list[Planned], data: str | None) -> list[Planned]:
+    if data is None:
+        return runs
+    return [dataclasses.replace(run, config=dataclasses.replace(run.config, data=data)) for run in runs]
+
+
+def _distinct(runs: list[Planned]) -> list[Planned]:
+    return list({run.config.run_id: run for run in reversed(runs)}.values())[::-1]
+
+
+def _record(folder: Path, event: Event) -> None:
+    line = {"time": round(time.time(), 1), **{key: value for key, value in vars(event).items() if value}}
+    with (folder / JOURNAL).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _record_choice(folder: Path, chosen: dict[tuple[str, str], Point]) -> None:
+    """Notes what was chosen, beside what other sweeps have chosen in the same folder."""
+    path = folder / "selection.json"
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        others = [line for line in before if (line["setup"], line["method"]) not in chosen]
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or somebody has altered it
+        others = []
+    lines = [{"setup": setup, "method": method, **dict(point)} for (setup, method), point in chosen.items()]
+    write(path, json.dumps([*others, *lines], indent=1))

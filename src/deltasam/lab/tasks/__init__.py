@@ -1,0 +1,49 @@
+"""Tasks: data, encoding, objective and metrics of an experiment, from the hub, a local folder, or no download at all.
+
+A task is a frozen record, its own configuration, as a method is. ``TASKS`` has them by name; the tasks
+``classification``, ``regression`` and ``seq2seq`` take the user's own data by naming files and columns.
+
+    >>> from deltasam.lab.tasks import DataSource, find_task
+    >>> data = find_task("docstrings").load(DataSource())
+    >>> sorted(data.splits), data.classes
+    (['train', 'validation'], ('mismatch', 'match'))
+"""
+
+from deltasam.lab.tasks._base import Data, Task
+from deltasam.lab.tasks._docstrings import DocstringTask
+from deltasam.lab.tasks._errors import DataError
+from deltasam.lab.tasks._glue import GLUE
+from deltasam.lab.tasks._metrics import METRICS, rouge
+from deltasam.lab.tasks._mirror import MirrorTask
+from deltasam.lab.tasks._models import dropout_options, find_model, load_model, load_tokenizer
+from deltasam.lab.tasks._registry import TASKS, find_task
+from deltasam.lab.tasks._sentences import SentenceTask
+from deltasam.lab.tasks._siamese import CosineClassifier
+from deltasam.lab.tasks._source import DataSource
+from deltasam.lab.tasks._sts import STS_SETS, read_sts, sts_scores
+from deltasam.lab.tasks._summarization import Seq2SeqTask, by_sentence
+
+__all__ = [
+    "GLUE",
+    "METRICS",
+    "STS_SETS",
+    "TASKS",
+    "CosineClassifier",
+    "Data",
+    "DataError",
+    "DataSource",
+    "DocstringTask",
+    "MirrorTask",
+    "SentenceTask",
+    "Seq2SeqTask",
+    "Task",
+    "by_sentence",
+    "dropout_options",
+    "find_model",
+    "find_task",
+    "load_model",
+    "load_tokenizer",
+    "read_sts",
+    "rouge",
+    "sts_scores",
+]

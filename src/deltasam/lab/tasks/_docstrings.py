@@ -1,0 +1,128 @@
+"""A task that is always there: does this one-line description belong to this function?
+
+The pairs are harvested from the sources of Python's standard library, which are parsed, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from deltasam.lab.tasks._errors import DataError
+from deltasam.lab.tasks._files import Row
+from deltasam.lab.tasks._sentences import SentenceTask
+from deltasam.lab.tasks._source import DataSource, Split
+from deltasam.lab.tasks._tables import is_part
+
+# Tests and bundled tools are not the library; site-packages are not part of it.
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
+_SENTENCE = re.compile(r"^(.*?[.!?])(?:\s|$)")
+_SPLITS = {"train": range(80), "validation": range(80, 100)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocstringTask(SentenceTask):
+    """Pairs (qualified name of a function, first sentence of its docstring) from the standard library.
+
+    Half of the functions keep their description (label 1), the others get that of another function of the same module
+    and split (label 0). Which, and into which split a function falls, is decided by a hash of its name, so that the
+    task is the same everywhere for one version of Python.
+
+    Attributes:
+        label_noise: Share of the training labels that are flipped, the same ones every time.
+
+    Example:
+        >>> task = DocstringTask(name="docstrings", label_noise=0.1)
+        >>> rows = task.load(DataSource()).splits["validation"]
+        >>> sorted(rows[0]), {row["label"] for row in rows} == {0, 1}
+        (['label', 'sentence1', 'sentence2'], True)
+    """
+
+    text: tuple[str, ...] = ("sentence1", "sentence2")
+    classes: tuple[str, ...] = ("mismatch", "match")
+    metrics: tuple[str, ...] = ("accuracy", "f1")
+    max_length: int = 64
+    label_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        super().__post_init__()
+        if not 0 <= self.label_noise <= 1:
+            raise ValueError(f"task.label_noise={self.label_noise} must be a share in [0, 1]")
+
+    def read(self, source: DataSource, split: str) -> Split:
+        """The rows of ``train`` (80%) or ``validation`` (20%), or of a part of one; noise is in all parts of train."""
+        if is_part(split):
+            return super().read(source, split)
+        if split not in _SPLITS:
+            raise DataError(f"docstrings: there is no split {split!r}, only {', '.join(_SPLITS)}")
+        rows = [dict(row) for row in _pairs() if _hash(row["sentence1"], "split") % 100 in _SPLITS[split]]
+        if split == "train":
+            for row in rows:
+                if _hash(row["sentence1"], "noise") % 10_000 < round(self.label_noise * 10_000):
+                    row["label"] = 1 - row["label"]
+        return Split(rows, f"docstrings of the standard library, {split}")
+
+
+@lru_cache(maxsize=1)
+def _pairs() -> tuple[Row, ...]:
+    groups: dict[tuple[str, bool], list[tuple[str, str]]] = defaultdict(list)
+    for module, name, description in _harvest(Path(sysconfig.get_paths()["stdlib"])):
+        held_out = _hash(name, "split") % 100 in _SPLITS["validation"]
+        groups[module, held_out].append((name, description))
+    rows = []
+    for functions in groups.values():
+        # In the order of a hash the next function with another description is as good as a random one.
+        functions.sort(key=lambda function: _hash(function[0], "order"))
+        for index, (name, description) in enumerate(functions):
+            others = (other for _, other in functions[index + 1 :] + functions[:index] if other != description)
+            wrong = next(others, None)
+            if wrong is None:  # alone in its module: it could only be a match, and would give that away
+                continue
+            label = _hash(name, "label") % 2
+            rows.append({"sentence1": name, "sentence2": description if label else wrong, "label": label})
+    if not rows:
+        raise DataError("docstrings: the sources of the standard library are not installed beside this Python")
+    return tuple(sorted(rows, key=lambda row: str(row["sentence1"])))
+
+
+def _harvest(root: Path) -> Iterator[tuple[str, str, str]]:
+    """(module, qualified name, first sentence) of every public function with a description of 3 to 40 words."""
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if _LEFT_OUT & set(parts) or any(part.startswith("__p") for part in parts):
+            continue
+        module = ".".join(part for part in parts if part != "__init__")
+        seen = set()
+        for name, docstring in _documented(ast.parse(path.read_bytes()), module):
+            sentence = _first_sentence(docstring)
+            if name not in seen and 3 <= len(sentence.split()) <= 40:
+                seen.add(name)
+                yield module, name, sentence
+
+
+def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _documented(child, f"{prefix}.{child.name}")
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and not child.name.startswith("_"):
+            docstring = ast.get_docstring(child)
+            if docstring:
+                yield f"{prefix}.{child.name}", docstring
+
+
+def _first_sentence(docstring: str) -> str:
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    found = _SENTENCE.match(paragraph)
+    return found.group(1) if found else paragraph
+
+
+def _hash(name: str, purpose: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{purpose}:{name}".encode()).digest()[:8], "big")

@@ -1,0 +1,41 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+from deltasam.lab.plugins import load_plugins
+from deltasam.lab.tasks._base import Task
+from deltasam.lab.tasks._docstrings import DocstringTask
+from deltasam.lab.tasks._glue import GLUE
+from deltasam.lab.tasks._mirror import MirrorTask
+from deltasam.lab.tasks._sentences import SentenceTask
+from deltasam.lab.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
+from deltasam.step.names import look_up, suggest
+
+#: Every task of the package; the last ones are for data of the user's own, whose files and columns are to be named.
+TASKS: dict[str, Task] = {
+    "docstrings": DocstringTask(name="docstrings"),
+    **GLUE,
+    "mirror": MirrorTask(name="mirror"),
+    "cnn_dailymail": CNN_DAILYMAIL,
+    "classification": SentenceTask(name="classification"),
+    "regression": SentenceTask(name="regression", kind="regression"),
+    "seq2seq": Seq2SeqTask(name="seq2seq"),
+}
+
+
+def find_task(name: str) -> Task:
+    """The task of this name.
+
+    Raises:
+        ValueError: There is none; the message names the nearest one.
+        PluginError: A module of the user's own cannot be imported.
+
+    Example:
+        >>> find_task("mrpc").primary
+        'accuracy'
+    """
+    load_plugins()
+    found = look_up(TASKS, name)
+    if found is None:
+        raise ValueError(f"{name!r} is not a task; {suggest(name, TASKS)}")
+    return found

@@ -1,0 +1,181 @@
+"""Classification and regression of one text or of a pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from deltasam.lab.tasks._base import Collator, Data, Item, Task, batches, evaluating
+from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
+from deltasam.lab.tasks._encoding import encoded, padded
+from deltasam.lab.tasks._errors import DataError
+from deltasam.lab.tasks._files import Row
+from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS, measure
+from deltasam.lab.tasks._models import find_model, load_model, without_pooler
+from deltasam.lab.tasks._siamese import CosineClassifier
+from deltasam.lab.tasks._tables import Table
+from deltasam.objectives import Classification, Objective, Regression
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceTask(Table, Task):
+    """One label for a text or a pair of texts: the GLUE tasks, and any data of the user's in that form.
+
+    Batches are padded to their longest text, or to ``max_length`` with ``pad_to_max_length``, as R-Drop's scripts do.
+
+    Attributes:
+        kind: Classes, or numbers.
+        text: The column of the text, or the two columns of a pair.
+        label: The column of the label: the number or the name of a class; a number for regression.
+        classes: Names of the classes, in the order of their numbers; found in the training split if empty.
+        pad_to_max_length: Pad every batch to ``max_length``.
+        pairing: Pairs are read together by the model (``"joint"``), or apart and compared by their cosine
+            (``"siamese"``, two classes, for sentence encoders).
+
+    Example:
+        >>> task = SentenceTask(name="own", text=("review",), label="stars", metrics=("accuracy",))
+        >>> rows = [{"review": "fine", "stars": "good"}, {"review": "dull", "stars": "bad"}]
+        >>> task.check({"train": rows}, {}).classes
+        ('bad', 'good')
+    """
+
+    kind: Literal["classification", "regression"] = "classification"
+    text: tuple[str, ...] = ("text",)
+    label: str = "label"
+    classes: tuple[str, ...] = field(default=())
+    pad_to_max_length: bool = False
+    pairing: Literal["joint", "siamese"] = "joint"
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        super().__post_init__()
+        if not 1 <= len(self.text) <= 2:
+            raise ValueError(f"task.text={list(self.text)} must name one column, or two for pairs")
+        if self.label in self.text:
+            raise ValueError(f"task.text={list(self.text)} must not hold the label, task.label={self.label!r}")
+        if "label" in self.text:  # where the checked rows have their label
+            raise ValueError(f"task.text={list(self.text)}: a text cannot be called 'label'; rename the column")
+        twice = next((name for name in self.classes if self.classes.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"task.classes={list(self.classes)}: {twice!r} stands there twice")
+        if self.pairing == "siamese" and (len(self.text) != 2 or self.kind != "classification"):
+            raise ValueError(
+                "task.pairing=siamese classifies pairs: it needs two text columns and kind=classification"
+            )
+        if not self.metrics:
+            fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
+            object.__setattr__(self, "metrics", fitting)
+        unknown = [metric for metric in self.metrics if metric not in METRICS]
+        if unknown:
+            raise ValueError(f"task.metrics: {unknown[0]!r} is not a metric; there are {', '.join(METRICS)}")
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of the primary metric is better."""
+        return self.primary not in LOWER_IS_BETTER
+
+    def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
+        """Rows with the texts and a ``label`` that is the number of a class, or a score."""
+        columns = (*self.text, self.label)
+        for split, rows in splits.items():
+            check_columns(rows, columns, origins.get(split, split))
+            check_texts(rows, self.text, origins.get(split, split), allow_empty=not self.own)
+        classes = self.classes
+        if self.kind == "classification" and not classes:
+            first = self.train_split if self.train_split in splits else next(iter(splits))
+            classes = infer_classes(splits[first], self.label, origins.get(first, first))
+        checked = {}
+        for split, rows in splits.items():
+            origin = origins.get(split, split)
+            if self.kind == "classification":
+                labels: list[Any] = class_labels(rows, self.label, classes, origin, inferred=not self.classes)
+            else:
+                labels = scores(rows, self.label, origin)
+            texts = [{column: row[column] for column in self.text} for row in rows]
+            checked[split] = [{**row, "label": label} for row, label in zip(texts, labels, strict=True)]
+        return Data(checked, origins, classes if self.kind == "classification" else ())
+
+    def model(self, path: str, data: Data, **options: Any) -> Any:
+        """A sequence classifier with as many outputs as there are classes; one for regression."""
+        from transformers import AutoModel, AutoModelForSequenceClassification
+
+        if self.pairing == "siamese":
+            if len(data.classes) != 2:
+                raise DataError(f"task.pairing=siamese tells two classes apart, not {len(data.classes)}")
+            classifier = CosineClassifier(without_pooler(load_model(AutoModel, path, **options)))
+            classifier.load_head(find_model(path))
+            return classifier
+        if self.kind == "regression":
+            head = {"num_labels": 1, "problem_type": "regression"}
+        else:
+            names = dict(enumerate(data.classes))
+            head = {
+                "num_labels": len(names),
+                "id2label": names,
+                "label2id": {name: index for index, name in names.items()},
+                "problem_type": "single_label_classification",
+            }
+        return load_model(AutoModelForSequenceClassification, path, **head, **options)
+
+    def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
+        """Token ids and labels; nothing is drawn."""
+        texts = [[row[column] for row in rows] for column in self.text]
+        if self.pairing == "siamese":
+            first, second = (encoded(tokenizer, [column], self.max_length) for column in texts)
+            items = [{"first": one, "second": other} for one, other in zip(first, second, strict=True)]
+        else:
+            items = encoded(tokenizer, texts, self.max_length)
+        return [{**item, "labels": row["label"]} for item, row in zip(items, rows, strict=True)]
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        """Pads the token ids; the labels are one tensor."""
+        length = self.max_length if self.pad_to_max_length else None
+        kept = ("input_ids", "attention_mask")
+
+        def collate(items: list[Item]) -> dict[str, Any]:
+            if self.pairing == "joint":
+                return padded(items, tokenizer, length)
+            first, second = (padded([item[view] for item in items], tokenizer, length) for view in ("first", "second"))
+            views = {**{name: first[name] for name in kept}, **{f"second_{name}": second[name] for name in kept}}
+            return {**views, "labels": torch.tensor([item["labels"] for item in items])}
+
+        return collate
+
+    def objective(self) -> Objective:
+        """Cross-entropy, or squared error."""
+        return Classification() if self.kind == "classification" else Regression()
+
+    def evaluate(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
+    ) -> dict[str, float]:
+        """The metrics and the mean ``loss``."""
+        objective, collate = self.objective(), self.collator(tokenizer)
+        outputs, losses = [], []
+        # Sorted by length there is little padding to compute.
+        items = sorted(self.encode(rows, tokenizer), key=_length)
+        with evaluating(model) as device:
+            for chunk in batches(items, batch_size):
+                batch = {name: value.to(device) for name, value in collate(chunk).items()}
+                logits = objective.forward(model, batch)
+                losses.append(objective.losses(logits, batch).double().cpu())
+                outputs.append(logits.float().cpu())
+        logits = torch.cat(outputs)
+        predictions = logits.argmax(-1) if self.kind == "classification" else logits.squeeze(-1)
+        labels = [item["labels"] for item in items]
+        classes = logits.shape[-1]
+        found = {metric: measure(metric, predictions.numpy(), labels, classes) for metric in self.metrics}
+        return {**found, "loss": float(torch.cat(losses).mean())}
+
+
+def _length(item: Item) -> int:
+    return (
+        len(item["first"]["input_ids"]) + len(item["second"]["input_ids"])
+        if "first" in item
+        else len(item["input_ids"])
+    )

@@ -1,0 +1,67 @@
+"""Semantic textual similarity: Spearman correlation of cosines with human scores, in the "all" setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deltasam.lab.tasks._checks import check_columns, check_texts, scores
+from deltasam.lab.tasks._files import Row
+from deltasam.lab.tasks._metrics import spearman
+from deltasam.lab.tasks._source import DataSource, Split
+
+#: The seven test sets of the paper: name, which is also the local folder, and place on the hub.
+STS_SETS: dict[str, str] = {
+    **{f"sts{year}": f"mteb/sts{year}-sts" for year in (12, 13, 14, 15, 16)},
+    "stsb": "mteb/stsbenchmark-sts",
+    "sickr": "mteb/sickr-sts",
+}
+_COLUMNS = ("sentence1", "sentence2", "score")
+
+
+def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
+    """The pairs of several sets in one table, with the set's name in the column ``set``; unscored pairs are left out.
+
+    Raises:
+        DataError: A set is missing or damaged.
+    """
+    rows: list[Row] = []
+    origins = []
+    for name in sets:
+        found = source.split(name, (split,), STS_SETS[name])
+        check_columns(found.rows, _COLUMNS, found.origin)
+        scored = [row for row in found.rows if row["score"] not in (None, "")]
+        check_texts(scored, _COLUMNS[:2], found.origin, allow_empty=True)
+        values = scores(scored, "score", found.origin)
+        rows += [
+            {"set": name, "sentence1": row["sentence1"], "sentence2": row["sentence2"], "score": value}
+            for row, value in zip(scored, values, strict=True)
+        ]
+        origins.append(found.origin)
+    return Split(rows, ", ".join(origins))
+
+
+def sts_scores(first: Tensor, second: Tensor, rows: Sequence[Row]) -> dict[str, float]:
+    """Spearman correlation of each set, over all its pairs together, and their average ``sts_average``.
+
+    Args:
+        first: Embeddings of the first sentences, one row per pair.
+        second: Those of the second sentences.
+        rows: The pairs, with ``set`` and ``score``.
+    """
+    cosines = F.cosine_similarity(first.double(), second.double()).numpy()
+    found = {}
+    for name in dict.fromkeys(row["set"] for row in rows):
+        where = [index for index, row in enumerate(rows) if row["set"] == name]
+        found[name] = spearman(cosines[where], [rows[index]["score"] for index in where])
+    return {"sts_average": sum(found.values()) / len(found), **found}
+
+
+def embed_unique(sentences: Sequence[str], embed: Callable[[list[str]], Tensor], batch_size: int) -> dict[str, Tensor]:
+    """Embeddings by sentence, each computed once, the short ones together."""
+    unique = sorted(set(sentences), key=lambda sentence: (len(sentence), sentence))
+    parts = [embed(unique[i : i + batch_size]) for i in range(0, len(unique), batch_size)]
+    return dict(zip(unique, torch.cat(parts), strict=True))

@@ -1,0 +1,1 @@
+"""Training in several processes: ranks, shards, and what is refused there."""

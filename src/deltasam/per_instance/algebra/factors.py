@@ -1,0 +1,249 @@
+"""Per-instance gradients of one parameter, kept in the cheapest exact form, and the algebra between the forms.
+
+For a weight that maps inputs ``x`` (S rows) to outputs with gradients ``d`` (S rows), the gradient of one instance is
+``d^T x``: rank at most S, never written out. Three forms are enough for every layer: :class:`LowRank`, :class:`Rows`
+(a table looked up by ids) and :class:`Dense` (everything that is small; vectors :class:`Packed` side by side). All
+tensors carry the groups in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltasam.per_instance.algebra.operations import add_product
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """``d^T x`` (``transposed``: ``x^T d``), the gradient of a weight used as a matrix.
+
+    Args:
+        x: Inputs of the layer, ``(G, S, in)``.
+        d: Gradients of the outputs, ``(G, S, out)``.
+        bias: Whether the bias of the layer is folded in, as one more input that is always 1.
+        transposed: Whether the weight is stored as ``(in, out)``, as GPT-2's ``Conv1D`` does.
+    """
+
+    x: Tensor
+    d: Tensor
+    bias: bool
+    transposed: bool
+
+    def dense(self) -> Tensor:
+        x, d = self.x, self.d.to(self.x.dtype)  # d may be kept in fewer digits
+        left, right = (x, d) if self.transposed else (d, x)
+        return left.transpose(1, 2) @ right
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """``onehot(ids)^T d``, the gradient of a table looked up by ids ``(G, S)``; ``d`` is ``(G, S, out)``."""
+
+    ids: Tensor
+    d: Tensor
+    rows: int
+
+    def dense(self) -> Tensor:
+        table = self.d.new_zeros(self.d.shape[0], self.rows, self.d.shape[2])
+        return table.scatter_add_(1, self.ids.unsqueeze(2).expand_as(self.d), self.d)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """The gradients themselves, ``(G, *shape of the parameter)``."""
+
+    value: Tensor
+
+    def dense(self) -> Tensor:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The gradients of a vector, ``(G, columns)`` in a ``pack`` (G, all) of many; viewed only where it is needed."""
+
+    pack: Tensor
+    start: int
+    shape: torch.Size  # of the parameter
+
+    def dense(self) -> Tensor:
+        stop = self.start + self.shape.numel()
+        return self.pack[:, self.start : stop].view(-1, *self.shape)
+
+
+Factor = LowRank | Rows | Dense | Packed
+_LARGE = 2**22  # elements; putting more than these side by side costs more than it saves
+
+
+def dot(a: Factor, b: Factor) -> Tensor:
+    """Inner product of two gradients of the same parameter, per group, ``(G,)``, in float32 at least."""
+    match a, b:
+        case LowRank(), LowRank() if a.transposed == b.transposed:
+            inputs = _gram(a.x, b.x)
+            return _sum((inputs + 1 if a.bias and b.bias else inputs) * _gram(a.d, b.d))
+        case Rows(), Rows():
+            same = a.ids.unsqueeze(2) == b.ids.unsqueeze(1)
+            return _sum(_gram(a.d, b.d).masked_fill(~same, 0))
+        case Rows(), LowRank(transposed=False):
+            return _sum(_columns(b.d, a.ids) * _gram(b.x, a.d))
+        case Rows(), Dense():
+            picked = b.value.gather(1, a.ids.unsqueeze(2).expand(*a.ids.shape, b.value.shape[2]))
+            return _sum(picked * a.d)
+        case LowRank(transposed=False), Rows():
+            return dot(b, a)
+        case Dense(), Rows():
+            return dot(b, a)
+        case _:
+            return _sum(a.dense() * b.dense())
+
+
+def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
+    """Terms (G,) that add up to the squared norms of factors of different parameters, in few large operations.
+
+    What is packed side by side is squared at once. Inputs of one shape are put side by side for their Gram matrices,
+    and so are gradients; a model has dozens of each, and on a fast device a small product costs its launch only.
+    """
+    terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense)]
+    packs = {id(f.pack): f.pack for f in factors if isinstance(f, Packed)}
+    terms += [_sum(pack.square()) for pack in packs.values()]
+    terms += [dot(f, f) for f in factors if isinstance(f, Rows)]
+    shapes: dict[Any, list[LowRank]] = {}
+    for f in factors:
+        if isinstance(f, LowRank):
+            shapes.setdefault((f.d.device, f.d.dtype, f.d.shape, f.x.shape, f.bias), []).append(f)
+    for members in shapes.values():
+        terms += _low_rank_norms(members)
+    return terms
+
+
+def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:
+    """Squared norms (G,) of low-rank factors of one shape, the sums of (X X^T + 1) * (D D^T), in a few terms."""
+    first = members[0]
+    dtype = torch.float32 if first.d.dtype is torch.float16 else first.d.dtype
+    size = first.x.numel() + first.d.numel()
+    several = max(1, together(first.d.device) // max(1, size)) if size < _LARGE else 1
+    terms: list[Tensor] = []
+    known: dict[int, Tensor] = {}
+    for start in range(0, len(members), several):
+        some = members[start : start + several]
+        inputs = {id(f.x): f.x.to(dtype) for f in some if id(f.x) not in known}  # query, key and value share one
+        known = {name: gram for name, gram in known.items() if name in {id(f.x) for f in some}}
+        known.update(zip(inputs, _grams([*inputs.values()]), strict=True))
+        ours = [known[id(f.x)] for f in some]
+        gram = _grams([f.d.to(dtype) for f in some])
+        product = torch.stack(ours) if len(ours) > 1 else ours[0].unsqueeze(0)
+        product = torch.addcmul(gram, product, gram) if first.bias else product * gram
+        terms.append(product.sum((0, 2, 3), dtype=wide_dtype(dtype)))
+    return terms
+
+
+def _grams(tensors: list[Tensor]) -> Tensor:
+    """``t t^T`` of every group, (len, G, S, S)."""
+    if not tensors:
+        return torch.empty(0)
+    rows = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    grams = torch.bmm(rows, rows.transpose(1, 2))
+    return grams.view(len(tensors), -1, *grams.shape[1:])
+
+
+def together(device: torch.device) -> int:
+    """How many elements to put side by side, to make few operations of many.
+
+    On a fast device a small operation costs its launch only; on the CPU the copy costs more than the call.
+    """
+    return 2**24 if device.type == "cuda" else 2**14
+
+
+def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:
+    """``y + c x E^T`` (``transposed``: ``y + c x E``), for the perturbation ``c E`` of a weight used as a matrix.
+
+    x is ``(G, S, in)``, y is ``(G, S, out)``, fresh from the layer: its memory may be used for the sum.
+    """
+    match factor:
+        case LowRank() if factor.transposed == transposed:
+            d, narrow = factor.d, is_narrower(factor.d, y)
+            product = products(x, factor.x, c, factor.bias, d.dtype if narrow else y.dtype)
+            return add_product(y, product, d if narrow or d.dtype == y.dtype else d.to(y.dtype))
+        case Rows() if not transposed:
+            along = products(x, factor.d, c, False, x.dtype)
+            return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along.to(y.dtype))
+        case _:
+            matrix = factor.dense().flatten(2)
+            matrix = (matrix * c.view(-1, 1, 1).to(matrix.dtype)).to(y.dtype)
+            return torch.baddbmm(y, x.to(y.dtype), matrix if transposed else matrix.transpose(1, 2))
+
+
+def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
+    """``y + c E[ids]`` for the perturbation ``c E`` of a table; ids is ``(G, S)``, y is ``(G, S, out)``."""
+    scale = c.view(-1, 1, 1).to(y.dtype)
+    match factor:
+        case Rows():
+            same = (ids.unsqueeze(2) == factor.ids.unsqueeze(1)).to(y.dtype) * scale
+            return torch.baddbmm(y, same, factor.d.to(y.dtype))
+        case LowRank(transposed=False):
+            picked = _columns(factor.d, ids).transpose(1, 2).to(y.dtype) * scale
+            return torch.baddbmm(y, picked, factor.x.to(y.dtype))
+        case _:
+            dense = factor.dense()
+            return y + scale * dense.gather(1, ids.unsqueeze(2).expand(*ids.shape, dense.shape[2])).to(y.dtype)
+
+
+class Products:
+    """``c (x X^T + 1)``, computed once while the same input goes through several layers (query, key, value).
+
+    Computed in the dtype of x, and rounded to another one in the end, where that is what it is to be multiplied with.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[Tensor, Tensor, Tensor, bool, torch.dtype, bool] | None = None
+        self._product = torch.empty(0)
+        self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool, dtype: torch.dtype) -> Tensor:
+        of, how = self._of, (bias, dtype, torch.is_grad_enabled())  # what was made without a graph has no way back
+        known = of is not None and of[0] is x and of[1] is recorded and of[2] is c and of[3:] == how
+        if not known:
+            scale = self.scale(c, x.dtype)
+            product = torch.bmm(x, (recorded if recorded.dtype is x.dtype else recorded.to(x.dtype)).mT)
+            product = torch.addcmul(scale, product, scale) if bias else product * scale
+            self._product = product if dtype is x.dtype else product.to(dtype)
+            self._of = (x, recorded, c, *how)
+        return self._product
+
+    def scale(self, c: Tensor, dtype: torch.dtype) -> Tensor:
+        """The coefficients as (G, 1, 1)."""
+        key = (id(c), dtype)
+        if key not in self._scales:
+            self._scales[key] = c.to(dtype).view(-1, 1, 1)
+        return self._scales[key]
+
+
+def is_narrower(a: Tensor, b: Tensor) -> bool:
+    """Whether the numbers of ``a`` have fewer digits, as those that were kept in bfloat16 have."""
+    return a.dtype is torch.bfloat16 and b.dtype in (torch.float32, torch.float64)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32 at least."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _gram(a: Tensor, b: Tensor) -> Tensor:
+    """``a b^T`` of every group. Float16 goes to float32: products of small gradients leave its range."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    dtype = torch.float32 if dtype is torch.float16 else dtype
+    return torch.bmm(a.to(dtype), b.to(dtype).transpose(1, 2))
+
+
+def _columns(d: Tensor, ids: Tensor) -> Tensor:
+    """Columns of ``d`` (G, S, V) named by ``ids`` (G, T): ``(G, S, T)``."""
+    return d.gather(2, ids.unsqueeze(1).expand(-1, d.shape[1], -1))
+
+
+def _sum(products: Tensor) -> Tensor:
+    return products.reshape(products.shape[0], -1).sum(1, dtype=wide_dtype(products.dtype))

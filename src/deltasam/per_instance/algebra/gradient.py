@@ -1,0 +1,199 @@
+"""The gradients of all groups with respect to all perturbed parameters, in factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltasam.per_instance.algebra.factors import Dense, Factor, LowRank, Packed, Rows, dot, sum_of_squares, wide_dtype
+from deltasam.per_instance.algebra.norms import norm_gradients
+from deltasam.per_instance.interception.calls import Call
+from deltasam.per_instance.interception.layout import Grouping
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceGradients:
+    """One gradient per group; per parameter (by ``id``) the factors whose sum it is.
+
+    ``vectors`` are the parameters whose only factor is a column range of a pack that no other kind of parameter is in.
+    """
+
+    grouping: Grouping
+    factors: dict[int, list[Factor]]
+    vectors: dict[int, Tensor]
+    device: torch.device
+
+    def dot(self, other: InstanceGradients) -> Tensor:
+        """Inner products with another set of gradients, per group, ``(G,)``."""
+        pairs = [(a, b) for name, mine in self.factors.items() for a in mine for b in other.factors.get(name, ())]
+        return self._total([dot(a, b) for a, b in pairs])
+
+    def norms(self) -> Tensor:
+        """``||grad_g||`` of every group, ``(G,)``, in float32 at least."""
+        terms = sum_of_squares([factor for found in self.factors.values() for factor in found])
+        for found in self.factors.values():  # a parameter used in several ways: the cross terms
+            terms += [2 * dot(a, b) for k, a in enumerate(found) for b in found[:k]]
+        return self._total(terms).clamp_min(0).sqrt()
+
+    def rounded(self, *, widening: bool = False) -> InstanceGradients:
+        """These gradients with the output gradients of float32 low-rank factors in bfloat16; inputs as they are.
+
+        For the perturbed pass only: norms are to be taken before.
+
+        Args:
+            widening: Only those of layers that put out more than they take in, where they are the larger factor.
+        """
+
+        def narrow(factor: Factor) -> Factor:
+            if not isinstance(factor, LowRank) or factor.d.dtype is not torch.float32:
+                return factor
+            if widening and factor.d.shape[2] <= factor.x.shape[2]:
+                return factor
+            return replace(factor, d=factor.d.to(torch.bfloat16))
+
+        factors = {name: [narrow(f) for f in found] for name, found in self.factors.items()}
+        return replace(self, factors=factors)
+
+    def without(self, groups: Tensor) -> InstanceGradients:
+        """These gradients with zeros for some groups (G,), whatever was there."""
+
+        def clean(values: Tensor) -> Tensor:
+            return values.masked_fill(groups.to(values.device).view(-1, *(1,) * (values.ndim - 1)), 0)
+
+        def cleaned(factor: Factor) -> Factor:
+            match factor:
+                case LowRank():
+                    return replace(factor, x=clean(factor.x), d=clean(factor.d))
+                case Rows():
+                    return replace(factor, d=clean(factor.d))
+                case _:
+                    return Dense(clean(factor.dense()))  # on its own: this is for the rare step
+
+        factors = {name: [cleaned(f) for f in found] for name, found in self.factors.items()}
+        return replace(self, factors=factors, vectors={})
+
+    def _total(self, terms: list[Tensor]) -> Tensor:
+        """The sum of terms (G,); zeros if no perturbed parameter took part in the losses."""
+        if not terms:
+            return torch.zeros(self.grouping.groups, device=self.device)
+        wide = wide_dtype(terms[0].dtype)
+        return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
+
+
+def collect(
+    calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping, device: torch.device
+) -> InstanceGradients:
+    """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight."""
+    inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # what query, key and value share stays one tensor
+    uses: dict[int, list[tuple[Call, Tensor]]] = {}
+    for call, gradient in zip(calls, gradients, strict=True):
+        if gradient is not None:
+            rows = call.arrange(gradient) if call.form == "matrix" and call.arrange is not None else gradient
+            uses.setdefault(id(call.weight), []).append((call, rows))
+    partners = _biases(uses)
+    factors: dict[int, list[Factor]] = {}
+    norms = [use for found in uses.values() for use in found if use[0].form == "norm"]
+    for name, found in uses.items():
+        bias = partners[name]
+        low_rank = _pays(found)
+        for call, d in found:
+            match call.form:
+                case "norm":
+                    continue  # below, all of one shape together
+                case "dense":
+                    factors.setdefault(name, []).append(Dense(grouping.total(d)))
+                case "rows":
+                    assert call.inputs is not None
+                    if call.padding is not None:
+                        d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
+                    factors.setdefault(name, []).append(Rows(call.inputs, d, call.weight.shape[0]))
+                case _:
+                    assert call.inputs is not None
+                    folded = low_rank and bias is not None and call.bias is not None
+                    x = inputs.get((id(call.inputs), d.dtype))
+                    if x is None:
+                        x = inputs[id(call.inputs), d.dtype] = call.inputs.to(d.dtype)
+                    factor = LowRank(x, d, folded, call.transposed)
+                    if low_rank:
+                        factors.setdefault(name, []).append(factor)
+                    else:
+                        _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
+                    if call.bias is not None and not folded:
+                        _accumulate(factors, id(call.bias), _over_positions(d))
+    vectors = _add_norms(factors, norms)
+    _pack(factors, vectors)
+    return InstanceGradients(grouping, factors, vectors, device)
+
+
+def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:
+    """Adds the gradients of scales and shifts; gives those parameters of which that is all, by ``id``."""
+    for call, scale, shift in norm_gradients(norms):
+        _accumulate(factors, id(call.weight), scale)
+        if call.bias is not None:
+            _accumulate(factors, id(call.bias), shift)
+    theirs = {id(p): p for call, _ in norms for p in (call.weight, call.bias) if p is not None}
+    return {name: p for name, p in theirs.items() if len(factors.get(name, ())) == 1}
+
+
+def _pack(factors: dict[int, list[Factor]], vectors: dict[int, Tensor]) -> None:
+    """Puts vectors side by side, so that one operation serves them all: those of norms, in order, and the others."""
+    places: dict[Any, list[tuple[int, int, Dense]]] = {}
+    for name in [*vectors, *(name for name in factors if name not in vectors)]:
+        for k, factor in enumerate(factors[name]):
+            if isinstance(factor, Dense) and factor.value.ndim <= 2:
+                own = vectors[name].dtype if name in vectors else None
+                kind = (factor.value.device, factor.value.dtype, own)
+                places.setdefault(kind, []).append((name, k, factor))
+    for members in places.values():
+        values = [factor.value for _, _, factor in members]
+        pack = torch.cat([value if value.ndim == 2 else value.unsqueeze(1) for value in values], 1)
+        start = 0
+        for (name, k, _), value in zip(members, values, strict=True):
+            factors[name][k] = packed = Packed(pack, start, value.shape[1:])
+            start += packed.shape.numel()
+    for name in [name for name in vectors if not isinstance(factors[name][0], Packed)]:
+        del vectors[name]  # of several dimensions
+
+
+def _biases(uses: dict[int, list[tuple[Call, Tensor]]]) -> dict[int, Tensor | None]:
+    """The bias that can be folded into a weight's factors: the only one of that weight, and no other weight's."""
+    owners: dict[int, set[int]] = {}
+    for name, found in uses.items():
+        for call, _ in found:
+            if call.bias is not None:
+                owners.setdefault(id(call.bias), set()).add(name)
+    folded: dict[int, Tensor | None] = {}
+    for name, found in uses.items():
+        biases = {id(call.bias): call.bias for call, _ in found}
+        only = next(iter(biases.values())) if len(biases) == 1 else None
+        alone = only is not None and owners[id(only)] == {name} and id(only) not in uses
+        folded[name] = only if alone else None
+    return folded
+
+
+def _pays(found: list[tuple[Call, Tensor]]) -> bool:
+    """Low rank costs S (in + out) per position and stores as much; written out it is in * out."""
+    matrices = [(call.inputs, d) for call, d in found if call.form == "matrix" and call.inputs is not None]
+    if not matrices:
+        return True
+    positions = sum(d.shape[1] for _, d in matrices)
+    x, d = matrices[0]
+    return positions * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2]
+
+
+def _over_positions(rows: Tensor) -> Tensor:
+    return rows.sum(1, dtype=wide_dtype(rows.dtype))
+
+
+def _accumulate(factors: dict[int, list[Factor]], name: int, value: Tensor) -> None:
+    """Adds to the dense factor of a parameter; a module called many times (ALBERT's layers) keeps a single one."""
+    found = factors.setdefault(name, [])
+    for k, factor in enumerate(found):
+        if isinstance(factor, Dense):
+            found[k] = Dense(factor.value + value)
+            return
+    found.append(Dense(value))

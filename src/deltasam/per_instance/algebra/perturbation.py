@@ -1,0 +1,82 @@
+"""The perturbations of one pass, applied to what the layers put out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deltasam.per_instance.algebra.factors import Factor, Packed, Products, add_linear, add_rows, wide_dtype
+from deltasam.per_instance.interception.layout import Grouping
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbation:
+    """eps_i for every group: per parameter, factors with their coefficients ``(G,)``."""
+
+    grouping: Grouping
+    terms: Mapping[int, list[tuple[Factor, Tensor]]]
+    vectors: Mapping[int, Tensor] = field(default_factory=dict)
+    products: Products = field(default_factory=Products)
+    _made: dict[tuple[int, bool], dict[int, Tensor]] = field(default_factory=dict)
+    _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
+        """``y`` of the layer at w, perturbed. A bias that is folded in comes with the weight's factors."""
+        for factor, c in self.terms.get(id(weight), ()):
+            y = add_linear(y, x, factor, c, self.products, transposed)
+        if bias is not None:
+            for factor, c in self.terms.get(id(bias), ()):
+                y = y + self._move(factor, c, spread=False).unsqueeze(1).to(y.dtype)
+        return y
+
+    def rows(self, table: Tensor, ids: Tensor, y: Tensor) -> Tensor:
+        for factor, c in self.terms.get(id(table), ()):
+            y = add_rows(y, ids, factor, c)
+        return y
+
+    def values(self, parameter: Tensor) -> Tensor:
+        """The parameter of every instance, ``(N, *shape)``, in float32 at least: bfloat16 would round it away."""
+        terms = self.terms.get(id(parameter), ())
+        if len(terms) == 1 and id(parameter) in self.vectors:
+            return self._vectors(*terms[0])[id(parameter)].view(self.grouping.size, *parameter.shape)
+        dtype = wide_dtype(parameter.dtype)
+        value = parameter.to(dtype).unsqueeze(0)
+        for factor, c in terms:
+            value = value + self._move(factor, c, spread=True).reshape(-1, *parameter.shape).to(dtype)
+        return value.expand(self.grouping.size, *parameter.shape)
+
+    def beside_rows(self, parameter: Tensor) -> Tensor | None:
+        """A vector of every instance as ``(N, 1, length)``, to meet rows ``(N, S, length)``; None for the rest."""
+        terms = self.terms.get(id(parameter), ())
+        if len(terms) == 1 and parameter.ndim == 1 and id(parameter) in self.vectors:
+            return self._vectors(*terms[0])[id(parameter)]
+        return None
+
+    def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
+        """All vectors (biases and scales of norms) that share a pack, perturbed in one go, ``(N, 1, length)`` each."""
+        assert isinstance(factor, Packed)
+        key = (id(factor.pack), torch.is_grad_enabled())  # without a graph there is no way back to the parameters
+        if key not in self._made:
+            packs = {name: getattr(self.terms[name][0][0], "pack", None) for name in self.vectors}
+            members = {name: p for name, p in self.vectors.items() if packs[name] is factor.pack}
+            flat = torch.cat([p.reshape(-1) for p in members.values()])
+            move = factor.pack * c.unsqueeze(1).to(factor.pack.dtype)
+            moved = flat.to(wide_dtype(flat.dtype)) + self.grouping.spread(move)
+            pieces = torch.split(moved.unsqueeze(1), [p.numel() for p in members.values()], 2)
+            self._made[key] = dict(zip(members, pieces, strict=True))
+        return self._made[key]
+
+    def _move(self, factor: Factor, c: Tensor, *, spread: bool) -> Tensor:
+        """``c`` times the factor, per group or per instance; a pack is multiplied once for all its columns."""
+        if isinstance(factor, Packed):
+            key = (id(factor.pack), id(c))
+            if key not in self._moves:
+                self._moves[key] = factor.pack.to(wide_dtype(factor.pack.dtype)) * c.unsqueeze(1)
+            move = self._moves[key][:, factor.start : factor.start + factor.shape.numel()]
+        else:
+            dense = factor.dense()
+            move = dense.to(wide_dtype(dense.dtype)) * c.view(-1, *(1,) * (dense.ndim - 1))
+        return self.grouping.spread(move) if spread else move

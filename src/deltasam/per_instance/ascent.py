@@ -1,0 +1,191 @@
+"""From the gradients of the instances to their adversaries: one ascent step, or several inside the ball."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltasam.per_instance.algebra.gradient import InstanceGradients
+from deltasam.per_instance.interception.slots import Places
+from deltasam.per_instance.memory import tell_once
+from deltasam.per_instance.record import perturbed, record
+from deltasam.per_instance.verification.errors import UncoveredError
+from deltasam.step.branches import is_recorded
+from deltasam.step.buffers import Buffers
+from deltasam.step.checks import check_losses, require_apart
+from deltasam.step.draws import use_of
+from deltasam.step.passes import Passes
+from deltasam.step.perturb import global_norm, step_size
+from deltasam.step.perturb import perturbed as moved
+from deltasam.step.randomness import RandomState, accelerators, generators_of
+
+
+@dataclass(frozen=True, eq=False)
+class Ascent:
+    r"""Where the adversaries of a batch are.
+
+    Attributes:
+        losses: :math:`l_i(w)`, (N,).
+        norms: :math:`\lVert \nabla l_g(w) \rVert`, (G,).
+        terms: :math:`\epsilon_g = \sum_k c_{kg} \nabla_k l_g`: gradients with their coefficients.
+    """
+
+    places: Places
+    losses: Tensor
+    norms: Tensor
+    terms: list[tuple[InstanceGradients, Tensor]]
+
+    def perturbed(self, sign: float = 1.0) -> AbstractContextManager[None]:
+        """The model at w + eps_g, or on the other side of w."""
+        terms = [(gradients, sign * c) for gradients, c in self.terms]
+        return perturbed(self.places, terms)
+
+
+def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1) -> Ascent:
+    r"""The adversaries of one batch in low rank; leaves no trace in random streams and buffers.
+
+    .. math:: \epsilon \leftarrow \Pi_\rho\!\left(\epsilon + \alpha \,
+              \nabla l_i(w + \epsilon) / \lVert \nabla l_i(w + \epsilon) \rVert\right)
+
+    The norm of :math:`\epsilon` for the projection comes from inner products of the recorded gradients; nothing of the
+    size of the parameters is made. Cost: a forward and a backward without weight gradients per step.
+
+    Args:
+        part: The passes of one batch.
+        rho: Radius of the ball.
+        steps: Number of ascent steps.
+        stride: alpha; rho for one step, 2 rho / steps for several.
+        group: Instances that share a perturbation.
+    """
+    alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
+
+    first = None
+    terms: list[tuple[InstanceGradients, Tensor]] = []
+    products: dict[tuple[int, int], Tensor] = {}
+    for k in range(steps):
+        with part.extra(), _repeated(part) as run, counted(part):
+            found = record(part.inner, run, part.params, group=group, terms=terms, objective=part.objective)
+        first = first or found
+        terms.append((found.gradients, step_size(alpha, found.norms)))
+        for j, (gradients, _) in enumerate(terms):
+            products[j, k] = products[k, j] = gradients.dot(found.gradients)
+        pairs = [(i, j) for i in range(len(terms)) for j in range(len(terms))]
+        square = torch.stack([terms[i][1] * terms[j][1] * products[i, j] for i, j in pairs]).sum(0)
+        shrink = (rho / square.sqrt()).clamp_max(1).nan_to_num(1.0)
+        terms = [(gradients, c * shrink) for gradients, c in terms]
+    assert first is not None
+    return Ascent(first.places, first.losses, first.norms, terms)
+
+
+@contextmanager
+def counted(part: Passes) -> Iterator[None]:
+    """A forward and a backward of the step, unless no rule covers the model: then the loop counts what it makes."""
+    part.count.forwards += 1
+    part.count.backwards += 1
+    try:
+        yield
+    except UncoveredError:
+        part.count.forwards -= 1
+        part.count.backwards -= 1
+        raise
+
+
+@contextmanager
+def _repeated(part: Passes) -> Iterator[Callable[[], Tensor]]:
+    """A pass that can be made again and again with the same draws and buffers, and counts as a single extra one.
+
+    A step that is recorded makes it once, and cannot go back.
+    """
+    once = is_recorded(part.device)
+    start = None if once else RandomState.now(accelerators(part.params.values()), generators_of(part.inner))
+
+    def run() -> Tensor:
+        if start is not None:
+            start.restore(use_of(part.inner).streams())
+        with nullcontext() if once else Buffers(part.inner).rewound():
+            losses = part.evaluate()
+        check_losses(losses, graph=True)
+        return losses
+
+    yield run
+
+
+def adversarial(
+    part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1, engine: str = "auto"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch, by the engine that covers the model."""
+    if engine != "loop":
+        try:
+            found = ascend(part, rho, steps=steps, stride=stride, group=group)
+        except UncoveredError as why:
+            if engine == "low-rank":
+                raise
+            tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
+        else:
+            with found.perturbed():
+                return found.losses, found.norms, part.losses()
+    return adversarial_by_loop(part, rho, steps=steps, stride=stride, group=group)
+
+
+def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Losses at w, norms, and losses at w + eps_i and w - eps_i of one batch, by the engine that covers the model."""
+    try:
+        found = ascend(part, rho)
+    except UncoveredError as why:
+        tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
+        losses, norms, (plus, minus) = _by_loop(part, rho, signs=(1.0, -1.0))
+        return losses, norms, plus, minus
+    with found.perturbed():
+        plus = part.losses()
+    with found.perturbed(-1.0):
+        minus = part.losses()
+    return found.losses, found.norms, plus, minus
+
+
+def adversarial_by_loop(
+    part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for any model: one group after the other, with weights that are really moved."""
+    losses, norms, (found,) = _by_loop(part, rho, steps=steps, stride=stride, group=group)
+    return losses, norms, found
+
+
+def _by_loop(
+    part: Passes,
+    rho: float,
+    *,
+    steps: int = 1,
+    stride: float | None = None,
+    group: int = 1,
+    signs: tuple[float, ...] = (1.0,),
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Losses at w (N,), norms (G,), and for each sign the losses (N,) on that side of w."""
+    alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
+    losses = part.losses()
+    params = list(part.params.values())
+    require_apart(params, part.named)
+    norms: list[Tensor] = []
+    found: list[list[Tensor]] = [[] for _ in signs]
+    for members in torch.split(torch.arange(losses.shape[0], device=losses.device), group):
+        own = part.instances(members, alone=getattr(part.objective, "separable", False))
+        eps: list[Any] = [torch.zeros_like(p) for p in params]
+        one = torch.ones((), device=losses.device)
+        for k in range(steps):
+            with moved(params, eps, one, consume=False):
+                _, grads = own.gradient(at_w=False)
+            norm = global_norm([g for g in grads if g is not None])
+            c = step_size(alpha, norm)
+            eps = [e if g is None else e + c.to(e.dtype) * g for e, g in zip(eps, grads, strict=True)]
+            shrink = (rho / global_norm(eps)).clamp_max(1).nan_to_num(1.0)
+            eps = [e * shrink.to(e.dtype) for e in eps]
+            if k == 0:
+                norms.append(norm / own.share * members.shape[0])
+        for side, sign in zip(found, signs, strict=True):
+            with moved(params, eps, sign * one, consume=False):
+                side.append(own.losses())
+    return losses, torch.stack(norms), [torch.cat(side) for side in found]

@@ -1,0 +1,145 @@
+"""The engine for one batch, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from deltasam.per_instance.ascent import adversarial, adversarial_by_loop, ascend
+from deltasam.per_instance.memory import tell_once
+from deltasam.per_instance.verification.errors import UncoveredError
+from deltasam.step.batches import MicroBatches
+from deltasam.step.checks import check_number, check_step
+from deltasam.step.passes import ObjectiveLike, Passes
+from deltasam.step.perturb import Selection
+
+Engine = Literal["auto", "low-rank", "loop"]
+
+
+def instance_gradient_norms(
+    model: nn.Module, batch: Any, objective: ObjectiveLike, *, params: Selection = "all", engine: Engine = "auto"
+) -> Tensor:
+    r""":math:`\lVert \nabla l_i(w) \rVert_2` of every instance, (N,), exactly, from one batched forward and backward.
+
+    No per-instance gradient is written out; tied weights and layers used several times are right. ``.grad``, the
+    weights, the random streams and the buffers stay as they were.
+
+    Args:
+        model: The model, in the mode it is to be used in.
+        batch: Whatever the objective takes.
+        objective: ``objective(model, batch) -> (N,)``.
+        params: Which parameters count.
+        engine: ``"auto"``, ``"low-rank"`` or ``"loop"``.
+
+    Example:
+        >>> import torch
+        >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> instance_gradient_norms(model, x, lambda model, x: model(x).squeeze(-1)).tolist()
+        [5.0, 1.0]
+    """
+    _check_engine(engine)
+    part = _one_batch(model, batch, objective, params)
+    if engine != "loop":
+        try:
+            return ascend(part, 0.0).norms
+        except UncoveredError as why:
+            if engine == "low-rank":
+                raise
+            tell_once(part.inner, f"{why}. The instances go one after the other instead (slow)")
+    return adversarial_by_loop(part, 0.0)[1]
+
+
+def instance_adversarial_losses(
+    model: nn.Module,
+    batch: Any,
+    objective: ObjectiveLike,
+    *,
+    rho: float = 0.05,
+    steps: int = 1,
+    stride: float | None = None,
+    group: int = 1,
+    params: Selection = "all",
+    engine: Engine = "auto",
+) -> Tensor:
+    r""":math:`l_i(w + \epsilon_i)` of every instance, (N,), for its own adversary :math:`\epsilon_i` (Eq. 2).
+
+    Args:
+        model: The model, in the mode it is to be used in.
+        batch: Whatever the objective takes.
+        objective: ``objective(model, batch) -> (N,)``.
+        rho: Radius of the perturbation.
+        steps: Ascent steps; 1 is the paper's. More give a stronger adversary inside the same ball.
+        stride: Length of a step; rho for one, 2 rho / steps for several.
+        group: Instances that share a perturbation.
+        params: Which parameters are perturbed.
+        engine: ``"auto"``, ``"low-rank"`` or ``"loop"``.
+
+    Example:
+        >>> import torch
+        >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> instance_adversarial_losses(model, x, lambda model, x: model(x).squeeze(-1), rho=0.1).tolist()
+        [0.5, 0.10000000149011612]
+    """
+    _check_engine(engine)
+    _check_ascent(rho, steps, stride, group)
+    part = _one_batch(model, batch, objective, params)
+    return adversarial(part, rho, steps=steps, stride=stride, group=group, engine=engine)[2]
+
+
+@contextmanager
+def perturbed_instances(
+    model: nn.Module,
+    batch: Any,
+    objective: ObjectiveLike,
+    *,
+    rho: float = 0.05,
+    steps: int = 1,
+    group: int = 1,
+    params: Selection = "all",
+) -> Iterator[Tensor]:
+    r"""Inside the context the model computes instance i with the weights :math:`w + \epsilon_i`.
+
+    Call it on the same batch only. Autograd gives the gradient of :math:`\frac1N \sum_i l_i(w + \epsilon_i)`; keep the
+    context open while it runs if the model uses activation checkpointing.
+
+    Yields:
+        The gradient norms at w, (G,).
+
+    Example:
+        >>> import torch
+        >>> model, x = nn.Linear(2, 1), torch.rand(4, 2)
+        >>> objective = lambda model, x: model(x).squeeze(-1) ** 2
+        >>> before = objective(model, x)
+        >>> with perturbed_instances(model, x, objective, rho=0.1):
+        ...     after = objective(model, x)
+        >>> bool((after > before).all())
+        True
+    """
+    _check_ascent(rho, steps, None, group)
+    found = ascend(_one_batch(model, batch, objective, params), rho, steps=steps, group=group)
+    with found.perturbed():
+        yield found.norms
+
+
+def _one_batch(model: nn.Module, batch: Any, objective: ObjectiveLike, params: Selection) -> Passes:
+    check_step(model, objective)
+    if isinstance(batch, MicroBatches):
+        raise ValueError(f"batch is MicroBatches of {len(batch)}: make one call for each of them")
+    return Passes(model, batch, objective, params=params)
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine={engine!r} must be one of {list(get_args(Engine))}")
+
+
+def _check_ascent(rho: float, steps: int, stride: float | None, group: int) -> None:
+    check_number("rho", rho, 0)
+    check_number("steps", steps, 1, whole=True)
+    check_number("group", group, 1, whole=True)
+    if stride is not None:
+        check_number("stride", stride, 0)

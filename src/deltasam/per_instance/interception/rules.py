@@ -1,0 +1,245 @@
+"""The rules: what the engine does when an operation of the model meets a perturbed parameter.
+
+The table is keyed by the *operation*, not by the module: ``F.linear`` is what ``nn.Linear``, LoRA adapters and tied
+heads all end in, ``F.embedding`` serves scaled and offset embeddings alike. An operation without a rule is carried out
+with the parameter written out for every instance, which is exact and fine for what is small (class tokens, scales).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deltasam.per_instance.interception.attention import attention
+from deltasam.per_instance.interception.calls import Normal, PassState
+from deltasam.per_instance.interception.tensors import RULES, PerInstance, Proxy
+
+Rule = Callable[..., Any]
+
+
+def register_rule(*operations: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Registers a rule for operations of torch, as a decorator.
+
+    A rule is called as ``rule(state, *args, **kwargs)`` with the operation's own arguments, perturbed parameters among
+    them as :class:`Proxy`, and returns the operation's result, or ``NotImplemented`` for the general treatment.
+
+    Example:
+        >>> @register_rule(torch.nn.functional.bilinear)
+        ... def bilinear(state, first, second, weight, bias=None):
+        ...     return NotImplemented
+        >>> _ = RULES.pop(torch.nn.functional.bilinear)
+    """
+
+    def add(rule: Rule) -> Rule:
+        for operation in operations:
+            RULES[operation] = rule
+        return rule
+
+    return add
+
+
+def raw(value: Any) -> Any:
+    """The parameter behind a proxy; anything else as it is."""
+    return value.parameter if isinstance(value, Proxy) else value
+
+
+@register_rule(F.linear)
+def linear(state: PassState, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """``x W^T + b``."""
+    if isinstance(weight, PerInstance):
+        return NotImplemented
+    x = state.data(x)
+    if not isinstance(weight, Proxy) or isinstance(bias, PerInstance):  # a bias of its own
+        return F.linear(x, weight) if bias is None else F.linear(x, weight) + bias
+    return _matrix(state, x, weight, bias, weight.parameter, transposed=False)
+
+
+@register_rule(torch.addmm)
+def addmm(state: PassState, bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``b + x W`` with the weight stored as (in, out): GPT-2's ``Conv1D``, which has flattened its input by then."""
+    odd = beta != 1 or alpha != 1 or isinstance(x, Proxy) or isinstance(bias, PerInstance) or bias.ndim != 1
+    if odd or not isinstance(weight, Proxy):
+        return NotImplemented
+    return _matrix(state, x, weight, bias, weight.parameter.t(), transposed=True)
+
+
+@register_rule(torch.matmul, Tensor.matmul, Tensor.__matmul__)
+def matmul(state: PassState, x: Tensor, weight: Tensor) -> Any:
+    """``x W`` with a bare parameter as the weight."""
+    if not isinstance(weight, Proxy) or weight.ndim != 2 or isinstance(x, Proxy) or x.ndim < 2:
+        return NotImplemented
+    return _matrix(state, x, weight, None, weight.parameter.t(), transposed=True)
+
+
+def _matrix(state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tensor, *, transposed: bool) -> Tensor:
+    layout = state.layout(x, weight, 1)
+    if layout.kind == "shared":
+        once = F.linear(x.reshape(1, -1, x.shape[-1]), matrix, raw(bias))
+        rows, recorded = state.rows(x, layout)
+        y = state.grouping.rows(once.expand(layout.size, -1, -1).contiguous())
+    else:
+        rows, recorded = state.rows(x, layout)
+        y = F.linear(rows, matrix, raw(bias))
+    y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
+    return layout.join(state.grouping.unrows(y))
+
+
+@register_rule(F.embedding)
+def embedding(
+    state: PassState,
+    ids: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Rows of a table. ``padding_idx`` takes no gradient, so it is not perturbed either."""
+    if max_norm is not None or scale_grad_by_freq:
+        state.refuse("embedding with max_norm or scale_grad_by_freq", weight)
+    if not isinstance(weight, Proxy):
+        return NotImplemented
+    table = weight.parameter
+    padding = None if padding_idx is None else padding_idx % table.shape[0]
+    layout = state.layout(ids, weight, 0)
+    split = layout.split(ids.unsqueeze(-1) if ids.ndim == 0 else ids, 0)
+    rows = state.grouping.rows(split.unsqueeze(-1)).squeeze(-1)
+    if layout.kind == "shared":
+        y = state.grouping.rows(F.embedding(split[:1], table, padding_idx).expand(layout.size, -1, -1))
+    else:
+        y = F.embedding(rows, table, padding_idx, sparse=sparse)
+    y = state.table(weight, rows, y, layout, padding)
+    return layout.join(state.grouping.unrows(y))
+
+
+@register_rule(F.conv1d, F.conv2d)
+def convolution(
+    state: PassState,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """A convolution is a matrix applied to patches. Grouped ones are small and written out."""
+    spatial = weight.ndim - 2
+    simple = isinstance(weight, Proxy) and groups == 1 and not isinstance(padding, str) and x.ndim == spatial + 2
+    if not simple or isinstance(x, (PerInstance, Proxy)) or isinstance(bias, PerInstance):
+        return NotImplemented
+    assert isinstance(weight, Proxy)
+    layout = state.layout(x, weight, spatial + 1)
+    if layout.kind == "shared":
+        return NotImplemented
+    convolve = F.conv1d if spatial == 1 else F.conv2d
+    y = convolve(x, weight.parameter, raw(bias), stride, padding, dilation)
+    places = y.shape[2:]
+    image = x.unsqueeze(2) if spatial == 1 else x
+    sizes = [_pair(k, spatial, fill) for k, fill in zip((padding, stride, dilation), (0, 1, 1), strict=True)]
+    kernel = (1, *weight.shape[2:]) if spatial == 1 else tuple(weight.shape[2:])
+
+    def patches(of: Tensor) -> Tensor:
+        found = F.unfold(of, kernel, dilation=sizes[2], padding=sizes[0], stride=sizes[1]).transpose(1, 2)
+        return state.grouping.rows(layout.split(found, 1))
+
+    def to_rows(of: Tensor) -> Tensor:
+        return state.grouping.rows(layout.split(of.flatten(2).transpose(1, 2), 1))
+
+    recorded = patches(image.detach()) if state.recording else image
+    inputs = image if state.perturbation is None else patches(image)
+    rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded, layout)
+    back = layout._replace(lead=(x.shape[0], places.numel())).join(state.grouping.unrows(rows))
+    return back.transpose(1, 2).contiguous().view(x.shape[0], y.shape[1], *places)
+
+
+def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,) * spatial
+    return (fill, numbers[0]) if spatial == 1 else (numbers[0], numbers[1])
+
+
+@register_rule(F.layer_norm)
+def layer_norm(
+    state: PassState, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """At w the layer as it is; perturbed: normalise, then scale and shift by the instance's own vectors."""
+    x = state.data(x)
+
+    normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
+    layout = state.norm_layout(x, weight, bias)
+    if layout is not None:
+        y = torch.layer_norm(x, shape, weight.parameter, raw(bias), eps)
+        return state.norm(weight, bias, x, y, layout, normal)
+    return _affine(state, normal(x), weight, bias, len(shape), 0)
+
+
+@register_rule(F.rms_norm)
+def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """As :func:`layer_norm`, without the shift."""
+    x = state.data(x)
+
+    normal = Normal(torch.rms_norm, (tuple(shape), None, eps))
+    layout = state.norm_layout(x, weight, None)
+    if layout is not None:
+        y = torch.rms_norm(x, shape, weight.parameter, eps)
+        return state.norm(weight, None, x, y, layout, normal)
+    return _affine(state, normal(x), weight, None, len(shape), 0)
+
+
+@register_rule(F.group_norm)
+def group_norm(
+    state: PassState, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """The channels are the first of the features, the places follow."""
+    return _affine(state, F.group_norm(state.data(x), groups, None, None, eps), weight, bias, x.ndim - 1, x.ndim - 2)
+
+
+@register_rule(F.batch_norm)
+def batch_norm(
+    state: PassState,
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """With the statistics fixed (eval mode) it is a scale and a shift; in training mode the model was refused."""
+    normal = F.batch_norm(state.data(x), mean, var, None, None, training, momentum, eps)
+    return _affine(state, normal, weight, bias, x.ndim - 1, x.ndim - 2)
+
+
+def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: int, places: int) -> Any:
+    owner = weight if isinstance(weight, Proxy) else bias
+    if not isinstance(owner, Proxy) or isinstance(weight, PerInstance) or isinstance(bias, PerInstance):
+        return NotImplemented
+    layout = state.layout(normal, owner, features)
+    rows = layout.split(normal, features)
+
+    def of(parameter: Any) -> Any:
+        if parameter is None or not isinstance(parameter, Proxy):
+            return parameter if parameter is None or not places else parameter.view(-1, *(1,) * places)
+        if not places and state.perturbation is not None and not state.recording:
+            beside = state.perturbation.beside_rows(parameter.parameter)
+            if beside is not None:
+                return beside
+        value = state.values(parameter).unsqueeze(1)
+        return value.reshape(*value.shape, *(1,) * places) if places else value
+
+    scale, shift = of(weight), of(bias)
+    if scale is not None and shift is not None:
+        moved = torch.addcmul(shift, rows, scale)
+    else:
+        moved = rows if scale is None else rows * scale
+        moved = moved if shift is None else moved + shift
+    return layout.join(moved if moved.dtype == normal.dtype else moved.to(normal.dtype))
+
+
+register_rule(F.multi_head_attention_forward)(attention)

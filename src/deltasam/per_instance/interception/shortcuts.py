@@ -1,0 +1,87 @@
+"""Straight ways through the modules that models call most; the rules come to the same by a longer one.
+
+An operation that meets a :class:`Proxy` is noticed inside torch and handed back to Python, which takes as long as the
+operation itself takes to start. On a fast device that is what an eager step waits for, so plain ``nn.Linear`` and
+``nn.LayerNorm`` modules get another ``forward`` during a pass. Whatever is not as usual there goes the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deltasam.per_instance.algebra.operations import scaled_norm
+from deltasam.per_instance.interception.calls import Normal, PassState
+from deltasam.per_instance.interception.tensors import Proxy
+
+Forward = Callable[[Any], Any]
+
+
+def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str, Any]]:
+    """Gives the modules that have a shortcut their ``forward`` for one pass, one by one.
+
+    A subclass may do anything in its ``forward``, and so may one that was set on the module itself: those keep theirs.
+    So do modules whose weight is no parameter, but is made of some by a hook (pruning, the older weight norm).
+
+    Yields:
+        The attributes of each module before it is changed, for :func:`lengthening`.
+    """
+    for module in modules:
+        make, attributes = SHORTCUTS.get(type(module)), vars(module)
+        usual = "forward" not in attributes and {"weight", "bias"} <= module._parameters.keys()
+        if make is not None and usual:
+            yield attributes
+            attributes["forward"] = make(module, state)
+
+
+def lengthening(changed: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    """Undoes :func:`shorten` as it is used up; in one call, that is not by halves if it is interrupted."""
+    return map(dict.pop, changed, repeat("forward"), repeat(None))
+
+
+def _linear(module: Any, state: PassState) -> Forward:
+    own = module._parameters  # looked at in every call: hooks may exchange what is in it
+
+    def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
+        weight, bias = own["weight"], own["bias"]
+        if type(weight) is Proxy and type(input) is Tensor and (bias is None or type(bias) is Proxy):
+            layout = state.layout(input, weight, 1)
+            if layout.is_plain and state.grouping.m == 1:
+                rows, recorded = state.rows(input, layout)
+                y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
+                return state.matrix(weight, bias, rows, y, recorded, layout)
+        return nn.Linear.forward(module, input)
+
+    return forward
+
+
+def _layer_norm(module: Any, state: PassState) -> Forward:
+    own, shape, eps = module._parameters, module.normalized_shape, module.eps
+    normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
+    perturbation = state.perturbation
+
+    def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
+        weight, bias = own["weight"], own["bias"]
+        if type(weight) is Proxy and type(bias) is Proxy and type(input) is Tensor and len(shape) == 1:
+            layout = state.layout(input, weight, 1)
+            if layout.is_plain and perturbation is None:
+                y = torch.layer_norm(input, shape, weight.parameter, bias.parameter, eps)
+                return state.norm(weight, bias, input, y, layout, normal)
+            if layout.is_plain and perturbation is not None and not state.recording:
+                scale, shift = perturbation.beside_rows(weight.parameter), perturbation.beside_rows(bias.parameter)
+                if scale is not None and shift is not None and input.ndim == 3 and scale.dtype is input.dtype:
+                    return scaled_norm(input, scale, shift, eps)
+        return nn.LayerNorm.forward(module, input)
+
+    return forward
+
+
+SHORTCUTS: dict[type[nn.Module], Callable[[Any, PassState], Forward]] = {
+    nn.Linear: _linear,
+    nn.LayerNorm: _layer_norm,
+}

@@ -1,0 +1,182 @@
+"""The places of a model's parameters, and who stands there during a pass."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, starmap
+from operator import setitem
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.parallel.distributed import is_sharded_module, require_whole
+from deltasam.per_instance.algebra.gradient import InstanceGradients
+from deltasam.per_instance.algebra.perturbation import Perturbation
+from deltasam.per_instance.interception.calls import PassState
+from deltasam.per_instance.interception.layout import Grouping
+from deltasam.per_instance.interception.shortcuts import SHORTCUTS, lengthening, shorten
+from deltasam.per_instance.interception.tensors import CallKey, PerInstance
+from deltasam.per_instance.memory import memory_of
+from deltasam.per_instance.verification.errors import InstancesMixedError, SizeUnknownError, UncoveredError
+from deltasam.step.checks import require_apart, sharing
+
+
+class Places:
+    """Every attribute of a module that holds one of the chosen parameters, tied ones included.
+
+    Args:
+        model: The model.
+        params: The parameters to perturb, by name.
+
+    Raises:
+        InstancesMixedError: A BatchNorm of the model is in training mode.
+        ValueError: One of them shares its memory with another parameter.
+    """
+
+    def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
+        require_whole("the per-instance engine", list(params.values()))
+        self.model = model
+        self.params = params
+        self.memory = memory_of(model)
+        self.names = {id(p): name for name, p in params.items()}
+        self.fault: UncoveredError | None = None
+        self._candidates: list[CallKey] = []
+        self._guess: CallKey | None = None
+        self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._often_called: list[nn.Module] = []
+        self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may make weights of parameters
+        self.is_sharded = False
+        others: list[Tensor] = []
+        for module in model.modules():  # one walk for all questions: on a fast device its time counts
+            self.is_sharded = self.is_sharded or is_sharded_module(module)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                refuse_batch_statistics(model)
+            if type(module) in SHORTCUTS:
+                self._often_called.append(module)
+            if module._forward_pre_hooks:
+                self._hooked.append(vars(module))
+            own: dict[str, Any] = module._parameters
+            self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
+            others += [p for p in own.values() if p is not None and id(p) not in self.names]
+        if sharing(params.values(), others):
+            require_apart(params.values(), dict(model.named_parameters()))  # says which
+        self._proxies = self.memory.proxies(p for _, _, p in self._slots)
+
+    def suspect(self, candidates: list[CallKey], fault: UncoveredError) -> None:
+        """One of these places may be misread; the fault if none is."""
+        self._candidates, self.fault = candidates, fault
+
+    def guess(self) -> bool:
+        """Reads the next candidate as shared, the one before as it was; False if there is none left."""
+        self.take_back()
+        if not self._candidates:
+            return False
+        self._guess = self._candidates.pop(0)
+        self.memory.learn({self._guess: "shared"})
+        return True
+
+    def take_back(self) -> None:
+        """The last guess was wrong, if there was any."""
+        if self._guess is not None:
+            self.memory.reading.kinds.pop(self._guess, None)
+            self.memory.layouts.clear()
+            self._guess = None
+
+    @property
+    def guessing(self) -> bool:
+        """Whether a place is read as shared on trial."""
+        return self._guess is not None
+
+    @contextmanager
+    def taken(
+        self, size: int | None, group: int, terms: Sequence[tuple[InstanceGradients, Tensor]], *, recording: bool
+    ) -> Iterator[Callable[[], PassState]]:
+        """Proxies in the places of the parameters, whatever happens inside; the state of the pass once N is known."""
+        states: list[PassState] = []
+        shortened: list[dict[str, Any]] = []
+        made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
+        back = chain(starmap(setitem, self._slots), lengthening(shortened))
+
+        def start(count: int) -> None:
+            grouping = Grouping(count, min(group, count))
+            # FSDP takes the gradients of a layer when its backward is over; those of a pack come later.
+            packed = len(terms) == 1 and not self.is_sharded
+            vectors = terms[0][0].vectors if packed else {}
+            perturbation = Perturbation(grouping, _by_parameter(terms), vectors) if terms else None
+            memory = self.memory
+            state = PassState(grouping, self.names, memory, perturbation, recording)
+            states.append(state)
+            for proxy in self._proxies.values():
+                proxy.state = state
+            for own, name, p in self._slots:
+                own[name] = self._proxies[id(p)]
+            shortened.extend(shorten(self._often_called, state))
+
+        def guess(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not states:
+                start(max(1, _leading([*args, *kwargs.values()])))  # of an empty batch the objective will complain
+
+        handle = None
+        try:
+            if size is not None:
+                start(size)
+            else:
+                handle = self.model.register_forward_pre_hook(guess, with_kwargs=True)
+            with eager():
+                yield lambda: _started(states)
+        finally:
+            deque(back, maxlen=0)  # first, and one call: an interruption (Ctrl-C) finds all in their places or none
+            if handle is not None:
+                handle.remove()
+            for own, name, value in made:
+                if isinstance(own.get(name), PerInstance):
+                    own[name] = value
+            for proxy in self._proxies.values():
+                proxy.__dict__.pop("state", None)  # lets go of what the pass has recorded
+
+
+def _started(states: list[PassState]) -> PassState:
+    if not states:
+        raise SizeUnknownError(
+            "the model was not called as a whole, so the number of instances is not known; pass size=N"
+        )
+    return states[0]
+
+
+def _by_parameter(terms: Sequence[tuple[InstanceGradients, Tensor]]) -> dict[int, list[tuple[Any, Tensor]]]:
+    table: dict[int, list[tuple[Any, Tensor]]] = {}
+    for gradients, c in terms:
+        for name, factors in gradients.factors.items():
+            table.setdefault(name, []).extend((factor, c) for factor in factors)
+    return table
+
+
+def _leading(values: list[Any]) -> int:
+    for value in values:
+        if isinstance(value, Tensor) and value.ndim:
+            return int(value.shape[0])
+        if isinstance(value, Mapping):
+            return _leading(list(value.values()))
+        if isinstance(value, (tuple, list)) and value:
+            return _leading(list(value))
+    raise SizeUnknownError("the number of instances is not visible in the model's inputs; pass size=N")
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Raises :class:`InstancesMixedError` for BatchNorm in training mode."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise InstancesMixedError(
+                f"{name or 'the model'} ({type(module).__name__}) normalises each instance with statistics of the "
+                "whole batch, so the loss of one instance depends on the others and a perturbation per instance is "
+                "not defined; put it in eval mode, or use GroupNorm or LayerNorm"
+            )
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Compiled code has the operations baked in; with proxies, and in comparison with them, it runs as written."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -1,0 +1,1 @@
+"""Checks of the engine against autograd on first use, and the errors they raise."""

@@ -1,0 +1,305 @@
+"""A method whose steps are recorded as CUDA graphs and replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.methods import Method, Step
+from deltasam.methods._base import prepare
+from deltasam.objectives.nesting import with_weights
+from deltasam.parallel.distributed import sharded_modules
+from deltasam.speed.capture._graph import Pool, RecordedStep
+from deltasam.speed.capture._key import (
+    NotCapturableError,
+    Same,
+    batch_key,
+    method_key,
+    model_key,
+    objective_key,
+    surroundings_key,
+)
+from deltasam.speed.capture._streams import Needs
+from deltasam.step.batches import MicroBatches
+from deltasam.step.passes import ObjectiveLike, Passes, Scaler
+from deltasam.step.randomness import observed
+
+HAS_GRAPHS = ("cuda",)
+Take = Callable[[Passes], Step]  # an ordinary step takes the method's own way to it, which notes the step
+Run = Callable[[Any, Take], Step]
+
+
+@dataclass
+class CaptureReport:
+    """What a :class:`Captured` has done so far: steps by kind, graphs given up, and obstacles with their counts."""
+
+    ordinary: int = 0
+    recorded: int = 0
+    replayed: int = 0
+    evicted: int = 0
+    obstacles: dict[str, int] = field(default_factory=dict)
+
+
+class Captured:
+    """A method whose ``backward`` is recorded as one CUDA graph per batch shape and then replayed.
+
+    Fine-tuning steps of base-sized models are bound by kernel launches; a replayed graph launches once. All passes of
+    the step, the perturbation, the way back and the gradient norms are in the graph. The gradients are those of the
+    ordinary step to rounding, dropout included: new masks in every step, the same masks in all passes of a step.
+
+    The first batch of a shape takes an ordinary step, which serves as warm-up; the second is recorded. A step that
+    cannot be recorded (the model waits for the host, draws on the host, ...) stays an ordinary one, and a warning says
+    what was in the way. On the CPU every step is an ordinary one.
+
+    Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
+
+    Args:
+        method: The method. Its hyperparameters are part of the recording; another one, ``captured.method =
+            captured.method.replace(rho=...)``, has recordings of its own.
+        max_graphs: How many recordings to keep, one per shape and method; the least recently used one goes first. Keep
+            shapes few with :class:`PadToBuckets`.
+        optimizer: Makes :meth:`step` available: the optimizer's step is recorded too. It must be capturable, as
+            ``torch.optim.AdamW(..., capturable=True)`` is; its learning rates become tensors, so that schedules work.
+        max_grad_norm: Clip before the optimizer's step; only with ``optimizer``.
+
+    Example:
+        >>> from deltasam import SAM
+        >>> method = Captured(SAM(rho=0.05))  # use it like the method itself
+        >>> method.backward(nn.Linear(2, 1), torch.ones(4, 2), lambda m, x: m(x).squeeze(-1) ** 2).forwards
+        2
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        max_graphs: int = 8,
+        optimizer: torch.optim.Optimizer | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        if max_graphs < 1:
+            raise ValueError(f"max_graphs={max_graphs!r} must be at least 1")
+        if max_grad_norm is not None and optimizer is None:
+            raise ValueError("max_grad_norm needs an optimizer: without one, clip after backward() as usual")
+        self.method = method
+        self.report = CaptureReport()
+        self._max_graphs = max_graphs
+        self._optimizer = optimizer
+        self._max_grad_norm = max_grad_norm
+        self._seen: OrderedDict[Hashable, Needs | RecordedStep | str] = OrderedDict()
+        self._gradients: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+        self._named: WeakKeyDictionary[nn.Module, tuple[Hashable, dict[str, nn.Parameter]]] = WeakKeyDictionary()
+        self._pool: Pool | None = None
+        if optimizer is not None:
+            _check_capturable(optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the method's own: ``state_dict``, ``rho``, ``skipped``, ..."""
+        if name == "method":  # not there yet: a copy under construction
+            raise AttributeError(name)
+        return getattr(self.method, name)
+
+    def backward(
+        self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
+    ) -> Step:
+        """As :meth:`deltasam.methods.Method.backward`: adds the method's gradient to ``.grad``."""
+        factor = scale if isinstance(scale, Tensor) else None
+
+        def run(inputs: Any, take: Take) -> Step:
+            batch, factor = inputs
+            return take(self.method.passes_for(model, batch, objective, scale=scale if factor is None else factor))
+
+        number: Hashable = scale if isinstance(scale, (int, float)) else Same(scale) if factor is None else "tensor"
+        kind = ("backward", number)
+        prepare(objective, model)
+        return self._take(model, (batch, factor), objective, run, kind)
+
+    def step(self, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Step:
+        """The whole training step: gradients, clipping, the optimizer's step. ``.grad`` is None afterwards.
+
+        Raises:
+            ValueError: No optimizer was given.
+        """
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise ValueError("Captured(method) has no optimizer; give it one, or call backward() and step it yourself")
+
+        def run(inputs: Any, take: Take) -> Step:
+            step = take(self.method.passes_for(model, inputs[0], objective))
+            if self._max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self._max_grad_norm, foreach=True)
+            optimizer.step()
+            return step
+
+        optimizer.zero_grad()
+        prepare(objective, model)
+        step = self._take(model, (batch, None), objective, run, ("step",))
+        optimizer.zero_grad()
+        return step
+
+    # -- ordinary, recorded or replayed --------------------------------------------------------------------------
+
+    def _take(self, model: nn.Module, inputs: Any, objective: ObjectiveLike, run: Run, kind: Hashable) -> Step:
+        device = next(model.parameters()).device
+        if device.type not in HAS_GRAPHS:
+            self.report.ordinary += 1
+            return run(inputs, self.method.take)
+        try:
+            about = self._key(model, inputs, objective, kind, device)
+            state = model_key(model)
+            key = (*about, state)
+            entry = self._seen.get(key)
+            if entry is None:
+                step = self._observe(key, inputs, run, device)
+            else:
+                self._seen.move_to_end(key)
+                if isinstance(entry, str):
+                    raise NotCapturableError(entry)
+                if isinstance(entry, Needs):
+                    entry = self._record(key, model, inputs, run, entry, kind)
+                step = self._replay(entry, inputs, model, state)
+        except NotCapturableError as obstacle:
+            self._mention(str(obstacle))
+            self.report.ordinary += 1
+            step = run(inputs, self.method.take)
+        return step
+
+    def _key(
+        self, model: nn.Module, inputs: Any, objective: Any, kind: Hashable, device: torch.device
+    ) -> tuple[Hashable, ...]:
+        if not self.method.capturable:
+            raise NotCapturableError(f"{type(self.method).__name__} does not take the same operations in every step")
+        if (why := _may_keep(self.method)) is not None:
+            raise NotCapturableError(why)
+        if isinstance(inputs[0], MicroBatches):
+            raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise NotCapturableError("DistributedDataParallel communicates outside of the graph")
+        if _is_sharded(model):
+            raise NotCapturableError(
+                "fully_shard gathers the parameters outside of the graph; call the method itself, without Captured"
+            )
+        own = with_weights(objective, model)
+        if own is not None:  # what is recorded puts the gradients of the model into their places, and no others
+            raise NotCapturableError(
+                f"objective={type(own).__name__} has weights of its own; make them a part of the model, or freeze "
+                "them (requires_grad_(False))"
+            )
+        here = (kind, method_key(self.method), self.method.phase(), objective_key(objective))
+        return (*here, batch_key(inputs), surroundings_key(device))
+
+    def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:
+        """The first batch of a shape: an ordinary step, watched."""
+        needs = Needs(device)
+        object.__setattr__(self.method, "_steps_read", False)
+        with observed(needs):
+            step = run(inputs, self.method.take)
+        needs.finish()
+        obstacle = needs.obstacle or _may_keep(self.method) or _may_count(self.method)
+        self._seen[key] = needs if obstacle is None else obstacle
+        while len(self._seen) > self._max_graphs:
+            self._seen.popitem(last=False)
+            self.report.evicted += 1
+        self.report.ordinary += 1
+        return step
+
+    def _record(
+        self, key: Hashable, model: nn.Module, inputs: Any, run: Run, needs: Needs, kind: Hashable
+    ) -> RecordedStep:
+        self._pool = self._pool or Pool()
+        place = None if kind == ("step",) else self._places(model)
+        try:
+            # Not the method's take: a recording is no step to be counted, and errors end it as an obstacle.
+            entry = RecordedStep(lambda x: run(x, self.method._run), model, inputs, needs, self._pool, place)
+        except NotCapturableError as obstacle:
+            self._seen[key] = str(obstacle)
+            self._pool = None  # a recording that broke off keeps its pool for itself
+            raise
+        self._seen[key] = entry
+        self.report.recorded += 1
+        return entry
+
+    def _replay(self, entry: RecordedStep, inputs: Any, model: nn.Module, state: Hashable) -> Step:
+        params = self._parameters(model, state)
+        places = self._gradients.get(model, {})
+        placed = {name: places[name] for name in entry.placed}
+        # Gradients of earlier micro-batches may lie where the graph puts the new ones.
+        earlier = {name: place.clone() for name, place in placed.items() if params[name].grad is place}
+        step = entry.replay(inputs, self.method.steps)
+        for name, place in placed.items():
+            grad = params[name].grad
+            if name in earlier:
+                place.add_(earlier[name])
+            else:
+                params[name].grad = place if grad is None else grad.add_(place)
+        self.report.replayed += 1
+        return self.method.noted(step)
+
+    def _parameters(self, model: nn.Module, state: Hashable) -> dict[str, nn.Parameter]:
+        """The parameters by name; putting the names together in every step would cost a good part of a small one."""
+        known = self._named.get(model)
+        if known is None or known[0] != state:
+            known = self._named[model] = (state, dict(model.named_parameters()))
+        return known[1]
+
+    def _places(self, model: nn.Module) -> dict[str, Tensor]:
+        """Where the gradients of this model go; a parameter that was unfrozen or replaced since gets a new place."""
+        places = self._gradients.setdefault(model, {})
+        for name, p in model.named_parameters():
+            here = places.get(name)
+            if p.requires_grad and (
+                here is None or (here.shape, here.dtype, here.device) != (p.shape, p.dtype, p.device)
+            ):
+                places[name] = torch.zeros_like(p)
+        return places
+
+    def _mention(self, obstacle: str) -> None:
+        if obstacle not in self.report.obstacles:
+            warnings.warn(f"this step is not captured, but runs as an ordinary one: {obstacle}", stacklevel=4)
+        self.report.obstacles[obstacle] = self.report.obstacles.get(obstacle, 0) + 1
+
+
+def _may_keep(method: Method) -> str | None:
+    """The obstacle, if the state of a method may lie in other memory in the next step; its class may deny it."""
+    names = sorted(method.state.keys() - {"steps", "skipped"})
+    if not names or "capturable" in vars(type(method)):
+        return None
+    return (
+        f"{type(method).__name__} keeps {names} in its state, and a replay uses the memory that was recorded. Set "
+        "capturable = True in the class if it changes these tensors in place and takes the same operations in every "
+        "step, else capturable = False"
+    )
+
+
+def _may_count(method: Method) -> str | None:
+    """The obstacle, if the step that was observed may depend on its number; a class with phases says how."""
+    kind = type(method)
+    if not method._steps_read or "capturable" in vars(kind) or kind.phase is not Method.phase:
+        return None
+    return (
+        f"{kind.__name__} reads self.steps, and a replay repeats the step that was recorded. Override phase() to "
+        "return what depends on the number; or set capturable = True in the class if nothing does, else "
+        "capturable = False"
+    )
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()  # no walk through most models
+    return known and bool(sharded_modules(model))
+
+
+def _check_capturable(optimizer: torch.optim.Optimizer) -> None:
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, group in enumerate(optimizer.param_groups):
+        if "capturable" in group and not group["capturable"]:
+            raise ValueError(f"param_groups[{number}] of {type(optimizer).__name__}: pass capturable=True to it")
+        if not isinstance(group["lr"], Tensor):
+            first = (*group["params"], *every)[0]  # a group may be empty
+            group["lr"] = torch.tensor(float(group["lr"]), device=first.device)

@@ -1,0 +1,101 @@
+"""Which steps can share a graph: everything a recording has baked in must be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.objectives import Objective
+from deltasam.step.float32 import rounded
+from deltasam.step.precision import is_measured
+
+
+class NotCapturableError(Exception):
+    """A step that cannot be recorded; says why."""
+
+
+class Same:
+    """Equal to itself alone. Keeps the object, so that its address is not given to another."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def objective_key(objective: Any) -> Hashable:
+    """Objectives without state are what their fields say, so ``Classification()`` may be written anew every step."""
+    stateless = isinstance(objective, Objective) and type(objective).state_dict is Objective.state_dict
+    if stateless and type(objective).__hash__ not in (None, object.__hash__):
+        return (type(objective), objective)
+    return Same(objective)
+
+
+def method_key(method: Any) -> Hashable:
+    """Methods are what their hyperparameters say; one without a hash (a predicate with a list) is itself alone."""
+    try:
+        hash(method)
+    except TypeError:
+        return Same(method)
+    return method  # type: ignore[no-any-return]
+
+
+def batch_key(batch: Any) -> Hashable:
+    """Shapes, dtypes and devices of the tensors, and everything else by value.
+
+    Raises:
+        NotCapturableError: Something in the batch can be neither copied into a fixed place nor compared.
+    """
+    if isinstance(batch, Tensor):
+        return (tuple(batch.shape), batch.dtype, batch.device)
+    if isinstance(batch, Mapping):
+        return tuple((key, batch_key(value)) for key, value in batch.items())
+    if isinstance(batch, (list, tuple)):
+        return (type(batch).__name__, *(batch_key(value) for value in batch))
+    if batch is None or isinstance(batch, (bool, int, float, str)):
+        return batch
+    raise NotCapturableError(f"the batch holds a {type(batch).__name__}, which is neither a tensor nor a plain value")
+
+
+def model_key(model: nn.Module) -> Hashable:
+    """The modes of the modules, and the identity, address and trainability of every parameter."""
+    modules = _modules(model)
+    params = [p for module in modules for p in module._parameters.values() if p is not None]
+    return (
+        id(model),
+        tuple([module.training for module in modules]),
+        tuple([(id(p), p.data_ptr(), p.requires_grad) for p in params]),
+    )
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """All modules, in some order; ``model.modules()`` puts names together on the way, and this is for every step."""
+    found: dict[int, nn.Module] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting.extend([child for child in module._modules.values() if child is not None])
+    return list(found.values())
+
+
+def surroundings_key(device: torch.device) -> Hashable:
+    """What of the world around a step decides which kernels it launches."""
+    kind = device.type
+    return (
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+        rounded(device),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        is_measured(),
+    )

@@ -1,0 +1,206 @@
+"""When memory runs out: the same step again, with the batch in smaller parts."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.methods import Method, Step
+from deltasam.methods._base import prepare
+from deltasam.objectives import Objective
+from deltasam.step.batches import MicroBatches, are_texts, batch_size, take, tensors
+from deltasam.step.buffers import Buffers
+from deltasam.step.checks import check_number
+from deltasam.step.draws import use_of
+from deltasam.step.gradients import set_aside
+from deltasam.step.passes import ObjectiveLike, Scaler
+from deltasam.step.randomness import RandomState, accelerators, generators_of
+
+OnOutOfMemory = Literal["stop", "split"]
+
+_log = logging.getLogger(__name__)
+
+
+class Splitting:
+    r"""A method whose ``backward`` halves the batch when memory runs out, and goes on with the halves.
+
+    The parts are :class:`~deltasam.MicroBatches`: one perturbation over all of them, so that the gradient is that of
+    the whole batch, to rounding, at the activation memory of one part. (Dropout masks are drawn part by part, and so
+    is the initial noise of :class:`~deltasam.FreeLB`: other draws from the same distribution.) The size that fitted
+    is kept for the batches to come; every time it is halved, one line goes to the log.
+
+    Before it tries again, the weights, ``.grad``, the buffers and the random streams are what they were before the
+    call. Cost where memory suffices: a copy of the buffers; and while gradients are accumulated over several calls,
+    one more copy of them, since an attempt that fails must not leave anything in ``.grad``.
+
+    Args:
+        method: The method.
+        largest: Instances per part at most; None as long as memory has not run out.
+
+    Raises:
+        ValueError: Parts would make another method or objective, see :meth:`check`; or ``largest`` is no size.
+
+    Example:
+        >>> from deltasam import SAM
+        >>> def hungry(model, x):
+        ...     if len(x) > 2:
+        ...         raise torch.OutOfMemoryError("no memory for more than two instances")
+        ...     return model(x).squeeze(-1) ** 2
+        >>> method = Splitting(SAM(rho=0.05))  # use it like the method itself
+        >>> method.backward(nn.Linear(2, 1), torch.ones(8, 2), hungry).losses.shape, method.largest
+        (torch.Size([8]), 2)
+    """
+
+    def __init__(self, method: Method, *, largest: int | None = None) -> None:
+        if largest is not None:
+            check_number("largest", largest, 1, whole=True)
+        self.method = method
+        self.largest = largest
+        self.check(None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the method's own: ``state_dict``, ``rho``, ``skipped``, ..."""
+        if name == "method":  # not there yet: a copy under construction
+            raise AttributeError(name)
+        return getattr(self.method, name)
+
+    def check(self, objective: Any, *, processes: int | None = None) -> None:
+        """Refuses what splitting would turn into something else.
+
+        Args:
+            objective: What is to be split; None if that is not known yet.
+            processes: How many train the model, where a launcher knows it before they have met; those of
+                ``torch.distributed`` by default.
+
+        Raises:
+            ValueError: The losses depend on other instances of the batch, the method picks some of the instances,
+                or several processes train the model.
+        """
+        if getattr(objective, "separable", True) is False:
+            raise ValueError(
+                f"on_out_of_memory='split' cannot be used with {type(objective).__name__}, which "
+                f"{getattr(objective, 'mixing', Objective.mixing)}: parts of the batch have another loss. Use 'stop' "
+                "and a smaller batch"
+            )
+        if not self.method.divisible():
+            raise ValueError(
+                f"on_out_of_memory='split' cannot be used with {type(self.method).__name__}, which picks instances "
+                "from the whole batch: use 'stop' and a smaller batch"
+            )
+        if processes is None:
+            met = torch.distributed.is_available() and torch.distributed.is_initialized()
+            processes = torch.distributed.get_world_size() if met else 1
+        if processes > 1:
+            raise ValueError(
+                f"on_out_of_memory='split' works in one process, here are {processes}: those that have memory left "
+                "would wait in an exchange of gradients for the one that has none. Use 'stop' and a smaller batch, or "
+                "deltasam.MicroBatches in all of them"
+            )
+
+    def backward(
+        self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
+    ) -> Step:
+        """As :meth:`deltasam.methods.Method.backward`: adds the method's gradient to ``.grad``.
+
+        Raises:
+            torch.OutOfMemoryError: The batch cannot be split, or one instance is too much.
+        """
+        self.check(objective)
+        prepare(objective, model)
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]), generators_of(model))
+        buffers = Buffers(model)
+        given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        parts = self._parts(given) if self.largest is not None else given
+        while True:
+            try:
+                with set_aside(trainable):
+                    return self.method.take(self.method.passes_for(model, parts, objective, scale=scale))
+            except torch.OutOfMemoryError as error:
+                why = str(error)  # the error itself holds the frames, and they the graph
+            streams.restore(use_of(model).streams())
+            buffers.restore()
+            _let_go(next(iter(trainable.values())).device)
+            self._halve(model, parts, why)
+            parts = self._parts(given)
+
+    def _halve(self, model: nn.Module, parts: MicroBatches, why: str) -> None:
+        """Makes the parts smaller from here on."""
+        sizes = [_size(part) for part in parts]
+        group = int(getattr(self.method, "group", 1))  # instances that share a perturbation stay together
+        fits = (max(size or 0 for size in sizes) // 2) // group * group
+        obstacle = _obstacle(model, parts)
+        if obstacle is None and fits < group:
+            obstacle = f"parts of {max(size or 0 for size in sizes)} instances cannot be made smaller"
+        if obstacle is not None:
+            raise torch.OutOfMemoryError(f"{why}\non_out_of_memory='split' is of no help: {obstacle}")
+        self.largest = fits
+        _log.warning(
+            "memory ran out in a step over parts of %s instances; from here on batches are split into parts of at "
+            "most %d, each step still taking one perturbation for all its parts",
+            ", ".join(str(size) for size in dict.fromkeys(sizes)),
+            fits,
+        )
+
+    def _parts(self, batches: MicroBatches) -> MicroBatches:
+        return MicroBatches(piece for batch in batches for piece in self._pieces(batch))
+
+    def _pieces(self, batch: Any) -> Iterator[Any]:
+        size = _size(batch)
+        if self.largest is None or size is None or size <= self.largest:
+            yield batch
+            return
+        for index in torch.split(torch.arange(size, device="cpu"), self.largest):
+            yield take(batch, index, size)
+
+
+def check_out_of_memory(value: str, *, capture: bool) -> None:
+    """Raises a ValueError for an option that is unknown, or that steps recorded as CUDA graphs cannot have."""
+    if value not in ("stop", "split"):
+        raise ValueError(f"on_out_of_memory={value!r} must be 'stop' or 'split'")
+    if value == "split" and capture:
+        raise ValueError(
+            "capture=True and on_out_of_memory='split' exclude each other: what was recorded for a whole batch cannot "
+            "be replayed for its parts; choose one"
+        )
+
+
+def _size(batch: Any) -> int | None:
+    """The number of instances of a batch that can be cut; None if it cannot."""
+    size = batch_size(batch)
+    return None if size is None or _has_rows(batch, size) else size
+
+
+def _has_rows(batch: Any, size: int) -> bool:
+    """Whether instances come as a list that nobody would cut: of numbers, or of objects."""
+    if isinstance(batch, Mapping):
+        return any(_has_rows(value, size) for value in batch.values())
+    if isinstance(batch, (list, tuple)):
+        if are_texts(batch):
+            return False
+        if len(batch) == size and not any(isinstance(value, (Tensor, Mapping, list, tuple)) for value in batch):
+            return True
+        return any(_has_rows(value, size) for value in batch)
+    return False
+
+
+def _obstacle(model: nn.Module, parts: MicroBatches) -> str | None:
+    if any(_size(part) is None for part in parts):
+        return "the batch is not made of tensors with one row per instance (and lists of texts)"
+    kinds = (nn.modules.batchnorm._BatchNorm,)
+    for name, module in model.named_modules():
+        if isinstance(module, kinds) and (module.training or module.running_mean is None):
+            return f"{name} ({type(module).__name__}) takes statistics of the whole batch; put it in eval mode"
+    return None
+
+
+def _let_go(device: torch.device) -> None:
+    """Frees what the failed attempt held."""
+    gc.collect()
+    if device.type not in ("cpu", "meta"):
+        torch.get_device_module(device).empty_cache()

@@ -1,0 +1,244 @@
+"""``w + step * direction`` for all parameters in one kernel, rounded stochastically where that is needed.
+
+Torch's own multi-tensor kernels take two of them for a move, a copy and an addition: five trips through memory where
+three are enough; and they do not round. The kernel (Triton, which comes with torch) finds its tensors through a table
+of addresses. A recorded step uses the same addresses for ever, so its table is written once, when the recording is
+over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib import import_module
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from deltasam.step.rounding import STORED, Grid
+
+_BLOCK = 4096  # elements
+_MOST = 1024  # tensors of a launch
+_ROOM = 7 * _MOST * 8  # numbers of a recording: eight launches, if each is full
+_CODES: dict[Grid | None, int] = {None: 0, "bf16": 1, "fp16": 2, "tf32": 3}
+_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # as Triton names them
+_log = logging.getLogger(__name__)
+
+Take = Callable[[Sequence[Sequence[int]]], Tensor | None]
+
+
+class Tables:
+    """The tables of addresses of one recorded step; to be kept as long as the step is replayed.
+
+    Args:
+        device: Where the step runs.
+    """
+
+    _current: Tables | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self._host = torch.zeros(_ROOM, dtype=torch.int64, device="cpu")
+        self._device = torch.zeros(_ROOM, dtype=torch.int64, device=device)
+        self._used = 0
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """What is recorded inside may use the tables; afterwards they are sent to the device."""
+        before, Tables._current = Tables._current, self
+        try:
+            yield
+        finally:
+            Tables._current = before
+        self.send()
+
+    def send(self) -> None:
+        """Puts the tables where the kernel reads them."""
+        self._device.copy_(self._host)
+
+    def take(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
+        """A table of these rows, valid when the recording is over; None if there is no room."""
+        values = torch.tensor(rows, dtype=torch.int64, device="cpu").flatten()
+        start, self._used = self._used, self._used + values.numel()
+        if self._used > _ROOM:
+            self._used = start
+            return None
+        self._host[start : self._used] = values
+        return self._device[start : self._used]
+
+
+def moved(
+    weights: Sequence[Tensor],
+    direction: Sequence[Tensor],
+    step: Tensor,
+    grids: Sequence[Grid | None] | None = None,
+    seed: Tensor | None = None,
+) -> list[Tensor | None]:
+    """New tensors ``w + step * d``, and None for those that the kernel does not take.
+
+    A zero step gives w itself, whatever the direction holds. The kernel takes dense tensors of one layout whose sizes
+    are multiples of four, in float32 or half precision; and only while a step is recorded by
+    :class:`~deltasam.speed.capture.Captured`.
+
+    Args:
+        weights: w, one tensor per parameter.
+        direction: d, likewise.
+        step: A scalar.
+        grids: What to round to, None for a tensor that is not rounded; nothing is rounded by default.
+        seed: A scalar int64 tensor, what the random bits are made of; needed where something is rounded.
+    """
+    made: list[Tensor | None] = [None] * len(weights)
+    tables = Tables._current
+    if tables is None:
+        return made
+    _launch(weights, direction, made, step, grids, seed, tables.take)
+    return made
+
+
+def add_(
+    weights: Sequence[Tensor],
+    direction: Sequence[Tensor],
+    step: Tensor,
+    grids: Sequence[Grid | None],
+    seed: Tensor,
+) -> set[int]:
+    """``w += step * d`` in place, rounded, in a step that is not recorded; returns which tensors the kernel took."""
+    if not is_ready(step.device):
+        return set()
+
+    def sent(rows: Sequence[Sequence[int]]) -> Tensor:
+        # Pinned, so that the copy does not wait; torch keeps the memory until the copy is made.
+        table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=True).flatten()
+        return table.to(step.device, non_blocking=True)
+
+    return set(_launch(weights, direction, list(weights), step, grids, seed, sent))
+
+
+def _launch(
+    weights: Sequence[Tensor],
+    direction: Sequence[Tensor],
+    outs: list[Tensor | None],
+    step: Tensor,
+    grids: Sequence[Grid | None] | None,
+    seed: Tensor | None,
+    take: Take,
+) -> list[int]:
+    """Launches the kernel over the tensors that it takes and returns which; fills in results where there are none."""
+    if step.dtype is not torch.float32 or not _is_aligned(step):
+        return []
+    grids = [None] * len(weights) if grids is None else grids
+    fits = [k for k, (w, d) in enumerate(zip(weights, direction, strict=True)) if _fits(w, d, grids[k], step.device)]
+    done = []
+    for dtype in dict.fromkeys(weights[k].dtype for k in fits):
+        alike = [k for k in fits if weights[k].dtype is dtype]
+        for start in range(0, len(alike), _MOST):
+            some = alike[start : start + _MOST]
+            into = [torch.empty_like(weights[k]) if (out := outs[k]) is None else out for k in some]
+            w, d = ([each[k] for k in some] for each in (weights, direction))
+            launch = _planned(take, w, d, into, step, [grids[k] for k in some], seed)
+            if launch is not None:
+                launch()
+                done.extend(some)
+                for k, out in zip(some, into, strict=True):
+                    outs[k] = out
+    return done
+
+
+def _fits(w: Tensor, d: Tensor, grid: Grid | None, device: torch.device) -> bool:
+    alike = all(type(t) is Tensor and t.dtype is w.dtype and t.device == device for t in (w, d))
+    if not alike or w.dtype not in _TYPES or (w.dtype in STORED and grid is None):
+        return False
+    if d.is_sparse or not w.numel() or w.numel() % 4:
+        return False
+    return is_dense(w) and d.stride() == w.stride() and _is_aligned(w) and _is_aligned(d)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side, in whatever order."""
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % 16 == 0
+
+
+def _planned(
+    take: Take,
+    weights: Sequence[Tensor],
+    direction: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    step: Tensor,
+    grids: Sequence[Grid | None],
+    seed: Tensor | None,
+) -> Callable[[], None] | None:
+    """The launch of the kernel over tensors that it takes; None if the tables have no room for them."""
+    blocks = [-(-w.numel() // _BLOCK) for w in weights]
+    ends = list(accumulate(blocks))
+    begins = [end - own for end, own in zip(ends, blocks, strict=True)]
+    addresses = [[t.data_ptr() for t in tensors] for tensors in (weights, direction, outs)]
+    table = take([ends, begins, [w.numel() for w in weights], *addresses, [_CODES[grid] for grid in grids]])
+    if table is None:
+        return None
+    module = import_module("deltasam.step.fused._kernel")
+    options = {
+        "DTYPE": getattr(module.tl, _TYPES[weights[0].dtype]), "ROUND": seed is not None and any(grids),
+        "MOST": _MOST, "BLOCK": _BLOCK, "num_warps": 8,
+    }  # fmt: skip
+
+    def launch() -> None:
+        with torch.cuda.device(step.device) if step.is_cuda else nullcontext():  # Triton's is the current one
+            module.move_kernel[(ends[-1],)](table, step, step if seed is None else seed, len(weights), **options)
+
+    return launch
+
+
+@cache
+def is_ready(device: torch.device) -> bool:
+    """Whether the kernel runs on this device: it is compiled, which a recording would not survive, and tried out."""
+    if device.type != "cuda":
+        return False
+    try:
+        return works(device)
+    except Exception as why:  # noqa: BLE001 - no Triton, no compiler, a device it does not know: torch's kernels remain
+        _log.info("the fused kernel for perturbations cannot be used on %s: %s", device, why)
+        return False
+
+
+def works(device: torch.device) -> bool:
+    """Tries the kernel out against torch: several tensors, a block that is not full, a step of zero, all grids."""
+    return all(_moves(device, dtype, grid) for dtype, grid in _KINDS)
+
+
+_KINDS: tuple[tuple[torch.dtype, Grid | None], ...] = (
+    (torch.float32, None), (torch.float32, "bf16"), (torch.float32, "fp16"), (torch.float32, "tf32"),
+    (torch.bfloat16, "bf16"), (torch.float16, "fp16"),
+)  # fmt: skip
+
+
+def _moves(device: torch.device, dtype: torch.dtype, grid: Grid | None) -> bool:
+    """Whether a move is within one spacing of what it should be, and a move of nothing exactly nothing."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (8, _BLOCK, 2 * _BLOCK + 12)
+    weights, direction = (
+        [torch.randn(n, generator=generator, device="cpu").to(device, dtype) for n in sizes] for _ in range(2)
+    )
+    direction[1][5] = float("inf")
+    seed = torch.tensor(7, dtype=torch.int64, device=device)
+    spacing = 1e-6 if grid is None else 2.0**-7 if grid == "bf16" else 2.0**-10
+    for size in (0.5, 0.0):
+        tables, outs = Tables(device), [torch.empty_like(w) for w in weights]
+        grids = [grid] * len(weights)
+        launch = _planned(tables.take, weights, direction, outs, torch.tensor(size, device=device), grids, seed)
+        assert launch is not None
+        tables.send()
+        launch()
+        wanted = [
+            w.float() if size == 0 else w.float() + size * d.float() for w, d in zip(weights, direction, strict=True)
+        ]
+        tolerance = 0.0 if size == 0 else 1.5 * spacing
+        pairs = zip(outs, wanted, strict=True)
+        if not all(torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in pairs):
+            return False
+    return True

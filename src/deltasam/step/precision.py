@@ -1,0 +1,195 @@
+"""Low precision: what the weights are used in, and how much of a move arrives there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.parallel.distributed import is_shard, local, sharded_modules, total
+from deltasam.step.float32 import rounded
+from deltasam.step.gradients import graph_of
+from deltasam.step.perturb import Moved
+from deltasam.step.rounding import STORED, Grid, nearest
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Leaves the user's autocast region, which surrounds ``method.backward``, before the backward pass."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def gathered_as(model: nn.Module) -> torch.dtype | None:
+    """In which other dtype FSDP gathers the weights of a sharded model for its passes; None if it does not."""
+    policies = [getattr(module._get_fsdp_state(), "_mp_policy", None) for module in sharded_modules(model)]
+    return next((policy.param_dtype for policy in policies if policy is not None and policy.param_dtype), None)
+
+
+# -- what the weights are used in -------------------------------------------------------------------------------------
+
+# By model, by what of the surroundings decides it, and by the address of the parameter: the grid, None for float32.
+_Known = dict[tuple[Hashable, ...], dict[int, Grid | None]]
+_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+
+_KEEPS_VALUES = {
+    "Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "SplitWithSizes", "Squeeze",
+    "T", "Transpose", "Unbind", "UnsafeSplit", "UnsafeView", "Unsqueeze", "View",
+}  # fmt: skip
+# Nodes of products, and which of their operands are rounded to TF32. A bias is added in float32.
+_PRODUCTS = {"Addmm": (1, 2), "Baddbmm": (1, 2), "Bmm": (0, 1), "Linear": (0, 1), "Mm": (0, 1), "Mv": (0, 1)}
+_CONVOLUTIONS = {"Convolution": (1,), "CudnnConvolution": (1,)}
+
+
+def note_grids(
+    model: nn.Module, objective: Any, losses: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> None:
+    """Finds out from the graph of the losses in what precision it uses the parameters, for :func:`grids_of`.
+
+    A weight that is cast (by autocast, around the model or inside it) has a cast between it and the losses. The graph
+    is walked once for a parameter, and again only where the objective is another, or autocast or TF32 are set
+    otherwise. Where it shows nothing (compiled models, shards), weights are taken to be cast if their layer is one
+    that autocast casts for.
+
+    Args:
+        model: The model.
+        objective: The objective, or what stands for it.
+        losses: The losses, or their mean; the graph may have been used already.
+        params: Parameters of the model.
+        grads: Their gradients; one without took no part, and is looked for another time.
+    """
+    around = _surroundings(model, objective, losses.device)
+    known = _known.setdefault(model, {}).setdefault(around, {})
+    taking_part = (p for p, grad in zip(params, grads, strict=True) if grad is not None)
+    new = [p for p in taking_part if id(p) not in known and p.dtype is torch.float32]
+    if new:
+        found = _found_in(losses, around)
+        known.update((id(p), found[id(p)] if id(p) in found else _by_module(p, model, around)) for p in new)
+
+
+def grids_of(model: nn.Module, objective: Any, params: Sequence[Tensor], device: torch.device) -> list[Grid | None]:
+    """What these parameters are used in, as far as it was noted; None is float32, or what they are stored in."""
+    known = _known.get(model, {}).get(_surroundings(model, objective, device), {})
+    return [known.get(id(p)) for p in params]
+
+
+def _surroundings(model: nn.Module, objective: Any, device: torch.device) -> tuple[Hashable, ...]:
+    """What decides in what precision weights are used: autocast, TF32, the objective's code, a replaced forward.
+
+    Accelerate puts autocast into a forward of its own. An objective may be a new function in every step: its code is
+    the same.
+    """
+    kind = device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    tf32 = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    code: Any = getattr(objective, "__code__", type(objective))
+    return cast, rounded(device) if tf32 and cast is None else frozenset(), code, id(vars(model).get("forward"))
+
+
+def _found_in(losses: Tensor, around: tuple[Hashable, ...]) -> dict[int, Grid | None]:
+    """By the address of every parameter that a graph shows: its grid. One with two of them has that of the casts."""
+    kinds: Any = around[1]
+    products = {**(_PRODUCTS if "matmul" in kinds else {}), **(_CONVOLUTIONS if "conv" in kinds else {})}
+    found: dict[int, Grid | None] = {}
+    hidden: set[int] = set()
+    for node in graph_of(losses):
+        name = _operation(node)
+        if hasattr(node, "variable"):
+            found.setdefault(id(node.variable), None)
+        elif name.startswith("CompiledFunction"):  # what is inside is no part of the graph
+            hidden.update(id(parent.variable) for parent, _ in node.next_functions if hasattr(parent, "variable"))
+        elif name == "ToCopy":
+            p, grid = _parameter_under(node, 0), STORED.get(node._input_metadata[0].dtype)
+            if p is not None and grid is not None:
+                found[id(p)] = grid
+        else:
+            for k in products.get(name, ()):
+                p = _parameter_under(node, k)
+                if p is not None and found.get(id(p)) is None:
+                    found[id(p)] = "tf32"
+    return {key: grid for key, grid in found.items() if key not in hidden}
+
+
+def _operation(node: Any) -> str:
+    """``"Addmm"`` for ``AddmmBackward0``."""
+    return re.sub(r"Backward\d*$", "", str(node.name()))
+
+
+def _parameter_under(node: Any, operand: int) -> Tensor | None:
+    """The parameter whose very values, reshaped or cut, are an operand of this node; None if it is no parameter."""
+    under = node.next_functions[operand][0]
+    while under is not None and _operation(under) in _KEEPS_VALUES:
+        under = under.next_functions[0][0]
+    return getattr(under, "variable", None)
+
+
+def _by_module(p: Tensor, model: nn.Module, around: tuple[Hashable, ...]) -> Grid | None:
+    """The grid of a parameter that the graph does not show, by the kind of its layer."""
+    gathered = gathered_as(model) if is_shard(p) else None
+    cast, kinds = around[:2]
+    if gathered is not None:
+        return STORED.get(gathered)
+    owners = [module for module in model.modules() if any(own is p for own in module._parameters.values())]
+    if all(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) or "norm" in type(m).__name__.lower() for m in owners):
+        return None
+    if cast is not None:
+        return STORED.get(cast)  # type: ignore[call-overload, no-any-return]
+    return "tf32" if kinds and p.ndim > 1 else None
+
+
+# -- how much of a move arrives ---------------------------------------------------------------------------------------
+
+_is_measured = False
+
+
+@contextmanager
+def measured_arrival() -> Iterator[None]:
+    r"""Steps that are taken inside measure how much of their perturbation arrives, as ``step.arrived``.
+
+    .. math:: \text{arrived} = \frac{\langle \tilde w' - \tilde w, \epsilon \rangle}{\lVert \epsilon \rVert^2}
+
+    with the perturbation :math:`\epsilon` that was meant, and the weights as the passes use them,
+    :math:`\tilde w` at w and :math:`\tilde w'` at w + eps. It is 1 where all of it arrives.
+
+    Cost: a copy of the perturbation while it is measured, and some passes over the weights.
+
+    Example:
+        >>> from deltasam import SAM
+        >>> model, objective = nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
+        >>> with measured_arrival():
+        ...     step = SAM(rho=0.05).backward(model, torch.ones(4, 2), objective)
+        >>> round(float(step.arrived), 3)
+        1.0
+    """
+    global _is_measured  # noqa: PLW0603
+    before, _is_measured = _is_measured, True
+    try:
+        yield
+    finally:
+        _is_measured = before
+
+
+def is_measured() -> bool:
+    """Whether steps measure how much of their perturbation arrives."""
+    return _is_measured
+
+
+@torch.no_grad()
+def arrived(
+    moved: Moved, params: Sequence[Tensor], direction: Sequence[Tensor | None], step: Tensor, grids: Sequence[Any]
+) -> Tensor:
+    """The share of the move ``step * direction`` that arrived where the weights are used; not a number for no move."""
+    meant = {id(p): (d, grid) for p, d, grid in zip(params, direction, grids, strict=True) if d is not None}
+    shares, squares = [], []
+    for p, w in moved.pairs():
+        d, grid = meant[id(p)]
+        d = local(d)
+        eps = step.to(w.device).float() * (d.to_dense() if d.is_sparse else d).float()
+        ends = [local(p.data).float(), w.float()] if grid is None else [nearest(t, grid) for t in (local(p.data), w)]
+        shares.append((((ends[0] - ends[1]) * eps).sum(), p))
+        squares.append((eps.square().sum(), p))
+    return total(shares) / total(squares) if shares else torch.full_like(step, torch.nan)

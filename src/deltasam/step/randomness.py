@@ -1,0 +1,305 @@
+"""Every pass of a step sees the same random draws and the same buffers, and the step leaves the traces of one pass.
+
+With dropout drawn anew in every pass, the differences that SAM and delta-SAM look at are dropout noise (a thousand
+times the signal, measured), and rho = 0 is not plain training. So the streams are rewound before every extra pass, and
+put back after it: what a step consumes and what it does to BatchNorm's statistics is what plain training would.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.step.buffers import Buffers
+from deltasam.step.draws import STREAMS, Use, are_equal, use_of
+
+Randomness = Literal["shared", "independent"]
+
+
+@dataclass(frozen=True)
+class Seed:
+    """Where a random direction comes from: the user's seed, the step, and which draw of the step it is.
+
+    Kept in parts, so that a captured step can put in the number of the step that is replayed.
+    """
+
+    user: int
+    step: int
+    path: tuple[int, ...] = ()
+
+    def child(self, *which: int) -> Seed:
+        """The seed of one of several draws."""
+        return Seed(self.user, self.step, (*self.path, *which))
+
+    @property
+    def value(self) -> int:
+        """One number from all parts."""
+        parts = (self.user, self.step, *self.path)
+        minus_ones = sum(2**i for i, part in enumerate(parts) if part == -1)  # whose hash is that of -2
+        return hash((*parts, 2**60 + minus_ones) if minus_ones else parts) & (2**63 - 1)
+
+
+class Recording(Protocol):
+    """Random streams of a step that is recorded to be replayed, where states can be neither read nor set."""
+
+    def extra(self) -> AbstractContextManager[None]:
+        """The streams of an extra pass."""
+
+    def generator(self, seed: Seed) -> torch.Generator:
+        """A generator that stands at the start of the seed's stream whenever the step is replayed."""
+
+
+class Observer(Protocol):
+    """Whoever wants to know what a step draws, to record the next one like it."""
+
+    def replay_starts(self, start: RandomState) -> None:
+        """Extra passes will start here."""
+
+    def extra_pass(self, randomness: Randomness) -> None:
+        """An extra pass is made."""
+
+    def seeded(self, seed: Seed) -> None:
+        """A generator of its own is used."""
+
+
+_recording: Recording | None = None
+_observer: Observer | None = None
+
+
+@contextmanager
+def recorded(by: Recording) -> Iterator[None]:
+    """Steps taken inside draw from these streams. One step is recorded at a time, and methods need not know."""
+    global _recording  # noqa: PLW0603
+    _recording = by
+    try:
+        yield
+    finally:
+        _recording = None
+
+
+@contextmanager
+def observed(by: Observer) -> Iterator[None]:
+    """Tells the observer what the steps taken inside draw."""
+    global _observer  # noqa: PLW0603
+    _observer = by
+    try:
+        yield
+    finally:
+        _observer = None
+
+
+def seeded_generator(device: torch.device, seed: Seed) -> torch.Generator:
+    """A generator of its own, so that the global streams (dropout, data order) stand still."""
+    if _recording is not None:
+        return _recording.generator(seed)
+    if _observer is not None:
+        _observer.seeded(seed)
+    return torch.Generator(device).manual_seed(seed.value)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """All random streams a model can draw from: Python's, NumPy's (if loaded), torch's on every device, its own."""
+
+    python: Any
+    numpy: Any
+    cpu: Tensor
+    devices: tuple[tuple[torch.device, Tensor], ...]
+    generators: tuple[tuple[torch.Generator, Tensor], ...] = ()
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device], generators: Iterable[torch.Generator] = ()) -> RandomState:
+        """Reads the streams; ``devices`` are the accelerators in use, ``generators`` those that modules own."""
+        numpy = sys.modules.get("numpy")
+        return cls(
+            python=random.getstate(),
+            numpy=numpy.random.get_state() if numpy else None,
+            cpu=torch.get_rng_state(),
+            devices=tuple((d, torch.get_device_module(d).get_rng_state(d)) for d in devices),
+            generators=tuple((generator, generator.get_state()) for generator in generators),
+        )
+
+    def agrees_on_the_host(self, other: RandomState) -> bool:
+        """Whether nothing was drawn between the two from the streams that are no device's."""
+        if self.python != other.python or not torch.equal(self.cpu, other.cpu):
+            return False
+        # If NumPy was loaded meanwhile, there was no stream to draw from before.
+        return self.numpy is None or other.numpy is None or are_equal(self.numpy, other.numpy)
+
+    def restore(self, host: Set[str] = STREAMS) -> None:
+        """Puts the streams back to this state; of Python's and NumPy's only those in ``host``."""
+        if "python" in host:
+            random.setstate(self.python)
+        numpy = sys.modules.get("numpy")
+        if numpy and self.numpy is not None and "numpy" in host:
+            numpy.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices:
+            torch.get_device_module(device).set_rng_state(state, device)
+        for generator, state in self.generators:
+            generator.set_state(state)
+
+    def fork(self, number: int, host: Set[str] = STREAMS) -> None:
+        """Sets the streams to a place that depends on this state and ``number``, consuming nothing.
+
+        Args:
+            number: Which of several such places.
+            host: Which of Python's and NumPy's streams to set.
+        """
+        source = torch.Generator()
+        source.set_state(self.cpu)
+        words = [int(torch.randint(2**62, (), generator=source, device="cpu"))]
+        # The host's stream stands still while dropout draws from another one, so the states of those count too.
+        others = (*self.devices, *self.generators)
+        words += [int(word) for _, state in others for word in state.view(torch.int64).tolist()]
+        seed = hash((number, *words)) & (2**63 - 1)
+        if "python" in host:
+            random.seed(seed)
+        numpy = sys.modules.get("numpy")
+        if numpy and "numpy" in host:
+            numpy.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        for device, _ in self.devices:
+            with torch.get_device_module(device).device(device):
+                torch.get_device_module(device).manual_seed(seed)
+        for k, (generator, _) in enumerate(self.generators):
+            generator.manual_seed(hash((seed, k)) & (2**63 - 1))
+
+
+class _Search(NamedTuple):
+    """Where modules of a model own generators (``self.noise = torch.Generator()``), and what that holds for."""
+
+    size: tuple[int, int]  # the number of modules, and of all their attributes
+    places: tuple[tuple[int, str], ...]  # number of the module and name of the attribute: nothing is kept alive
+    is_repeated: bool
+
+
+_SEARCHES: WeakKeyDictionary[nn.Module, _Search] = WeakKeyDictionary()
+
+
+def generators_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> tuple[torch.Generator, ...]:
+    """The generators that are attributes of the model's modules, each once.
+
+    All attributes are gone through when the model is first seen, once more the next time, as a module may have made
+    its generator in the first pass, and whenever modules or attributes were added or removed.
+
+    Args:
+        model: The model.
+        modules: All its modules, if they are at hand.
+    """
+    modules = list(model.modules()) if modules is None else modules
+    last, size = _SEARCHES.get(model), (len(modules), sum(map(len, map(vars, modules))))
+    if last is not None and last.is_repeated and last.size == size:
+        found = [vars(modules[k]).get(name) for k, name in last.places]
+        if all(isinstance(each, torch.Generator) for each in found):
+            return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+    attributes = ((k, name, value) for k, module in enumerate(modules) for name, value in vars(module).items())
+    places = tuple((k, name) for k, name, value in attributes if isinstance(value, torch.Generator))
+    _SEARCHES[model] = _Search(size, places, is_repeated=last is not None and last.size == size)
+    return tuple(dict.fromkeys(vars(modules[k])[name] for k, name in places))
+
+
+class Replay:
+    """Remembers where a step starts, so that its extra passes can start there too.
+
+    The pass at w runs inside :meth:`at_w`, which changes nothing. Every other pass runs inside :meth:`extra`, which
+    rewinds the random streams and the buffers and puts both back afterwards, also after an exception. With
+    ``randomness="independent"`` extra passes draw from streams of their own instead (still consuming nothing).
+
+    Python's and NumPy's global streams are rewound only if the model draws from them or no other thread is alive, see
+    :mod:`deltasam.step.draws`.
+
+    Cost: a copy of the buffers that change and of the generators' states (5 kB) per pass; no device synchronisation,
+    except once per model if it has large buffers.
+
+    Args:
+        model: The model.
+        devices: The accelerators in use.
+        randomness: Whether extra passes see the same random draws.
+        watch: Whether to remember where the first extra pass ends, for :meth:`following`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        devices: Iterable[torch.device],
+        randomness: Randomness = "shared",
+        *,
+        watch: bool = False,
+    ) -> None:
+        self._watch = watch
+        self._end: tuple[RandomState, Buffers] | None = None
+        self._devices = tuple(devices)
+        self._randomness = randomness
+        modules = list(model.modules())  # one walk for both
+        self._generators = () if _recording else generators_of(model, modules)
+        self._start = None if _recording else self._now()
+        if _observer is not None and self._start is not None:
+            _observer.replay_starts(self._start)
+        self._use: Use = use_of(model, modules)
+        self._buffers = Buffers(model, modules)
+        self._extras = 0
+
+    def _now(self) -> RandomState:
+        return RandomState.now(self._devices, self._generators)
+
+    def rewind(self) -> None:
+        """Back to where the step started, for good: the random streams and the buffers."""
+        if self._start is None:
+            raise RuntimeError("a step that is recorded cannot be started over")
+        self._start.restore(self._use.streams())
+        self._buffers.restore()
+
+    def following(self) -> Replay:
+        """One that starts where the first extra pass of this one ended, though that pass has left no trace.
+
+        Parts of a batch that are probed one by one are so probed with the draws and buffers of a sweep over them all.
+        """
+        if self._end is None:
+            raise RuntimeError("no extra pass was watched to its end")
+        other = copy(self)
+        other._start, other._buffers = self._end
+        other._extras, other._end = 0, None
+        return other
+
+    def at_w(self) -> AbstractContextManager[None]:
+        """The pass at w: shows which streams the model draws from."""
+        return nullcontext() if self._start is None else self._use.watched()
+
+    @contextmanager
+    def extra(self) -> Iterator[None]:
+        """One pass that leaves no trace in the random streams and the buffers."""
+        if self._start is None:
+            assert _recording is not None, "the step of a recording outlived it"
+            with _recording.extra(), self._buffers.rewound():
+                yield
+            return
+        if _observer is not None:
+            _observer.extra_pass(self._randomness)
+        current, host = self._now(), self._use.streams()
+        self._extras += 1
+        try:
+            if self._randomness == "shared":
+                self._start.restore(host)
+            else:
+                self._start.fork(self._extras, host)
+            with self._use.watched(), self._buffers.rewound():
+                yield
+                if self._watch and self._end is None:
+                    self._end = self._now(), self._buffers.following()
+        finally:
+            current.restore(host | self._use.found())
+
+
+def accelerators(values: Iterable[Tensor]) -> tuple[torch.device, ...]:
+    """The devices other than the CPU that these tensors live on, each once."""
+    return tuple(dict.fromkeys(value.device for value in values if value.device.type not in ("cpu", "meta")))

@@ -1,0 +1,35 @@
+"""The benchmark on a CUDA device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deltasam.lab.bench._measure import measure
+from deltasam.lab.bench._memory import peak_bytes
+from deltasam.lab.bench.options import StepOptions
+
+
+@pytest.mark.gpu
+def test_peak_on_the_device() -> None:
+    device = torch.device("cuda")
+    assert peak_bytes(lambda: torch.ones(2**20, device=device), device) == 4 * 2**20
+
+
+@pytest.mark.gpu
+def test_sam_needs_one_copy_on_the_device() -> None:
+    options = StepOptions(model="mlp", hidden=2048, batch=4, rounds=1, warmup=1, device="cuda", field=False)
+    rows = {row.name: row for row in measure(options).rows}
+    assert 0.9 < rows["SAM"].extra_copies <= 1.05
+    assert 0.9 < rows["DeltaSAM"].extra_copies <= 1.05
+
+
+@pytest.mark.gpu
+def test_memory_of_captured_steps_is_that_of_eager_ones_or_more() -> None:
+    options = StepOptions(
+        model="mlp", hidden=2048, batch=4, rounds=1, warmup=1, device="cuda", field=False, methods=("sam",),
+        ways=("eager", "captured"),
+    )  # fmt: skip
+    rows = {row.name: row for row in measure(options).rows}
+    eager, captured = rows["SAM"].peak_bytes, rows["SAM captured"].peak_bytes
+    assert 0.95 * eager < captured < 1.5 * eager + 128 * 2**20  # and a workspace of the matrix products

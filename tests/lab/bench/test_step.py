@@ -1,0 +1,297 @@
+"""``deltasam bench step``: the instruments are right, and the table holds what the methods promise."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from deltasam.lab.bench import _contestants, report, step
+from deltasam.lab.bench._contestants import Contestant, contestants, of_method
+from deltasam.lab.bench._measure import measure
+from deltasam.lab.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
+from deltasam.lab.bench._workbench import Workbench
+from deltasam.lab.bench.options import StepOptions
+from deltasam.lab.bench.report import Report
+from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM
+from helpers.clocks import StoodClock
+from helpers.data import REPOSITORY
+
+# Few instances and wide layers: parameters outweigh activations, so that extra memory is told in copies of them.
+SMALL = StepOptions(model="mlp", batch=4, rounds=2, warmup=0, device="cpu", field=False)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Report:
+    return measure(SMALL)
+
+
+def row(result: Report, name: str) -> report.Row:
+    return next(each for each in result.rows if each.name == name)
+
+
+def test_passes_are_those_of_the_cost_table(measured: Report) -> None:
+    found = {each.name: (each.forwards, each.backwards) for each in measured.rows}
+    assert found["ERM"] == (1, 1)
+    assert found["SAM"] == found["ASAM"] == found["GSAM"] == (2, 2)
+    assert found["DeltaSAM"] == (4, 2)
+    k = LookSAM().k
+    assert found["LookSAM"] == pytest.approx((1 + 1 / k, 1 + 1 / k))
+
+
+def test_sam_and_delta_sam_need_one_copy_of_the_parameters(measured: Report) -> None:
+    assert row(measured, "ERM").extra_copies == 0
+    assert 0.9 < row(measured, "SAM").extra_copies <= 1.02
+    assert 0.9 < row(measured, "DeltaSAM").extra_copies <= 1.02
+
+
+def test_ratios_are_to_erm_and_to_sam(measured: Report) -> None:
+    assert row(measured, "ERM").times_erm.median == 1
+    assert row(measured, "SAM").times_sam.median == 1
+    for base, found in (("ERM", row(measured, "DeltaSAM").times_erm), ("SAM", row(measured, "DeltaSAM").times_sam)):
+        pairs = zip(row(measured, "DeltaSAM").rounds, row(measured, base).rounds, strict=True)
+        assert found.median == pytest.approx(statistics.median(one / other for one, other in pairs))
+
+
+def known(clock: StoodClock, **seconds: float) -> list[Contestant]:
+    """Contestants whose steps take so long, by the clock."""
+    return [
+        Contestant(name, "field", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
+        for name, taken in seconds.items()
+    ]
+
+
+def test_the_times_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = StepOptions(**{**vars(SMALL), "memory": False, "hidden": 4})
+    result = measure(options, known(StoodClock(monkeypatch), ERM=1 / 64, SAM=1 / 32, other=1 / 8))
+    other = row(result, "other")
+    assert (other.seconds.median, other.times_erm.median, other.times_sam.median) == (1 / 8, 8.0, 4.0)
+
+
+def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
+    def build(bench: Workbench, optimizer: Optimizer) -> object:
+        def work() -> None:
+            for _ in range(3):
+                bench.loss().backward()
+
+        return work
+
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Contestant("three", "field", build)])
+    assert (row(result, "three").forwards, row(result, "three").backwards) == (3, 3)
+
+
+def test_one_that_cannot_run_is_named_and_costs_the_others_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(bench: Workbench, optimizer: Optimizer) -> object:
+        def work() -> None:
+            raise RuntimeError("no kernel for this [type]\nand a long story")
+
+        return work
+
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Contestant("broken", "field", build)])
+    assert [each.name for each in result.rows] == ["ERM", "SAM"]
+    report.show(result)
+    assert "broken could not run here: RuntimeError: no kernel for this [type]" in capsys.readouterr().out
+
+
+def test_named_methods_come_with_erm_and_sam() -> None:
+    assert [each.name for each in contestants(("delta_sam", "r-drop"), with_field=False, embeddings=True)] == [
+        "ERM",
+        "SAM",
+        "DeltaSAM",
+        "RDrop",
+    ]
+    with pytest.raises(ValueError, match="'delta-sma' is not a method; did you mean DeltaSAM"):
+        contestants(("delta-sma",), with_field=False, embeddings=False)
+
+
+def test_a_method_that_looks_rarely_is_timed_over_its_period() -> None:
+    assert of_method(lambda: LookSAM(k=7)).period == 7
+    assert of_method(lambda: DeltaSAM(probe_every=3)).period == 3
+    assert of_method(SAM).period == 1
+
+
+def test_the_field_takes_the_passes_its_authors_say() -> None:
+    pytest.importorskip("pytorch_optimizer")
+    result = measure(StepOptions(**{**vars(SMALL), "field": True, "methods": ("sam",)}))
+    theirs = row(result, "pytorch_optimizer.SAM")
+    assert (theirs.origin, theirs.forwards, theirs.backwards) == ("field", 2, 2)
+
+
+def test_transformer_under_autocast() -> None:
+    pytest.importorskip("transformers")
+    options = StepOptions(
+        model="bert-tiny", batch=2, length=4, precision="bf16", rounds=1, warmup=0, device="cpu",
+        methods=("delta-sam",), field=False,
+    )  # fmt: skip
+    result = measure(options)
+    assert row(result, "SAM").forwards == 2
+    assert row(result, "DeltaSAM").forwards == 5  # the probes are in float32, so they need an l(w) of their own
+    assert all(torch.isfinite(torch.tensor(each.seconds.median)) for each in result.rows)
+
+
+def test_isolated_perturbation_beside_the_field() -> None:
+    pytest.importorskip("pytorch_optimizer")
+    result = measure(StepOptions(**{**vars(SMALL), "field": True, "isolate": True}))
+    assert [each.name for each in result.rows] == [
+        "deltasam", "pytorch_optimizer.SAM", "pytorch_optimizer.SAM(foreach=True)",
+    ]  # fmt: skip
+    assert row(result, "deltasam").times_ours.median == 1
+
+
+def test_optimizer_of_the_memory_measurement_keeps_no_state() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = NO_OPTIMIZER.over(model)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.weight, before)
+    assert not any(optimizer.state.values())
+
+
+def test_the_implementation_of_adamw_is_the_one_that_is_named() -> None:
+    model = torch.nn.Linear(2, 2)
+    asked = {kind: adamw(kind).over(model).param_groups[0] for kind in ("fused", "foreach", "for-loop")}
+    found = {kind: (group["fused"], group["foreach"]) for kind, group in asked.items()}
+    assert found == {"fused": (True, False), "foreach": (False, True), "for-loop": (False, False)}
+    result = measure(StepOptions(**{**vars(SMALL), "methods": ("sam",), "adamw": ("fused", "for-loop")}))
+    assert [each.name for each in result.rows] == ["ERM", "SAM", "ERM, for-loop AdamW", "SAM, for-loop AdamW"]
+    assert row(result, "ERM, for-loop AdamW").peak_bytes is None  # memory is measured without an optimizer
+
+
+def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_contestants, "GRAPHS", ("cuda", "cpu"))  # ordinary steps stand in for replayed ones
+    options = {"methods": ("per-instance-sam",), "ways": ("eager", "captured"), "hidden": 16}
+    result = measure(StepOptions(**{**vars(SMALL), **options}))
+    captured = row(result, "PerInstanceSAM captured")
+    assert (captured.method, captured.way) == ("PerInstanceSAM", "captured")
+    assert captured.memory_times_sam == captured.peak_bytes / row(result, "SAM captured").peak_bytes
+    assert (captured.forwards, captured.backwards) == (2, 2)
+    assert len(captured.rounds) == SMALL.rounds
+    assert result.engine == {"low-rank": 4, "materialised": 0}  # one position: rank one
+
+
+def test_on_a_cpu_nothing_is_captured_and_the_reason_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    result = measure(StepOptions(**{**vars(SMALL), "methods": ("sam",), "ways": ("captured",), "hidden": 8}))
+    assert [each.name for each in result.rows] == ["ERM", "SAM"]
+    report.show(result)
+    shown = capsys.readouterr().out
+    assert "SAM captured could not run here: RuntimeError: not captured: there are no CUDA graphs on a CPU" in shown
+
+
+def test_the_title_names_the_sizes_that_were_given(measured: Report) -> None:
+    assert ": mlp, " in measured.title
+    options = StepOptions(**{**vars(SMALL), "methods": ("sam",), "layers": 1, "hidden": 8, "memory": False})
+    assert ": mlp (layers 1, hidden 8), 0.0M parameters" in measure(options).title
+
+
+def test_a_copy_of_the_model_counts_as_the_model() -> None:
+    """SMART's teacher is a copy that the first step makes; docs/howto/regularisers.md says 4/3."""
+    pytest.importorskip("transformers")
+    options = {"model": "bert-tiny", "batch": 2, "length": 4, "methods": ("SMART",), "memory": False, "rounds": 1}
+    smart = row(measure(StepOptions(**{**vars(SMALL), **options})), "SMART")
+    assert (smart.forwards, smart.backwards) == (4, 3)
+
+
+@pytest.mark.slow
+def test_compiled_steps_are_measured_with_the_passes_of_eager_ones() -> None:
+    result = measure(StepOptions(**{**vars(SMALL), "methods": ("sam",), "ways": ("compiled",), "hidden": 8}))
+    assert [each.name for each in result.rows] == ["ERM", "SAM", "ERM compiled", "SAM compiled"], result.failures
+    assert (row(result, "SAM compiled").forwards, row(result, "SAM compiled").backwards) == (2, 2)
+
+
+def test_the_engine_writes_out_what_low_rank_would_not_save() -> None:
+    pytest.importorskip("transformers")
+    options = {"model": "bert-tiny", "batch": 2, "methods": ("per-instance-sam",), "memory": False, "rounds": 1}
+    forms = {length: measure(StepOptions(**{**vars(SMALL), **options, "length": length})).engine for length in (4, 20)}
+    # 4 (32 + 32) < 32 * 32 <= 20 (32 + 32): the four square ones of each layer switch, those of 32 x 128 do not yet
+    assert forms == {4: {"low-rank": 14, "materialised": 0}, 20: {"low-rank": 6, "materialised": 8}}
+
+
+def test_a_turn_lasts_as_long_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = StepOptions(**{**vars(SMALL), "seconds": 1 / 8, "memory": False, "hidden": 4})
+    contesting = known(StoodClock(monkeypatch), ERM=1 / 64, SAM=1 / 1024, odd=3 / 128, slow=1.0)
+    result = measure(options, contesting)
+    # A round has 1/16 s. Of the third, three steps would last long enough, and are not whole periods.
+    assert {each.name: each.in_a_row for each in result.rows} == {"ERM": 4, "SAM": 64, "odd": 4, "slow": 2}
+
+
+def test_threads_are_respected() -> None:
+    before = torch.get_num_threads()
+    try:
+        result = measure(StepOptions(**{**vars(SMALL), "threads": 2, "methods": ("sam",), "hidden": 4}))
+        assert torch.get_num_threads() == 2
+        assert result.machine["threads"] == "2"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_table_and_files(measured: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(measured)
+    shown = capsys.readouterr().out
+    assert "x ERM" in shown
+    assert "DeltaSAM" in shown
+    assert shown.count("±") >= 3 * len(measured.rows)  # spread of the time and of both ratios
+    report.write_json(measured, tmp_path / "new" / "step.json")
+    stored = json.loads((tmp_path / "new" / "step.json").read_text())
+    assert stored["options"]["model"] == "mlp"
+    assert [each["name"] for each in stored["rows"]] == [each.name for each in measured.rows]
+    spread = stored["rows"][1]["seconds"]
+    assert spread["low"] <= spread["median"] <= spread["high"]
+    pytest.importorskip("matplotlib")
+    report.plot(measured, tmp_path / "step.png")
+    assert (tmp_path / "step.png").stat().st_size > 1000
+    report.plot(measured, tmp_path / "step.svg")
+    drawn = (tmp_path / "step.svg").read_text()
+    for text in ("time / eager SAM's", "milliseconds", "peak memory, MiB", "DeltaSAM"):
+        assert text in drawn
+
+
+def test_a_plot_that_cannot_be_drawn_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured_all_the_same(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("deltasam.lab.bench._measure.measure", measured_all_the_same)
+    with pytest.raises(ValueError, match=r"plot=out\.gif must end in \.png, \.pdf or \.svg"):
+        step.run(StepOptions(plot=Path("out.gif")))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"plot=out\.svg needs matplotlib"):
+        step.run(StepOptions(plot=Path("out.svg")))
+
+
+def test_runs_without_tyro_and_pydantic(tmp_path: Path) -> None:
+    """On a machine with torch alone: the modules are made unimportable, the table is plain text."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('tyro', 'pydantic', 'yaml', 'rich')))"
+    code = f"""{blocked}
+from importlib import util
+find = util.find_spec
+util.find_spec = lambda name, *rest: None if name in sys.modules and sys.modules[name] is None else find(name, *rest)
+from deltasam.lab.bench.step import main
+sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device cpu --methods --no-field".split()
+              + ["--json", {str(tmp_path / "out.json")!r}]))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPOSITORY / "src"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "x ERM" in result.stdout
+    assert (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"warmup": -1}, "warmup=-1"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"adamw": ()}, "adamw=\\(\\)"),
+    ],
+)
+def test_bad_sizes_are_clear_errors(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepOptions(**change)

@@ -1,0 +1,137 @@
+"""``deltasam bench train``: real trainings, compared by their wall time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from deltasam.lab.bench.train import Pace, Trained, Training, cells, measure, show
+from deltasam.lab.cli import main
+from helpers.pretrained import bert_folder
+
+SMALL = ("batch.size=4", "--steps", "2", "--warmup", "1")
+
+
+pytestmark = pytest.mark.usefixtures("libraries_speak_again")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert_folder(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MRPC in eight rows, as it lies in a local folder."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "mrpc").mkdir()
+    for split in ("train", "validation"):
+        rows = [
+            {"sentence1": f"the file is {n}", "sentence2": f"{n} is the name", "label": n % 2, "idx": n}
+            for n in range(8)
+        ]
+        with gzip.open(folder / "mrpc" / f"{split}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return folder
+
+
+def trained(seconds: float, method: str = "sam") -> Trained:
+    passes = {"erm": 1, "sam": 2}.get(method, 4)
+    return Trained(
+        train_seconds=seconds, seconds_per_update=seconds / 10, updates=10, forwards=10 * passes, backwards=20,
+        skipped=0, metric="accuracy", value=0.5, peak_bytes=1, device="cpu",
+    )  # fmt: skip
+
+
+OPTIONS = {"task": "mrpc", "model": "m", "precision": "fp32", "repeats": 2}
+
+
+def test_ratios_are_taken_within_a_repetition(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = [Training("erm", "eager"), Training("SAM", "eager"), Training("delta-sam", "captured")]
+    seconds = {"erm": (1.0, 10.0), "SAM": (2.0, 20.0), "delta-sam": (0.5, 5.0)}  # a slow minute for all of them
+    order = []
+
+    def run(each: Training, number: int) -> Trained:
+        order.append((each.method, number))
+        return trained(seconds[each.method][number], each.method)
+
+    report = measure(plan, run, repeats=2, options=OPTIONS, machine={"torch": "x"})
+    assert order == [(name, number) for number in (0, 1) for name in ("erm", "SAM", "delta-sam")]
+    rows = {row.name: row for row in report.rows}
+    assert rows["delta-sam captured"].times_sam.median == 0.25
+    assert rows["delta-sam captured"].times_erm.median == 0.5
+    assert rows["delta-sam captured"].times_sam.low == rows["delta-sam captured"].times_sam.high == 0.25
+    show(report)
+    assert "median of 2" in capsys.readouterr().out
+
+
+def test_a_captured_run_is_no_base_for_ratios() -> None:
+    plan = [Training("sam", "captured"), Training("delta-sam", "eager")]
+    report = measure(plan, lambda *_: trained(1.0), repeats=1, options=OPTIONS, machine={"torch": "x"})
+    assert [row.times_sam for row in report.rows] == [None, None]
+    assert "x SAM" not in cells(report)[0]
+
+
+def test_pace_is_the_median_from_update_to_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Pace()
+    assert pace.seconds is None
+    times = iter([10.0, 11.0, 12.0, 20.0])  # one of them waited for an evaluation
+    monkeypatch.setattr("deltasam.lab.bench.train.time.perf_counter", lambda: next(times))
+    for update in range(4):
+        pace(update, 4, {})
+    assert pace.seconds == 1.0
+
+
+def test_trains_from_a_local_folder_without_the_package_datasets(
+    bert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    probing = "delta-sam:probe_every=2,weighting.name=finite-difference,weighting.precision=ambient"
+    methods = ("--methods", "sam", probing, "--ways", "eager", "captured")
+    files = ("--data", data, "--output", tmp_path / "runs", "--json", tmp_path / "out.json")
+    (tmp_path / "runs/warm-up/left").mkdir(parents=True)  # by an earlier version that was stopped
+    assert main([str(word) for word in ("bench", "train", "mrpc", "--model", bert, *SMALL, *methods, *files)]) == 0
+    shown = capsys.readouterr()
+    gpu = torch.cuda.is_available()
+    assert "x SAM" in shown.out
+    assert [way in shown.err for way in ("warm-up eager", "warm-up captured")] == [True, gpu]
+    assert ("sam captured" in shown.err, "captured is left out: it needs a GPU" in shown.err) == (gpu, not gpu)
+    stored = json.loads((tmp_path / "out.json").read_text())
+    assert [row["name"] for row in stored["rows"]][:2] == ["sam", probing]
+    assert [row["way"] for row in stored["rows"]] == ["eager", "eager", *["captured"] * 2 * gpu]
+    assert [row["runs"][0]["forwards"] for row in stored["rows"][:2]] == [4, 6]
+    assert all(row["runs"][0]["updates"] == 2 for row in stored["rows"])
+    assert str(tmp_path) not in json.dumps(stored)  # no place of this machine
+    assert not list(tmp_path.glob("runs/*/model"))
+    assert len(list(tmp_path.glob("runs/*/result.json"))) == 2 + 2 * gpu
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_on_a_cpu_nothing_is_called_captured(bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "train", "mrpc", "--model", str(bert), "--ways", "captured"]) == 2
+    assert "--ways captured: needs a GPU; use --ways eager" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nosuch",), "nosuch"),
+        (("mrpc", "--methods", "sma"), "there is no 'sma'"),
+        (("mrpc", "--methods", "sam:rho"), "name:option=value"),
+        (("mrpc", "--methods", "sam:radius=1"), "radius"),
+        (("mrpc", "--repeats", "0"), "--repeats 0: must be at least 1"),
+        (("mrpc", "--data", "nowhere"), "does not exist"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    bert: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "train", *words, "--model", str(bert)]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Traceback" not in told

@@ -1,0 +1,164 @@
+"""The command line, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import deltasam
+from deltasam.lab.cli import main
+from deltasam.lab.cli._commands import COMMANDS
+from deltasam.lab.cli.train import Train
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deltasam", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for name, command in COMMANDS.items():
+        assert name in result.stdout
+        assert command.summary in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert run().stdout == result.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "methods"]])
+def test_a_reader_that_goes_away_is_no_error(words: list[str]) -> None:
+    command = [sys.executable, "-m", "deltasam", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == f"deltasam {deltasam.__version__}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    result = run(*name.split(), "--help")
+    assert result.returncode == 0, result.stderr
+    assert f"usage: deltasam {name}" in result.stdout
+    for empty in ("(default: )", "(default: None)", "(default: False)", "(default: True)"):
+        assert empty not in " ".join(result.stdout.replace("│", " ").split())
+    described = COMMANDS[name].load().__doc__
+    if "Examples:" in described:  # which tyro takes for a section of the docstring, and leaves out
+        first = described.partition("Examples:")[2].strip().splitlines()[0].strip()
+        assert first in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate --task mirror --set task.pooling=cls --model x --set task.max_length=8",
+        "analyze weights runs/a --weightings OwnGradient --weightings Directional",
+    ],
+)
+def test_values_that_only_the_last_of_which_would_count_are_refused(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert "stands there twice" in capsys.readouterr().err
+
+
+def test_a_group_alone_lists_its_commands() -> None:
+    shown = run("bench", "--help")
+    assert shown.returncode == 0
+    assert "bench step" in shown.stdout
+    assert "list methods" not in shown.stdout.split("\n\n")[1]
+    assert run("bench").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("evn", "deltasam env"), ("lst", "deltasam list"), ("bench setp", "deltasam bench step")]
+)
+def test_unknown_command_gets_a_suggestion(typed: str, meant: str) -> None:
+    result = run(*typed.split())
+    assert result.returncode == 2
+    assert f"unknown command '{typed}'" in result.stderr
+    assert meant in result.stderr
+
+
+def test_a_word_like_no_command_gets_the_way_out_only() -> None:
+    result = run("xyzzy")
+    assert result.returncode == 2
+    assert "Did you mean" not in result.stderr
+    assert "deltasam --help" in result.stderr
+
+
+def test_unknown_option_gets_a_suggestion() -> None:
+    result = run("env", "--jsno")
+    assert result.returncode == 2
+    assert "--json" in result.stderr + result.stdout
+
+
+def test_env_tells_versions_as_json() -> None:
+    facts = json.loads(run("env", "--json").stdout)
+    assert {"python", "platform", "deltasam", "torch", "cuda"} <= set(facts)
+    assert facts["deltasam"] == deltasam.__version__
+
+
+def test_settings_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "train",
+        "method.rho=0.2",
+        "--task",
+        "docstrings",
+        "batch.size=7",
+        "--model",
+        "minilm-l6",
+        "--show",
+        "seed=5",
+        "--method",
+        "sam",
+    ]
+    assert main(words) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["method"]["rho"], shown["batch"]["size"], shown["seed"]) == (0.2, 7, 5)
+    assert Train.arranged(["--output", "rho=1", "a.b=2", "--show"]) == ["--output", "rho=1", "--show", "a.b=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rho", "0.1"], "--rho: unknown option; settings of the run are written as section.option=value, such as"),
+        (["--learning-rate", "1e-4"], "--learning-rate: unknown option; did you mean optimizer.lr=... (without --)?"),
+        (["--epochs=4"], "--epochs: unknown option; did you mean schedule.epochs=... (without --)?"),
+        (["--settings", "seed=1"], "--settings: unknown option; settings of the run are written as"),
+        (["--modle=x"], "--modle: unknown option; did you mean --model?"),
+        (["--seed", "three"], "invalid literal for int() with base 10: 'three'"),
+    ],
+)
+def test_an_option_that_is_none(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(["train", "--task", "docstrings", "batch.size=7", *words])
+    except SystemExit as stopped:
+        code = stopped.code
+    shown = capsys.readouterr()
+    assert code == 2
+    assert told in " ".join((shown.err + shown.out).replace("│", " ").split())
+    assert "None" not in shown.err.split("Argument helptext")[0]
+    assert "batch.size" not in shown.err
+
+
+def test_help_does_not_offer_none_as_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "{None}" not in capsys.readouterr().out
+
+
+def test_completion_for_a_shell_is_tyros_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--tyro-print-completion", "bash"])
+    assert not stopped.value.code
+    assert "--preset" in capsys.readouterr().out

@@ -1,0 +1,181 @@
+"""Modules of one's own through the command, in processes of its own or this one; and those that cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deltasam.lab.cli import main
+from helpers.pretrained import bert_folder
+
+PLUGIN = Path(__file__).parents[2] / "helpers" / "plugin.py"
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+SMALL = {"batch": {"size": 8}, "schedule": {"steps": 2}, "evaluate_every": "end", "checkpoint_every": "never"}
+
+
+def deltasam(*words: object, plugins: object = PLUGIN, path: object = "") -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with the plugins and a folder to import from."""
+    paths = [str(path), os.environ.get("PYTHONPATH", "")]
+    more = {"DELTASAM_PLUGINS": str(plugins), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-m", "deltasam", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env={**ENVIRONMENT, **more}, check=False)
+
+
+class Here:
+    """The command in this process, which has imported everything already."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *words: object, plugins: object = PLUGIN) -> subprocess.CompletedProcess[str]:
+        self.monkeypatch.setenv("DELTASAM_PLUGINS", str(plugins))
+        self.monkeypatch.setenv("COLUMNS", "200")
+        self.capsys.readouterr()
+        code = main([str(word) for word in words])
+        return subprocess.CompletedProcess(words, code, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def here(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plugins_forgotten: None,
+    libraries_speak_again: None,
+) -> Here:
+    return Here(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert_folder(tmp_path_factory.mktemp("models") / "bert")
+
+
+def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path, here: Here) -> None:
+    run = tmp_path / "run"
+    own = ("method.weighting={name: by-loss, power: 2}", "regularisers=[Times]")
+    rest = ("batch.size=8", "schedule.steps=2", "checkpoint_every=never")
+    options = ("--task", "few-docstrings", "--model", bert, "--method", "delta-sam", "--output", run)
+    done = here("train", *options, *own, *rest)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((run / "result.json").read_text())
+    assert (found["task"], found["method"], found["train_rows"]) == ("few-docstrings", "DeltaSAM+Times", 24)
+    assert found["config"]["method"]["weighting"] == {"name": "ByLoss", "power": 2.0}
+    assert found["config"]["regularisers"] == [{"name": "Times"}]
+    assert (found["forward_passes"], found["backward_passes"]) == (4, 4)  # it has no probe
+    assert found["environment"]["plugins"] == "plugin.py"
+
+    few = ("--rows", 4, "--batch-size", 4, "--json", "--weightings", "by-loss", "{name: ByLoss, power: 2}")
+    done = here("analyze", "alignment", run, *few)
+    names = [line["method"] for line in json.loads(done.stdout)]
+    assert names == ["PerInstanceSAM", "SAM", "DeltaSAM ByLoss", "DeltaSAM ByLoss(power=2)"], done.stderr
+    done = deltasam("evaluate", run, "--json")  # in a process that has to import them first
+    assert json.loads(done.stdout)["metrics"] == pytest.approx(found["metrics"]), done.stderr
+
+
+def test_a_sweep_of_two_processes(forkserver: None, bert: Path, tmp_path: Path, here: Here) -> None:
+    sweep = {"tasks": ["few-docstrings"], "models": [str(bert)], "methods": ["wide-sam", "erm"], "common": SMALL}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(sweep))
+    done = here("sweep", tmp_path / "own.yaml", "--output", tmp_path / "out", "--jobs", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 results, 2 runs made now, 0 failed" in done.stdout
+    found = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/result.json")]
+    assert sorted(result["method"] for result in found) == ["ERM", "WideSAM"]
+
+
+def test_lists_and_measurements(here: Here) -> None:
+    listed = deltasam("list", "methods", plugins="helpers.plugin", path=PLUGIN.parents[1])
+    assert "SAM with a name of its own." in listed.stdout, listed.stderr
+    assert "few-docstrings" in here("list", "tasks").stdout
+    small = "--no-field --no-memory --rounds 1 --warmup 0 --seconds 0.01 --layers 1 --hidden 16 --heads 2 --length 8"
+    step = here("bench", "step", "--methods", "wide-sam", *small.split())
+    assert "WideSAM" in step.stdout, step.stderr
+
+
+def installed(folder: Path, module: str) -> Path:
+    """A package as pip leaves it, with an entry point."""
+    facts = folder / "own_plugin-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-plugin\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[deltasam.plugins]\nown = {module}\n")
+    return folder
+
+
+def test_the_entry_point_of_an_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "own_module.py").write_text(PLUGIN.read_text())
+    listed = deltasam("list", "methods", plugins="", path=installed(tmp_path, "own_module"))
+    assert "WideSAM" in listed.stdout, listed.stderr
+
+
+def test_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
+    done = deltasam("list", "methods", plugins="", path=installed(tmp_path, "missing_module"))
+    told = "missing_module, a plugin of the installed package own-plugin, cannot be imported (ModuleNotFoundError: "
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.strip().endswith("; update or uninstall that package")
+
+
+TAKEN = (
+    "from dataclasses import dataclass\nfrom deltasam import SAM as Base\nfrom deltasam.lab.experiments import register\n"
+    "@register\n@dataclass(frozen=True)\nclass SAM(Base):\n    pass\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("import not_there\n", "ModuleNotFoundError: No module named 'not_there', own.py line 1"),
+        ("def f(:\n", "SyntaxError: "),
+        ("import sys\nsys.exit('no')\n", "SystemExit: no, own.py line 2"),
+        ("import json\njson.loads('{')\n", "JSONDecodeError: "),
+        (TAKEN, "the name 'SAM' is taken already by the method SAM of deltasam.methods._sam; choose another"),
+        (None, "FileNotFoundError: there is no "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_sentence(
+    tmp_path: Path, here: Here, code: str | None, cause: str
+) -> None:
+    file = tmp_path / "own.py"
+    if code is not None:
+        file.write_text(code)
+    done = here("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins=file)
+    assert done.returncode == 2
+    assert done.stderr.startswith("deltasam train: DELTASAM_PLUGINS: own.py cannot be imported (")
+    assert cause in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+
+
+def test_a_module_of_no_such_name(here: Here) -> None:
+    done = here("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins="not_there.at_all")
+    assert done.returncode == 2
+    assert done.stderr.strip().count("\n") == 0
+    assert "DELTASAM_PLUGINS: not_there.at_all cannot be imported (there is no module not_there: " in done.stderr
+
+
+def test_help_imports_no_plugin() -> None:
+    for words in (["--help"], ["train", "--help"], ["--version"]):
+        done = deltasam(*words, plugins="not_there")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_whose_method_is_not_there_says_where_to_name_it(bert: Path, tmp_path: Path, here: Here) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from dataclasses import dataclass\nfrom deltasam.lab.experiments import register\nfrom deltasam import ERM\n"
+        "@register\n@dataclass(frozen=True, kw_only=True)\nclass Quaint(ERM):\n    rho: float = 0.1\n"
+    )
+    listed = here("list", "methods", plugins=own)
+    assert "Quaint" in listed.stdout
+    assert "Quaint(*" not in listed.stdout  # what dataclass writes where there is no docstring
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(
+        yaml.safe_dump({"task": "docstrings", "model": str(bert), "method": "zz"})
+    )
+    told = here("evaluate", tmp_path / "run", plugins="").stderr
+    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in told
+    assert "if it is your own, name its file in DELTASAM_PLUGINS" in told

@@ -1,0 +1,42 @@
+"""What a sweep says at its end."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from deltasam.lab.cli._sweep_view import summary
+
+
+def outcome(values: dict[tuple[tuple[str, Any], ...], list[float]], *, higher: bool = True) -> Any:
+    results = [
+        (
+            SimpleNamespace(setup="mrpc/bert", method="sam", point=point),
+            SimpleNamespace(primary_value=value, primary_metric="score", higher_is_better=higher),
+        )
+        for point, found in values.items()
+        for value in found
+    ]
+    return SimpleNamespace(results=results, failed={}, trained=0)
+
+
+def test_points_of_a_grid_that_was_not_tuned_are_not_one_mean() -> None:
+    told = io.StringIO()
+    points = {(("method.rho", 0.01),): [0.8, 0.9], (("method.rho", 0.5),): [0.3, 0.3]}
+    summary(outcome(points), Console(file=told, width=200))
+    lines = [line.split() for line in told.getvalue().splitlines() if "mrpc/bert" in line]
+    assert [(line[3], line[4], line[-1]) for line in lines] == [
+        ("2", "0.8500", "rho=0.01"),
+        ("2", "0.3000", "rho=0.5"),
+    ]
+
+
+def test_the_best_error_is_the_smallest() -> None:
+    for higher, best in ((True, "0.9000"), (False, "0.8000")):
+        told = io.StringIO()
+        summary(outcome({(): [0.8, 0.9]}, higher=higher), Console(file=told, width=200))
+        (line,) = (line.split() for line in told.getvalue().splitlines() if "mrpc/bert" in line)
+        assert line[-1] == best

@@ -1,0 +1,257 @@
+"""The configuration of a run: complete, typed, the same after YAML, and clear about mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltasam.lab.catalogue import METHODS
+from deltasam.lab.experiments import REGULARISERS, WEIGHTINGS, ConfigError, Result, RunConfig, resolve
+from deltasam.lab.tasks import TASKS
+from helpers.data import REPOSITORY
+
+SMALL = {"task": "mrpc", "model": "bert-base-cased"}
+
+
+def make(**sections: Any) -> RunConfig:
+    return RunConfig.from_plain({**SMALL, **sections})
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_survives_yaml(name: str, tmp_path: Path) -> None:
+    config = make(method=name)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    again = RunConfig.read(tmp_path / "config.yaml")
+    assert again == config
+    assert again.run_id == config.run_id
+    assert type(again.method) is METHODS[name]
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_survives_yaml(name: str) -> None:
+    config = make(task=name)
+    assert RunConfig.from_plain(config.to_plain()) == config
+    assert config.task == TASKS[name]
+
+
+@pytest.mark.parametrize("name", sorted(WEIGHTINGS))
+def test_every_weighting_survives_yaml(name: str) -> None:
+    config = make(method={"name": "delta-sam", "weighting": name})
+    assert RunConfig.from_plain(config.to_plain()) == config
+    assert type(config.method.weighting) is WEIGHTINGS[name]
+
+
+@pytest.mark.parametrize("name", sorted(REGULARISERS))
+def test_every_regulariser_survives_yaml(name: str) -> None:
+    config = make(regularisers=[name, {"name": "RDrop", "alpha": 0.3}])
+    assert RunConfig.from_plain(config.to_plain()) == config
+    assert [one.name for one in config.regularisers] == [name, "RDrop"]
+
+
+def test_identity_is_what_is_computed() -> None:
+    config = make()
+    same: dict[str, Any] = {"data": "/elsewhere", "checkpoint_every": 7, "workers": 2, "capture": True}
+    other: dict[str, Any] = {
+        "task": {"name": "mrpc", "max_length": 64},
+        "model": {"path": config.model.path, "dropout": 0.3},
+        "method": "sam",
+        "regularisers": ["RDrop"],
+        "optimizer": {"lr": 2e-5},
+        "schedule": {"warmup": 0.1},
+        "batch": {"size": 8},
+        "precision": "bf16",
+        "seed": 1,
+        "evaluate_every": "end",
+    }
+    # Every section is on one side: one that was forgotten would let a run be taken for another.
+    assert {*same, *other, "on_out_of_memory"} == {field.name for field in dataclasses.fields(RunConfig)}
+    for section, value in same.items():
+        assert make(**{section: value}).run_id == config.run_id, section
+    assert make(on_out_of_memory="split").run_id == config.run_id  # which goes with no capture
+    for section, value in other.items():
+        assert make(**{section: value}).run_id != config.run_id, section
+    assert make(method={"name": "SAM", "rho": 0.05}).run_id == make(method="sam").run_id  # the default, spelled out
+
+
+def test_later_wins(tmp_path: Path) -> None:
+    (tmp_path / "part.yaml").write_text("method: {name: SAM, rho: 0.1}\nseed: 3\n")
+    config = resolve(file=tmp_path / "part.yaml", options={**SMALL, "seed": 4}, settings=["method.rho=0.2", "seed=5"])
+    assert (config.method.rho, config.seed) == (0.2, 5)
+    other = resolve(file=tmp_path / "part.yaml", options=SMALL, method="asam")
+    assert other.method.rho == METHODS["ASAM"]().rho  # another method starts from its own defaults
+
+
+def test_settings_are_yaml() -> None:
+    config = resolve(
+        options={"task": "classification", "model": "x"},
+        settings=[
+            "task.files.train=a.csv",
+            "task.text=[title, body]",
+            "optimizer.lr=1e-4",
+            "method={name: sam, rho: 0.3}",
+        ],
+    )
+    assert config.task.files == {"train": "a.csv"}
+    assert config.task.text == ("title", "body")
+    assert config.optimizer.lr == 1e-4
+    assert config.method.rho == 0.3
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas=\[0.9\]: an entry is missing"),
+        ({"task": "mrcp"}, r"task: there is no 'mrcp'; did you mean mrpc\?"),
+        ({"method": "delta-sma"}, r"method: there is no 'delta-sma'; did you mean DeltaSAM\?"),
+        ({"methd": "sam"}, r"methd: unknown section of a run; did you mean method\?"),
+        ({"epochs": 1}, r"epochs: unknown section of a run; did you mean schedule.epochs\?"),
+        ({"batch_size": 8}, r"did you mean batch.size\?"),
+        ({"learning_rate": 1e-4}, r"learning_rate: unknown section of a run; did you mean optimizer.lr\?"),
+        ({"weight_decay": 0.1}, r"did you mean optimizer.weight_decay\?"),
+        ({"num_train_epochs": 1}, r"did you mean schedule.epochs\?"),
+        ({"warmup": 0.1}, r"did you mean schedule.warmup\?"),
+        ({"warmup_ratio": 0.1}, r"did you mean schedule.warmup\?"),
+        ({"per_device_train_batch_size": 8}, r"did you mean batch.size\?"),
+        ({"gradient_accumulation_steps": 2}, r"did you mean batch.accumulation\?"),
+        ({"max_length": 32}, r"did you mean task.max_length\?"),
+        ({"max_seq_length": 32}, r"did you mean task.max_length\?"),
+        ({"model_name_or_path": "x"}, r"did you mean model\?"),
+        ({"random_seed": 1}, r"did you mean seed\?"),
+        ({"bf16": True}, r"did you mean precision\?"),
+        (
+            {"optimizer": {"learning_rate": 1e-4}},
+            r"optimizer.learning_rate: unknown option of Optimizer; did you mean optimizer.lr\?",
+        ),
+        ({"schedule": {"lr": 1e-4}}, r"schedule.lr: unknown option of Schedule; did you mean optimizer.lr\?"),
+        ({"optimizer": {"name": "adam"}}, r"optimizer.name: unknown option of Optimizer; there are lr, "),
+        ({"model": {"name": "bert"}}, r"model.name: unknown option of ModelConfig; there are path, dropout"),
+        ({"optimizer": {"seed": 1}, "method": "delta-sam"}, r"optimizer.seed: .*; did you mean seed\?"),
+        ({"batch": {"workers": 1}}, r"batch.workers: .*; did you mean workers\?"),
+        ({"method": "sam", "rho": 0.1}, r"did you mean method.rho\?"),
+        ({"task": "classification", "text": "review"}, r"did you mean task.text\?"),
+        ({"method": {"name": "sam", "roh": 1}}, r"method.roh: unknown option of SAM; did you mean rho\?"),
+        ({"method": {"name": "sam", "rho": -1}}, r"method: rho=-1.0 must be"),
+        ({"method": {"rho": 1}}, r"method: `name` is missing"),
+        ({"method": 3}, r"method=3: must be a name"),
+        (
+            {"method": {"name": "delta-sam", "weighting": "Uniforn"}},
+            r"weighting: there is no 'Uniforn'; did you mean Uniform\?",
+        ),
+        ({"method": {"name": "sam", "params": "non"}}, r"method.params='non': Input should be 'all'"),
+        ({"optimizer": {"lr": "fast"}}, r"optimizer.lr='fast': .*number"),
+        ({"optimizer": {"lr": True}}, r"optimizer.lr=True: must be a number"),
+        ({"optimizer": {"lr": float("nan")}}, r"optimizer: lr=nan must be a finite number"),
+        ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas"),
+        (
+            {"task": {"name": "classification", "files": "a.csv"}},
+            r"task.files='a.csv': Input should be a mapping, as by task.files.<key>=",
+        ),
+        ({"schedule": {"epochs": 0}}, r"schedule: epochs=0"),
+        ({"schedule": {"steps": 0}}, r"schedule: steps=0"),
+        ({"schedule": {"warmup": 100}}, r"use warmup_steps"),
+        ({"schedule": 3}, r"schedule=3: must be a mapping"),
+        ({"batch": {"size": 0}}, r"batch: size=0 must be at least 1"),
+        ({"model": {"path": "x", "dropout": 1.0}}, r"model: dropout=1.0"),
+        (
+            {"model": {"path": "x", "droput": 0.1}},
+            r"model.droput: unknown option of ModelConfig; did you mean dropout\?",
+        ),
+        ({"precision": "fp8"}, r"^precision='fp8'"),
+        ({"evaluate_every": "never"}, r"^evaluate_every='never': Input should be 'epoch' or 'end', or a whole number"),
+        ({"regularisers": ["rdorp"]}, r"regularisers.0: there is no 'rdorp'; did you mean RDrop\?"),
+        ({"regularisers": [{"name": "RDrop", "alpha": -1}]}, r"regularisers.0: RDrop\(alpha=-1"),
+        ({"evaluate_every": 0}, r"^evaluate_every=0"),
+        ({"optimizer": {"lr": 1e-8}}, r"optimizer.lr=1e-08 must be greater than schedule.lr_end=1e-07"),
+        ({"task": {"name": "mrpc", "max_length": 0}}, r"task: task.max_length=0"),
+        ({"model": None}, r"the run has no model; name it: --model"),
+    ],
+)
+def test_mistakes(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**sections)
+
+
+def test_every_other_name_of_an_option_leads_to_one_there_is() -> None:
+    from deltasam.lab.experiments._placed import _OTHER_NAMES
+
+    known = make(task="classification", method="sam").to_plain()
+    for place in _OTHER_NAMES:
+        section, _, option = place.partition(".")
+        assert section in known, place
+        assert not option or option in known[section], place
+
+
+def test_mistakes_in_files_and_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve(file=tmp_path / "nowhere.yaml")
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(ConfigError, match="must hold a mapping"):
+        resolve(file=tmp_path / "list.yaml")
+    (tmp_path / "rows.csv").write_text("text,label\n" * 10_000)  # not all of it
+    with pytest.raises(ConfigError, match=r"must hold a mapping such as `task: mrpc`, not 'text,.{,30}$"):
+        resolve(file=tmp_path / "rows.csv")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match="not YAML"):
+        resolve(file=tmp_path / "broken.yaml")
+    (tmp_path / "broken.yaml").write_text("task: mrpc\n  model: x\n")
+    with pytest.raises(ConfigError, match=r"broken.yaml: not YAML \(mapping values are not allowed here, line 2\)"):
+        resolve(file=tmp_path / "broken.yaml")
+    (tmp_path / "twice.yaml").write_text("task: mrpc\nmethod: {name: SAM, rho: 0.1, rho: 0.2}\n")
+    with pytest.raises(ConfigError, match=r"twice.yaml: 'rho' stands twice in a mapping, the second time in line 2"):
+        resolve(file=tmp_path / "twice.yaml")
+    with pytest.raises(ConfigError, match=r"section.option=value"):
+        resolve(options=SMALL, settings=["seed"])
+    with pytest.raises(ConfigError, match="no preset 'glue/bert-base/mrcp'; did you mean glue/bert-base/mrpc"):
+        resolve(preset="glue/bert-base/mrcp")
+
+
+def test_functions_cannot_be_written_to_a_file() -> None:
+    from dataclasses import replace
+
+    from deltasam.methods import SAM
+
+    config = replace(make(), method=SAM(params=lambda name, parameter: True))
+    with pytest.raises(ConfigError, match="cannot be written to a configuration file"):
+        config.to_yaml()
+
+
+def test_schedule_counts_updates() -> None:
+    config = make(batch={"size": 16, "accumulation": 2}, schedule={"epochs": 3, "warmup": 0.1})
+    assert config.batch.updates_per_epoch(100) == 4  # 7 batches, two per update
+    assert config.schedule.total(4) == 12
+    assert config.schedule.warmup_of(12) == 2
+    assert make(schedule={"epochs": 0.3}).schedule.total(4) == 2  # what is begun counts
+    assert make(schedule={"warmup": 1.0}).schedule.warmup_of(5) == 4  # one update at the full rate is left
+    assert make(schedule={"steps": 50, "warmup_steps": 0}).schedule.total(4) == 50
+    assert make(batch={"size": 16, "drop_last": True}).batch.updates_per_epoch(100) == 6
+
+
+def test_committed_runs_keep_their_number() -> None:
+    """A sweep goes on from the runs in ``results/``: a new option must not give them all another number."""
+    paths = sorted((REPOSITORY / "results").glob("*/*/result.json"))[::10]  # the runs of a sweep are much alike
+    found = [Result.read(path) for path in paths]
+    assert len(found) > 100
+    assert [result.run_id for result in found if RunConfig.from_plain(result.config).run_id != result.run_id] == []
+
+
+def test_an_option_that_came_later_counts_when_it_is_used() -> None:
+    plain = make(method={"name": "PerInstanceSAM"})
+    assert "factors" in plain.to_plain()["method"]
+    assert make(method={"name": "PerInstanceSAM", "factors": "exact"}).run_id == plain.run_id
+    assert make(method={"name": "PerInstanceSAM", "factors": "bfloat16"}).run_id != plain.run_id
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_numpy_does_not_take(seed: int) -> None:
+    with pytest.raises(ConfigError, match=rf"seed={seed} must be in 0\.\.4294967295"):
+        RunConfig.from_plain({"task": "mrpc", "model": "bert-base-cased", "seed": seed})
+
+
+def test_text_that_yaml_has_made_something_else_of() -> None:
+    task = {"name": "classification", "files": {"train": "t.csv"}, "text": "text", "label": "label"}
+    for option, value in (("classes", [False, True]), ("label", 2024)):
+        with pytest.raises(ConfigError, match=rf"task.{option}=.*valid string; YAML takes no, .* quote them"):
+            RunConfig.from_plain({"task": {**task, option: value}, "model": "bert-base-cased"})

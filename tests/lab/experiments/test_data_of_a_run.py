@@ -1,0 +1,87 @@
+"""What a run was trained on: told from all of its rows, and told when it has changed since."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltasam.lab.experiments import ConfigError, RunConfig, load_run, run
+from deltasam.lab.tasks import DataError
+from helpers.pretrained import bert_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+
+
+def write(path: Path, seed: int = 0) -> str:
+    rows = [f"{'the cat sat' if (i + seed) % 3 else 'a dog ran'} {i},{'abc'[i % 3]}" for i in range(12)]
+    path.write_text("\n".join(["text,label", *rows]))
+    return str(path)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> RunConfig:
+    """Three classes, told from the rows."""
+    files = {name: write(tmp_path / f"{name}.csv") for name in ("train", "validation")}
+    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 16}
+    sections: dict[str, Any] = {"schedule": {"steps": 4}, "batch": {"size": 4}, "checkpoint_every": 2}
+    return RunConfig.from_plain({"task": task, "model": str(bert_folder(tmp_path / "bert")), **sections})
+
+
+def test_classes_are_told_from_all_rows_not_from_a_sample(one: RunConfig, tmp_path: Path) -> None:
+    run(one, tmp_path / "run")
+    _, loaded = load_run(tmp_path / "run", split="train", rows=2)
+    assert len(loaded.rows) == 2
+    assert loaded.model.config.num_labels == 3
+
+
+def test_rows_that_changed_after_the_run(one: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = run(one, tmp_path / "run")
+    caplog.clear()
+    assert run(one, tmp_path / "run") == first
+    assert not caplog.records
+    write(tmp_path / "train.csv", seed=1)
+    with caplog.at_level(logging.WARNING):
+        assert run(one, tmp_path / "run") == first
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "train.csv) have changed since the run in" in told
+    assert "--output" in told
+
+
+def test_a_run_does_not_go_on_with_other_rows(one: RunConfig, tmp_path: Path) -> None:
+    def stop(step: int, *_: Any) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(one, tmp_path / "run", watch=stop)
+    write(tmp_path / "validation.csv", seed=1)
+    with pytest.raises(ConfigError, match=r"validation.csv\) have changed since the run in .* was begun"):
+        run(one, tmp_path / "run")
+    write(tmp_path / "validation.csv")
+    assert run(one, tmp_path / "run").steps == 4
+
+
+def test_a_run_finds_its_own_files_from_any_folder(
+    one: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: f"{name}.csv" for name in ("train", "validation")}
+    here = dataclasses.replace(one, task=dataclasses.replace(one.task, files=files))
+    monkeypatch.chdir(tmp_path)
+    run(here, tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(elsewhere / "validation.csv", seed=1)  # of the same name, and not the run's
+    monkeypatch.chdir(elsewhere)
+    config, loaded = load_run(tmp_path / "run")
+    assert config == here
+    assert loaded.rows[0]["text"] == "a dog ran 0"
+    shutil.move(tmp_path / "train.csv", elsewhere)  # moved with the user
+    assert len(load_run(tmp_path / "run", split="train")[1].rows) == 12
+    (elsewhere / "train.csv").unlink()
+    with pytest.raises(DataError, match=rf"train.csv: there is no such file in {elsewhere}"):
+        load_run(tmp_path / "run")

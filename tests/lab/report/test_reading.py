@@ -1,0 +1,131 @@
+"""What is read of a run folder, field by field, and which runs stand for a method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltasam.lab.report import TABLES, Run, by_cell, read_runs, run_folders
+from deltasam.lab.report._evaluation import Evaluation, words
+from deltasam.lab.report._select import select
+from deltasam.lab.report._summary import _resampled_means
+from deltasam.lab.report._words import summary_sentences
+
+GOLDEN = Path(__file__).parent / "golden/runs"
+
+
+def result(kind: str) -> dict[str, Any]:
+    """A result among the golden ones."""
+    found: dict[str, Any] = json.loads(sorted(GOLDEN.rglob(f"{kind}/result.json"))[0].read_text())
+    return found
+
+
+def read(folder: Path, *results: dict[str, Any]) -> list[Run]:
+    """The runs with these results, in folders of this order."""
+    for number, one in enumerate(results):
+        (folder / f"{number}").mkdir()
+        (folder / f"{number}/result.json").write_text(json.dumps({**one, "run_id": str(number)}))
+    return read_runs(folder).finished
+
+
+def test_every_field_has_its_own_number(tmp_path: Path) -> None:
+    base = result("mrpc*-DeltaSAM-*")
+    method = {**base["config"]["method"], "rho": 0.3, "signed": True}
+    numbers = {"forward_passes": 40, "backward_passes": 20, "steps": 10, "train_seconds": 0.5, "peak_memory_bytes": 7}
+    own = {"model": "./models/own/", "best_value": 0.9, "config": {**base["config"], "method": method}}
+    (one,) = read(tmp_path, {**base, **numbers, **own})
+    assert (one.forwards, one.backwards, one.steps, one.train_seconds, one.memory) == (40, 20, 10, 0.5, 7)
+    assert (one.model, one.best) == ("models/own", 0.9)
+    assert dict(one.settings)["rho"] == 0.3
+    assert "signed" not in dict(one.settings)  # no number
+
+
+def test_the_primary_metric_may_stand_alone(tmp_path: Path) -> None:
+    (one,) = read(tmp_path, {**result("mrpc*-SAM-*"), "metrics": {"loss": 0.5}, "primary_value": 0.75})
+    assert one.metrics == {"loss": 0.5, one.primary: 0.75}
+
+
+def test_what_mirror_was_trained_on_is_no_other_evaluation(tmp_path: Path) -> None:
+    base = result("mirror*")
+    config = base["config"]
+    other = {**base, "config": {**config, "task": {**config["task"], "dataset": "other_sentences"}}}
+    assert len({run.evaluation for run in read(tmp_path, base, other)}) == 1
+
+
+def test_settings_of_a_regulariser_do_not_hide_those_of_the_method(tmp_path: Path) -> None:
+    base = result("mrpc*-DeltaSAM-*")
+    config = {**base["config"], "regularisers": [{"name": "SMART", "eta": 0.7, "scale": 2, "norm": "linf"}]}
+    (run,) = read(tmp_path, {**base, "config": config})
+    own = base["config"]["method"]
+    found = dict(run.settings)
+    assert (found["eta"], found["SMART.eta"], found["scale"]) == (own["eta"], 0.7, 2.0)
+    assert "norm" not in found
+
+
+def test_there_are_no_runs_inside_a_run(tmp_path: Path) -> None:
+    base = result("mrpc*-SAM-*")
+    read(tmp_path, base)
+    inside = tmp_path / "0/copies"
+    inside.mkdir()
+    read(inside, base, base)
+    assert [run.path for run in read_runs(tmp_path).finished] == [tmp_path / "0"]
+    assert run_folders(tmp_path) == run_folders(tmp_path / "0") == [tmp_path / "0"]
+
+
+def test_the_runs_of_a_cell_are_in_the_order_of_their_seeds(tmp_path: Path) -> None:
+    base = result("mrpc*-SAM-*")
+    runs = read(tmp_path, *({**base, "seed": seed, "config": {**base["config"], "seed": seed}} for seed in (3, 1, 2)))
+    assert [[run.seed for run in found] for found in by_cell(runs).values()] == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_part_of_a_split_is_not_shown_even_where_there_is_nothing_else(tmp_path: Path, strict: bool) -> None:
+    base = result("mrpc*-SAM-*")
+    task = {**base["config"]["task"], "name": "own", "eval_split": "train[90%:]"}
+    runs = read(tmp_path, {**base, "task": "own", "config": {**base["config"], "task": task}})
+    assert len(runs) == 1
+    assert select(runs, strict=strict).cells == {}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_times_of_two_devices_are_not_compared(tmp_path: Path, same: bool) -> None:
+    base = result("mrpc*-SAM-*")
+    methods = ("ERM", "SAM", "PerInstanceSAM")
+    read(tmp_path, *({**base, "method": name, "device": "one" if same else name} for name in methods))
+    runs = read_runs(tmp_path)
+    ratios = [row for row in TABLES["running-time"](runs).rows if row.method == "PerInstanceSAM / SAM"]
+    assert any(row.cells["mrpc"].values for row in ratios) == same
+    told = summary_sentences(runs, by_cell(runs.finished))
+    assert any("Time of an update relative to ERM" in one for one in told) == same
+
+
+def test_the_time_of_an_update_is_a_multiple_of_erms(tmp_path: Path) -> None:
+    base = result("mrpc*-SAM-*")
+    costs = {"ERM": (10.0, 10), "SAM": (40.0, 20), "PerInstanceSAM": (25.0, 10)}
+    read(tmp_path, *({**base, "method": m, "train_seconds": s, "steps": n} for m, (s, n) in costs.items()))
+    runs = read_runs(tmp_path)
+    told = summary_sentences(runs, by_cell(runs.finished))
+    assert "Time of an update relative to ERM: SAM 2.00, per-instance SAM 2.50." in told
+
+
+@pytest.mark.parametrize(("higher", "leader"), [(True, "SAM"), (False, "ERM")])
+def test_the_leader_has_the_least_where_less_is_better(tmp_path: Path, higher: bool, leader: str) -> None:
+    base = {**result("mrpc*-SAM-*"), "higher_is_better": higher}
+    read(tmp_path, *({**base, "method": m, "metrics": {"accuracy": v}} for m, v in (("ERM", 0.5), ("SAM", 0.6))))
+    runs = read_runs(tmp_path)
+    assert any(f", {leader} has the best mean" in one for one in summary_sentences(runs, by_cell(runs.finished)))
+
+
+def test_a_number_of_rows_that_is_not_known_is_no_other_number() -> None:
+    known, unknown = Evaluation("validation", "accuracy", rows=408), Evaluation("validation", "accuracy")
+    assert words(known, unknown) == words(unknown, known) == ""
+
+
+def test_up_to_six_values_every_resample_is_taken() -> None:
+    means = _resampled_means(np.arange(6.0))
+    assert len(means) == 6**6
+    assert np.mean(means) == pytest.approx(2.5)

@@ -1,0 +1,195 @@
+"""The statistics equal scipy's and have the properties they must have."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import statistics
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deltasam.lab.report import bootstrap_interval, count_wins, holm, paired_test, pooled_test, summarize
+
+score = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
+pairs = st.lists(st.tuples(score, score), min_size=1, max_size=9)
+
+
+def mean_difference(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+    return np.mean(a - b, axis=axis)
+
+
+@given(st.lists(score, min_size=2, max_size=12))
+@settings(max_examples=50, deadline=None)
+def test_summary_equals_the_standard_library(values: list[float]) -> None:
+    found = summarize(values)
+    assert found.n == len(values)
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    assert found.median == pytest.approx(statistics.median(values))
+    assert (found.min, found.max) == (min(values), max(values))
+    assert found.std == pytest.approx(statistics.stdev(values), abs=1e-9)
+    assert min(values) - 1e-9 <= found.low <= found.high <= max(values) + 1e-9
+
+
+@pytest.mark.parametrize("n", [3, 5, 6, 12, 30])
+def test_interval_equals_scipys_bca(n: int) -> None:
+    random = np.random.default_rng(n)
+    values = random.gamma(2.0, size=n)  # skewed, so that bias and acceleration matter
+    found = bootstrap_interval(values)
+    known = inspect.signature(scipy.stats.bootstrap).parameters
+    drawn = {"rng" if "rng" in known else "random_state": random}  # the second until scipy 1.15
+    wanted = scipy.stats.bootstrap((values,), np.mean, n_resamples=60_000, method="BCa", **drawn).confidence_interval
+    assert found == pytest.approx(tuple(wanted), abs=0.04 * values.std())
+
+
+@given(st.lists(score, min_size=1, max_size=9), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_the_seeds_changes_nothing(values: list[float], random: object) -> None:
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    assert bootstrap_interval(values) == bootstrap_interval(shuffled)
+
+
+@given(st.lists(st.integers(0, 277), min_size=2, max_size=9), st.sampled_from([0.01, 0.1, 1 / 277, 100 / 277]))
+@settings(max_examples=60, deadline=None)
+def test_the_unit_of_the_scores_does_not_change_the_interval(right: list[int], unit: float) -> None:
+    """The resamples whose mean is the observed one are ties in every unit, though their sums round differently."""
+    wanted = [end * unit for end in bootstrap_interval(right)]
+    assert bootstrap_interval([number * unit for number in right]) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def test_a_single_run_and_equal_runs_have_a_point_as_interval() -> None:
+    one = summarize([3.0])
+    assert (one.low, one.high, one.n) == (3.0, 3.0, 1)
+    assert math.isnan(one.std)
+    assert bootstrap_interval([2.0, 2.0, 2.0]) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])
+def test_what_has_no_mean_is_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="values="):
+        summarize(values)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 11])
+def test_paired_test_equals_scipys(n: int) -> None:
+    random = np.random.default_rng(n)
+    for shift in (0.0, 0.5, 3.0):
+        first, second = random.normal(shift, size=n), random.normal(size=n)
+        wanted = scipy.stats.permutation_test(
+            (first, second), mean_difference, permutation_type="samples", n_resamples=np.inf, vectorized=True
+        )
+        found = paired_test(first, second)
+        assert found.exact
+        assert found.p == pytest.approx(wanted.pvalue)
+        assert found.difference == pytest.approx(wanted.statistic)
+
+
+def test_ties_are_counted_as_scipy_counts_them() -> None:
+    first, second = [1.0, 2.0, 3.0, 4.0], [0.9, 1.9, 2.9, 4.1]  # equal differences up to rounding
+    assert paired_test(first, second).p == pytest.approx(10 / 16)
+
+
+def test_pooled_test_equals_enumeration() -> None:
+    random = np.random.default_rng(0)
+    tasks = {f"task {n}": (random.normal(0.4, size=n), random.normal(size=n)) for n in (2, 3, 5)}
+    differences = np.concatenate([(a - b) / len(a) / len(tasks) for a, b in tasks.values()])
+    signs = np.array(np.meshgrid(*[[-1, 1]] * len(differences))).reshape(len(differences), -1)
+    statistics_of_all = signs.T @ differences
+    wanted = np.mean(np.abs(statistics_of_all) >= abs(differences.sum()) - 1e-12)
+    found = pooled_test(tasks)
+    assert (found.pairs, found.tasks) == (10, 3)
+    assert found.p == pytest.approx(wanted)
+
+
+def test_five_seeds_cannot_go_below_a_sixteenth_but_eight_tasks_can() -> None:
+    first, second = [2.0, 3.0, 4.0, 5.0, 6.5], [1.0] * 5
+    one = paired_test(first, second)
+    assert (one.p, one.smallest_p) == (0.0625, 0.0625)
+    assert "no p below 0.062" in str(one)
+    eight = pooled_test({str(i): (first, second) for i in range(8)})
+    assert eight.exact
+    assert eight.p == eight.smallest_p == 2 / 2**40
+
+
+def test_beyond_forty_pairs_signs_are_drawn_and_agree() -> None:
+    random = np.random.default_rng(1)
+    first, second = random.normal(0.2, size=44), random.normal(size=44)
+    found = paired_test(first, second)
+    assert not found.exact
+    assert "≈" in str(found)
+    wanted = scipy.stats.ttest_rel(first, second).pvalue
+    assert found.p == pytest.approx(wanted, abs=0.02)
+
+
+@given(pairs)
+@settings(max_examples=60, deadline=None)
+def test_swapping_the_methods_flips_the_sign(given_pairs: list[tuple[float, float]]) -> None:
+    first, second = zip(*given_pairs, strict=True)
+    forth, back = paired_test(first, second), paired_test(second, first)
+    assert forth.difference == pytest.approx(-back.difference, abs=1e-9)
+    assert forth.p == pytest.approx(back.p)
+    assert forth.smallest_p - 1e-12 <= forth.p <= 1
+
+
+@given(pairs, st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_permuting_the_seeds_changes_nothing(given_pairs: list[tuple[float, float]], random: object) -> None:
+    shuffled = list(given_pairs)
+    random.shuffle(shuffled)
+    assert paired_test(*zip(*given_pairs, strict=True)) == paired_test(*zip(*shuffled, strict=True))
+
+
+def test_unpaired_results_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'mrpc' has 2 and 1 results"):
+        pooled_test({"mrpc": ([1.0, 2.0], [1.0])})
+    with pytest.raises(ValueError, match="no pair"):
+        pooled_test({})
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_holm(ps: list[float]) -> None:
+    adjusted = holm(ps)
+    assert all(p <= q <= 1 for p, q in zip(ps, adjusted, strict=True))
+    order = np.argsort(ps, kind="stable")
+    assert list(np.array(adjusted)[order]) == sorted(adjusted)
+    # Holm rejects at 0.05 what the step-down procedure rejects.
+    rejected = 0
+    for rank, index in enumerate(order):
+        if ps[index] * (len(ps) - rank) > 0.05:
+            break
+        rejected += 1
+    assert sum(q <= 0.05 for q in adjusted) == rejected
+
+
+def test_wins_ties_and_metrics_where_less_is_better() -> None:
+    first, second = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.0}, {"a": 2.0, "b": 1.0, "c": 3.0, "e": 0.0}
+    assert str(count_wins(first, second)) == "1 of 3 (1 tie)"
+    assert count_wins(first, second, lower_is_better={"a"}).wins == 2
+
+
+@given(st.lists(st.floats(0, 0.3), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_holm_equals_its_definition(ps: list[float]) -> None:
+    """The largest, over all that are not larger, of p times the number of hypotheses that are not smaller."""
+    ranked = sorted(ps)
+    factors = {rank: min(1.0, (len(ps) - rank) * p) for rank, p in enumerate(ranked)}
+    for p, adjusted in zip(ps, holm(ps), strict=True):
+        wanted = max(factor for rank, factor in factors.items() if ranked[rank] <= p)
+        assert adjusted == pytest.approx(wanted, rel=1e-12, abs=0)
+
+
+def test_signs_that_are_drawn_never_give_a_p_of_zero() -> None:
+    found = paired_test([1.0] * 44, [0.0] * 44)
+    assert not found.exact
+    assert found.p == found.smallest_p == 1 / 100_001
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_result_that_is_not_finite_is_not_tested(bad: float) -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        paired_test([1.0, bad, 2.0], [0.5, 0.5, 0.5])

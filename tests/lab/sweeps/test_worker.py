@@ -1,0 +1,114 @@
+"""One run of a sweep: its risk is measured as asked for, what is to go goes, and no other process disturbs it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from deltasam.lab.plugins import VARIABLE
+from deltasam.lab.sweeps import Job, Sweep
+from deltasam.lab.sweeps._measure import RISK, is_measured, record_risk
+from deltasam.lab.sweeps._sweep import _is_missing
+from deltasam.lab.sweeps._worker import _alone, _tidy, make
+
+OTHER = {"rho": 0.1, "rows": 8, "steps": 3, "split": "test"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What was asked of the model's loader and of the measurement, which are not there."""
+    found: list[dict[str, Any]] = []
+
+    def load_run(folder: Path, **options: Any) -> tuple[None, Any]:
+        found.append(options)
+        return None, SimpleNamespace(model=None, objective=None, batches=lambda size: size)
+
+    def adversarial_risk(model: Any, batches: int, objective: Any, **options: Any) -> Any:
+        found[-1] |= {**options, "batch_size": batches}
+        return SimpleNamespace(value=2.0, clean=1.0, losses=[1.0])
+
+    monkeypatch.setattr("deltasam.lab.experiments._load.load_run", load_run)
+    monkeypatch.setattr("deltasam.analysis.adversarial_risk", adversarial_risk)
+    return found
+
+
+def test_every_option_reaches_the_measurement(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    record_risk(tmp_path, **OTHER, batch_size=4, data="there")
+    assert asked == [{**OTHER, "batch_size": 4, "data": "there"}]
+    assert json.loads((tmp_path / "analysis" / RISK).read_text())["settings"] == OTHER
+
+
+@pytest.mark.parametrize("option", OTHER)
+def test_a_risk_measured_otherwise_is_another(option: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    record_risk(tmp_path)
+    assert is_measured(tmp_path, batch_size=4)  # which changes nothing but time and memory
+    record_risk(tmp_path, batch_size=4)
+    assert len(asked) == 1
+    changed = {option: OTHER[option]}
+    assert not is_measured(tmp_path, **changed)
+    record_risk(tmp_path, **changed)
+    assert len(asked) == 2
+    assert is_measured(tmp_path, **changed)
+
+
+@pytest.mark.parametrize(
+    ("keep", "stays"), [("all", {"checkpoints", "model"}), ("weights", {"model"}), ("results", set())]
+)
+def test_what_stays_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None:
+    job = Job(name="run", config={}, folder=tmp_path, keep=keep)
+    for name in ("checkpoints", "model"):
+        (job.place / name).mkdir(parents=True)
+    (job.place / "result.json").write_text("{}")
+    _tidy(job)
+    assert {path.name for path in job.place.iterdir()} == {"result.json", *stays}
+
+
+@pytest.mark.parametrize("keep", ["results", "weights"])
+def test_the_risk_is_measured_at_the_weights_before_they_go(
+    keep: str,
+    asked: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    libraries_speak_again: None,
+) -> None:
+    def run(config: Any, folder: Path, *, watch: Any, keep_weights: bool) -> Any:
+        (folder / "model").mkdir(parents=True) if keep_weights else folder.mkdir()
+        return SimpleNamespace(primary_metric="accuracy", primary_value=0.5)
+
+    monkeypatch.setattr("deltasam.lab.experiments._run.run", run)
+    monkeypatch.setenv(VARIABLE, "")
+    config = {"task": "mrpc", "model": "bert-base-cased", "data": "there"}
+    job = Job(name="run", config=config, folder=tmp_path, keep=keep, risk={"rho": 0.1})
+    assert make(job, torch.get_num_threads(), lambda message: None) == (True, "accuracy", 0.5)
+    assert [(one["rho"], one["data"]) for one in asked] == [(0.1, "there")]
+    assert (job.place / "analysis" / RISK).is_file()
+    assert (job.place / "model").is_dir() == (keep == "weights")
+
+
+def test_a_finished_run_is_taken_up_again_for_its_risk(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    def missing(risk: dict[str, Any] | None) -> bool:
+        return _is_missing(tmp_path, Sweep(name="s", presets=("glue/bert-base/mrpc",), methods={"sam": {}}, risk=risk))
+
+    assert missing(None)
+    (tmp_path / "result.json").write_text("{}")
+    assert not missing(None)
+    assert not missing({"rho": 0.1})  # without weights there is nothing to measure
+    (tmp_path / "model").mkdir()
+    assert missing({"rho": 0.1})
+    record_risk(tmp_path, rho=0.1)
+    assert not missing({"rho": 0.1})
+    assert missing({"rho": 0.1, "steps": 2})
+
+
+def test_two_sweeps_do_not_make_one_run_at_once(tmp_path: Path) -> None:
+    lock = tmp_path / "locks" / "run.lock"
+    with _alone(lock), lock.open("w") as another, pytest.raises(BlockingIOError):
+        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with lock.open("w") as another:
+        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,77 @@
+"""The embedded task: real, balanced, always the same, and never in both splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from deltasam.lab.tasks import DataError, DataSource, find_task
+
+TASK = find_task("docstrings")
+DATA = TASK.load(DataSource())
+
+
+def test_size_and_balance() -> None:
+    sizes = {split: len(rows) for split, rows in DATA.splits.items()}
+    assert 2000 < sizes["train"] < 8000
+    assert 0.15 < sizes["validation"] / sum(sizes.values()) < 0.25
+    for rows in DATA.splits.values():
+        share = Counter(row["label"] for row in rows)[1] / len(rows)
+        assert 0.45 < share < 0.55
+
+
+def test_splits_share_no_function_and_hardly_a_description() -> None:
+    train, validation = DATA.splits["train"], DATA.splits["validation"]
+    assert not {row["sentence1"] for row in train} & {row["sentence1"] for row in validation}
+    seen = {row["sentence2"] for row in train}
+    assert sum(row["sentence2"] in seen for row in validation) / len(validation) < 0.2  # "Return a string." is common
+
+
+def test_descriptions_are_the_real_ones() -> None:
+    import gettext
+    import inspect
+    import textwrap
+
+    rows = {row["sentence1"]: row for split in DATA.splits.values() for row in split}
+    checked = 0
+    for module in (textwrap, inspect, gettext):
+        for name, function in vars(module).items():
+            row = rows.get(f"{module.__name__}.{name}")
+            if row is not None and callable(function) and function.__module__ == module.__name__:
+                described = " ".join((function.__doc__ or "").split())
+                assert described.startswith(row["sentence2"]) == bool(row["label"]), row
+                checked += 1
+    assert checked > 10
+
+
+def test_mismatch_comes_from_the_same_module() -> None:
+    own = {
+        row["sentence2"]: row["sentence1"].split(".")[0]
+        for rows in DATA.splits.values()
+        for row in rows
+        if row["label"]
+    }
+    wrong = [row for row in DATA.splits["train"] if not row["label"] and row["sentence2"] in own]
+    same = sum(own[row["sentence2"]] == row["sentence1"].split(".")[0] for row in wrong)
+    assert same / len(wrong) > 0.9
+
+
+def test_label_noise_flips_that_share_of_the_training_labels_only() -> None:
+    noisy = replace(TASK, label_noise=0.2).load(DataSource())
+    flipped = [a["label"] != b["label"] for a, b in zip(noisy.splits["train"], DATA.splits["train"], strict=True)]
+    assert 0.17 < sum(flipped) / len(flipped) < 0.23
+    assert noisy.splits["validation"] == DATA.splits["validation"]
+
+
+def test_parts_of_splits() -> None:
+    parts = replace(TASK, train_split="train[:90%]", eval_split="train[90%:]").load(DataSource())
+    assert parts.splits["train[:90%]"] + parts.splits["train[90%:]"] == DATA.splits["train"]
+
+
+def test_errors() -> None:
+    with pytest.raises(DataError, match=r"no split 'test', only train, validation"):
+        TASK.load(DataSource(), ["test"])
+    with pytest.raises(ValueError, match=r"label_noise=1.5"):
+        replace(TASK, label_noise=1.5)

@@ -1,0 +1,96 @@
+"""The operations of the perturbed pass against the formulas that autograd differentiates itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deltasam.per_instance.algebra.operations import add_product, scaled_norm
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes]
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (1, 1, 1), (2, 7, 3)])
+def test_add_product_is_baddbmm(shape: tuple[int, int, int]) -> None:
+    n, s, out = shape
+    layer = nn.Linear(6, out).double()
+    x, a = leaves((n, s, 6), (n, s, s))
+    d = torch.randn(n, s, out, dtype=torch.float64)
+    wanted = torch.baddbmm(layer(x), a, d)
+    found = add_product(layer(x), a, d)
+    torch.testing.assert_close(found, wanted)
+    weights = torch.randn_like(wanted)
+    targets = [x, a, layer.weight, layer.bias]
+    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), targets),
+                               torch.autograd.grad((wanted * weights).sum(), targets))  # fmt: skip
+
+
+def test_add_product_uses_the_memory_of_the_layer() -> None:
+    y = F.linear(torch.randn(2, 3, 4), torch.randn(5, 4, requires_grad=True))
+    found = add_product(y, torch.randn(2, 3, 3), torch.randn(2, 3, 5))
+    assert found.data_ptr() == y.data_ptr()
+    assert not found._is_view()
+
+
+def test_the_sum_may_be_changed_in_place_by_the_model() -> None:
+    layer = nn.Linear(4, 5).double()
+    x, a = leaves((2, 3, 4), (2, 3, 3))
+    d = torch.randn(2, 3, 5, dtype=torch.float64)
+    wanted = torch.autograd.grad(F.relu(torch.baddbmm(layer(x), a, d)).sum(), [x, a])
+    found = torch.autograd.grad(add_product(layer(x), a, d).relu_().sum(), [x, a])
+    torch.testing.assert_close(found, wanted)
+
+
+def test_fewer_digits_of_the_factor_round_the_product_only() -> None:
+    layer = nn.Linear(4, 5)
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    a = (1e-3 * torch.randn(2, 3, 3)).requires_grad_()  # small: y must keep digits that bfloat16 does not have
+    d = torch.randn(2, 3, 5)
+    y = layer(x).detach()
+    found = add_product(layer(x), a.bfloat16(), d.bfloat16())
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, y + torch.bmm(a, d), rtol=0, atol=1e-4)
+    assert not torch.allclose(found, y.bfloat16() + torch.bmm(a, d), rtol=0, atol=1e-4)
+    (of_x, of_a) = torch.autograd.grad(found.sum(), [x, a])
+    torch.testing.assert_close(of_x, torch.autograd.grad(layer(x).sum(), x)[0])
+    torch.testing.assert_close(of_a, d.sum(2, keepdim=True).mT.expand(2, 3, 3), rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 8), (1, 1, 2), (2, 7, 3)])
+def test_scaled_norm_and_its_gradients(shape: tuple[int, int, int]) -> None:
+    n, _, h = shape
+    x, scale, shift = leaves(shape, (n, 1, h), (n, 1, h))
+    wanted = F.layer_norm(x, (h,), eps=1e-5) * scale + shift
+    found = scaled_norm(x, scale, shift, 1e-5)
+    torch.testing.assert_close(found, wanted)
+    weights = torch.randn_like(wanted)
+    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), [x, scale, shift]),
+                               torch.autograd.grad((wanted * weights).sum(), [x, scale, shift]))  # fmt: skip
+    assert torch.autograd.gradcheck(lambda *arguments: scaled_norm(*arguments, 1e-5), (x, scale, shift))
+
+
+def test_scaled_norm_of_a_view() -> None:
+    whole, scale, shift = leaves((5, 2, 8), (2, 1, 8), (2, 1, 8))
+    results = []
+    for norm in (lambda x: scaled_norm(x, scale, shift, 1e-5), lambda x: F.layer_norm(x, (8,)) * scale + shift):
+        found = norm(whole.transpose(0, 1))
+        results.append((found, *torch.autograd.grad(found.square().sum(), [whole, scale, shift])))
+    torch.testing.assert_close(*results)
+
+
+def test_scaled_norm_keeps_its_input_and_not_the_normalised_one() -> None:
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    x, scale, shift = leaves((2, 5, 8), (2, 1, 8), (2, 1, 8))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        scaled_norm(x, scale, shift, 1e-5)
+    assert sum(tensor.numel() >= x.numel() for tensor in kept) == 1

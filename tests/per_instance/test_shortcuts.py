@@ -1,0 +1,123 @@
+"""The straight ways through plain modules give what the rules give, step aside for all else, and leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam.per_instance import _shortcuts, record
+from helpers.architectures import BY_NAME, make
+from helpers.instance_reference import gradient_errors, loop, relative
+
+EXACT = 1e-9
+
+
+def outcome(model: nn.Module, run: Callable[[], Tensor]) -> list[Tensor]:
+    model.zero_grad(set_to_none=True)
+    recording = record(model, run)
+    with recording.perturbed(0.1 / recording.norms):
+        losses = run()
+        losses.mean().backward()
+    return [recording.norms, losses.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "ViT", "BERT with LoRA (peft)"])
+def test_the_rules_come_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, run, _ = make(BY_NAME[name], 5)
+    short = outcome(model, run)
+    assert {nn.Linear, nn.LayerNorm} <= {type(module) for module in model.modules()}
+    monkeypatch.setattr(_shortcuts, "SHORTCUTS", {})
+    long = outcome(model, run)
+    for a, b in zip(short, long, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+class Own(nn.Linear):
+    """Does more than its parent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh() * 2
+
+
+class Odd(nn.Module):
+    """Modules that are nearly, but not quite, what a shortcut is for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.own, self.patched = nn.Linear(6, 6), Own(6, 6), nn.Linear(6, 6)
+        self.no_bias, self.frozen_bias, self.frozen_weight = (
+            nn.Linear(6, 6, bias=False),
+            nn.Linear(6, 6),
+            nn.Linear(6, 6),
+        )
+        self.norms = nn.ModuleList(
+            [nn.LayerNorm((3, 6)), nn.LayerNorm(6, bias=False), nn.LayerNorm(6), nn.LayerNorm(6)]
+        )
+        self.bare = nn.LayerNorm(6, elementwise_affine=False)
+        self.frozen_bias.bias.requires_grad_(False)
+        self.frozen_weight.weight.requires_grad_(False)
+        self.norms[3].weight.requires_grad_(False)
+        forward = self.patched.forward
+        self.patched.forward = lambda x: forward(x) ** 2
+        self.seen = 0
+        self.plain.register_forward_hook(self.count)
+
+    def count(self, _module: nn.Module, _inputs: Any, _output: Tensor) -> None:
+        self.seen += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patched(self.own(self.plain(input=x)))
+        x = self.norms[2](self.norms[1](self.norms[0](x))) + self.bare(x)
+        x = self.norms[3](self.no_bias(self.frozen_bias(self.frozen_weight(x)))) * x
+        pooled = self.plain(self.norms[2](x[:, 0]))  # of two dimensions
+        return self.no_bias(x.flatten(0, 1)).square().view(x.shape[0], -1).sum(1) + pooled.sum(1)  # of two, flat
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_what_is_not_as_usual_goes_the_long_way(size: int) -> None:
+    torch.manual_seed(size)
+    model, x = Odd().double(), torch.randn(size, 3, 6).double()
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    exact = loop(model, lambda: model(x), 0.1)
+    model.zero_grad(set_to_none=True)
+    model.seen = 0
+    recording = record(model, lambda: model(x))
+    with recording.perturbed(0.1 / recording.norms):
+        model(x).mean().backward()
+    assert model.seen >= 4  # hooks see their modules called
+    assert relative(recording.norms, exact.norms) <= EXACT
+    assert gradient_errors({name: p.grad for name, p in params.items()}, exact.gradient) <= EXACT
+    assert list(vars(model.patched)).count("forward") == 1
+
+
+def test_modules_have_their_own_forward_back_after_success_and_failure() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1)).double(), torch.randn(3, 2, 4).double()
+
+    def fail() -> Tensor:
+        assert all("forward" in vars(module) for module in model)
+        raise KeyboardInterrupt
+
+    recording = record(model, lambda: model(x).sum((1, 2)))
+    with recording.perturbed(0.1 / recording.norms):
+        assert all("forward" in vars(module) for module in model)
+    with pytest.raises(KeyboardInterrupt):
+        record(model, fail, size=3)
+    with pytest.raises(KeyboardInterrupt), recording.perturbed(0.1 / recording.norms):
+        fail()
+    assert not any("forward" in vars(module) for module in model)
+
+
+def test_an_interruption_while_they_get_another_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(3, 4)
+
+    def interrupt(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(_shortcuts.SHORTCUTS, nn.LayerNorm, interrupt)  # the second one
+    with pytest.raises(KeyboardInterrupt):
+        record(model, lambda: model(x).sum(1), size=3)
+    assert not any("forward" in vars(module) for module in model)

@@ -1,0 +1,128 @@
+"""Batches of any shape, cut and repeated by instances."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from deltasam import ERM, ESAM, SAM, Method, MicroBatches, SubsetSAM
+from deltasam.speed.splitting import Splitting
+from deltasam.step.batches import batch_size, portion, ratio, repeat, shares, take
+
+TEXTS = {"text": ["a", "bb", "ccc", "dddd"], "labels": torch.tensor([0, 1, 2, 0]), "size": (224, 224, 3, 1)}
+
+
+def lengths(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    """Reads its texts itself, as an objective with a tokenizer inside does."""
+    inputs = torch.tensor([[float(len(text)), 1.0] for text in batch["text"]])
+    return cross_entropy(model(inputs), batch["labels"], reduction="none")
+
+
+def test_texts_go_with_their_instances() -> None:
+    some = take(TEXTS, torch.tensor([3, 1]), 4)
+    assert some["text"] == ["dddd", "bb"]
+    assert some["labels"].tolist() == [0, 1]
+    assert some["size"] == (224, 224, 3, 1)  # no texts: nobody can tell whether these are instances
+    assert take((["a", "b"], torch.arange(2)), torch.tensor([1]), 2)[0] == ["b"]
+    assert repeat(TEXTS, 2, 4)["text"] == [*TEXTS["text"], *TEXTS["text"]]
+    assert take({"text": ["one", "two"], "x": torch.zeros(3)}, torch.tensor([0]), 3)["text"] == ["one", "two"]
+
+
+def test_the_labels_say_how_many_instances_there_are() -> None:
+    """Images of a batch may come all in one tensor, several an instance."""
+    patches = torch.zeros(6, 3)
+    assert batch_size({"pixel_values": patches, "labels": torch.tensor([0, 1])}) == 2
+    assert batch_size({"pixel_values": patches, "labels": torch.tensor(0.5)}) == 6  # one number is nobody's label
+    assert batch_size({"pixel_values": patches}) == batch_size([torch.tensor(1.0), patches]) == 6
+    assert batch_size({"text": ["a"]}) is None
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    inner: tuple[Tensor, str]
+
+
+def test_named_tuples_stay_named_tuples() -> None:
+    found = take(Pair(torch.arange(3), (torch.arange(3) * 10, "all")), torch.tensor([2, 0]), 3)
+    assert isinstance(found, Pair)
+    assert found.x.tolist() == [2, 0]
+    assert found.inner[0].tolist() == [20, 0]
+    assert found.inner[1] == "all"
+
+
+def test_shares_add_up_and_are_zero_where_there_is_nothing() -> None:
+    counts = [torch.tensor(n) for n in (1, 0, 2)]
+    assert [float(share) for share in shares(counts)] == [1 / 3, 0.0, 2 / 3]  # in double precision
+    assert [float(share) for share in shares([torch.tensor(0)] * 2)] == [0.0, 0.0]
+    assert shares([1, 3]) == [0.25, 0.75]
+    assert float(ratio(torch.tensor(0), torch.tensor(0))) == 0
+
+
+class CountsSome:
+    """Counts the items of some batches only: of those with more than one instance."""
+
+    def items(self, batch: tuple[Tensor, Tensor]) -> Tensor | None:
+        return None if len(batch[1]) == 1 else 10 * batch[1].sum()
+
+    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def test_parts_of_which_one_cannot_be_counted_count_by_their_instances() -> None:
+    model = nn.Linear(2, 3).double()
+    x, y = torch.randn(5, 2, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    parts = MicroBatches([(x[:4], y[:4]), (x[4:], y[4:])])
+    step = ERM().backward(model, parts, CountsSome())
+    whole = cross_entropy(model(x), y)
+    torch.testing.assert_close(step.loss, whole.detach())
+    torch.testing.assert_close(model.weight.grad, torch.autograd.grad(whole, model.weight)[0])
+
+
+@pytest.mark.parametrize("known", [[None, None], [3, None]], ids=["none", "one"])
+def test_parts_that_nobody_can_count_are_refused(known: list[int | None]) -> None:
+    with pytest.raises(ValueError, match=r"MicroBatches of no tensors.*items\(batch\)"):
+        shares(known)
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_one_batch_in_the_place_of_several(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"MicroBatches got one mapping \(of x, labels\).*MicroBatches\(\[first"):
+        MicroBatches(kind({"x": torch.zeros(2, 3), "labels": torch.zeros(2)}))
+
+
+@pytest.mark.parametrize("method", [SubsetSAM(), ESAM(gamma=0.5)], ids=lambda method: type(method).__name__)
+def test_methods_that_take_a_part_of_a_batch_of_texts(method: Method) -> None:
+    assert method.backward(nn.Linear(2, 3), TEXTS, lengths).backwards == 2
+
+
+def test_a_batch_of_texts_is_split_when_memory_runs_out() -> None:
+    def hungry(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        if len(batch["text"]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return lengths(model, batch)
+
+    batch = {name: value for name, value in TEXTS.items() if name != "size"}
+    whole, split = nn.Linear(2, 3), nn.Linear(2, 3)
+    split.load_state_dict(whole.state_dict())
+    SAM().backward(whole, batch, lengths)
+    assert Splitting(SAM()).backward(split, batch, hungry).losses.shape == (4,)
+    torch.testing.assert_close(split.weight.grad, whole.weight.grad)
+
+
+def test_a_share_of_a_batch_is_not_one_more_by_rounding() -> None:
+    assert 0.55 * 100 > 55
+    assert [portion(0.55, 100), portion(0.55, 101), portion(0.25, 5), portion(1e-9, 5), portion(1.0, 7)] == [
+        55,
+        56,
+        2,
+        1,
+        7,
+    ]
+    x = torch.randn(100, 2)
+    step = SubsetSAM(fraction=0.55).backward(nn.Linear(2, 1), x, lambda model, x: model(x).squeeze(-1) ** 2)
+    assert step.losses.shape == (55,)

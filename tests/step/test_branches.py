@@ -1,0 +1,87 @@
+"""Where nothing is recorded, a branch is what stands in its place; w - eps beside w + eps leaves the latter alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from deltasam import DeltaSAM
+from deltasam.step.branches import Branches, is_recorded
+from deltasam.step.perturb import _beside, _borrowed, _in_place
+from deltasam.weighting import FiniteDifference
+
+
+def test_nothing_is_recorded_on_a_cpu() -> None:
+    cpu = torch.device("cpu")
+    branches, seen = Branches(cpu), []
+    with branches.aside([torch.ones(2)]):
+        seen.append(torch.is_autocast_cache_enabled())
+    branches.join()
+    assert seen == [True]
+    assert not is_recorded(cpu)
+
+
+def test_both_sides_of_w_lie_beside_each_other() -> None:
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(5, 3))
+    w, r, step = p.detach().clone(), torch.randn(5, 3), torch.tensor(0.3)
+    with _beside([p], [r.clone()], step) as moved:
+        plus = p.data
+        value = plus.clone()
+        moved.mirror()
+        minus = p.data
+        assert torch.equal(plus, value)
+        assert plus.data_ptr() != minus.data_ptr()
+    assert torch.equal(p, w)
+    with _in_place([p], [r.clone()], step) as moved:
+        assert torch.equal(p, plus)
+        moved.mirror()
+        assert torch.equal(p, minus)
+    assert torch.equal(p, w)
+
+
+def test_several_draws_hold_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is launched aside keeps its copy of the weights until the join: two of a draw, however many draws."""
+    open_, most = [0], []
+
+    @contextmanager
+    def aside(self: Branches, reads: Any) -> Iterator[None]:
+        open_[0] += 1
+        most.append(open_[0])
+        yield
+
+    monkeypatch.setattr(Branches, "aside", aside)
+    monkeypatch.setattr(Branches, "join", lambda self: open_.__setitem__(0, 0))
+    method = DeltaSAM(weighting=FiniteDifference(samples=3))
+    method.backward(nn.Linear(2, 1), torch.rand(4, 2), lambda m, x: m(x).squeeze(-1) ** 2)
+    assert most == [1, 2] * 3
+    assert open_ == [0]
+
+
+@pytest.mark.parametrize("way", [_borrowed, _in_place, _beside])
+def test_every_way_to_move_comes_back_after_an_exception_and_is_seen_by_autocast(way: Any) -> None:
+    """On a GPU weights move in place, so that the way of the CPU says nothing of it."""
+    model, x = nn.Linear(8, 2), torch.randn(4, 8)
+    before = [p.detach().clone() for p in model.parameters()]
+    moved = [p + 1000 for p in before]  # large enough that w is lost in rounding
+    wanted = [nn.functional.linear(x.bfloat16(), *(v.bfloat16() for v in at)) for at in (before, moved)]
+    seen = []
+
+    def fail() -> None:
+        with way(list(model.parameters()), [torch.ones_like(p) for p in before], torch.tensor(1000.0)):
+            seen.append(model(x))
+            raise RuntimeError("in the middle")
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen.append(model(x))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            fail()
+        seen.append(model(x))
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True))
+    for found, k in zip(seen, (0, 1, 0), strict=True):  # at w and at w + eps the outputs are thousands apart
+        torch.testing.assert_close(found, wanted[k], rtol=0.02, atol=0.02)

@@ -1,0 +1,178 @@
+"""``deltasam.step.fused``: w + step * d for all parameters in one kernel, by a table of addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deltasam.step import fused
+from deltasam.step.perturb import _beside
+
+CPU = torch.device("cpu")
+
+
+class Slow:
+    """What the kernel does, block by block, in Python: it sees numbers and addresses only."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.launches = 0
+        self.codes: list[list[int]] = []
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        return lambda table, step, seed, number, **options: self.waiting.append(
+            (grid[0], table, step, number, options["BLOCK"])
+        )
+
+    def replay(self) -> None:
+        for blocks, table, step, number, size in self.waiting:
+            self.launches += 1
+            ends, begins, sizes, weights, directions, outs, codes = table.view(7, number).tolist()
+            self.codes.append(codes)
+            s = float(step)
+            for block in range(blocks):
+                mine = sum(end <= block for end in ends)
+                start = (block - begins[mine]) * size
+                assert 0 <= start < sizes[mine]
+                for at in range(start, min(start + size, sizes[mine])):
+                    w, d, out = (ctypes.c_float.from_address(p[mine] + 4 * at) for p in (weights, directions, outs))
+                    out.value = w.value if s == 0 else w.value + s * d.value
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    kernel = Slow()
+    monkeypatch.setitem(
+        sys.modules,
+        "deltasam.step.fused._kernel",
+        SimpleNamespace(move_kernel=kernel, tl=SimpleNamespace(float32=None)),
+    )
+    monkeypatch.setattr(fused, "_BLOCK", 16)
+    yield kernel
+    assert fused.Tables._current is None
+
+
+def pairs(*shapes: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    return [torch.randn(s) for s in shapes], [torch.randn(s) for s in shapes]
+
+
+def test_the_table_leads_every_block_to_its_tensor(slow: Slow) -> None:
+    w, d = pairs((3, 4), (16,), (5, 20), (64,))
+    tables = fused.Tables(CPU)
+    with tables.open():
+        out = fused.moved(w, d, torch.tensor(0.25))
+    slow.replay()  # as a graph is: after the recording, when the table has been sent
+    assert slow.launches == 1
+    for w_k, d_k, out_k in zip(w, d, out, strict=True):
+        assert out_k is not None
+        torch.testing.assert_close(out_k, w_k + 0.25 * d_k)
+
+
+def test_a_step_of_zero_keeps_what_is_not_finite_out(slow: Slow) -> None:
+    w, d = pairs((4, 4))
+    d[0][1, 2] = float("nan")
+    with fused.Tables(CPU).open():
+        (out,) = fused.moved(w, d, torch.tensor(0.0))
+    slow.replay()
+    assert out is not None
+    assert torch.equal(out, w[0])
+
+
+def test_what_the_kernel_does_not_take_is_left_to_torch(slow: Slow) -> None:
+    w, d = pairs((4, 4), (5,), (4, 8), (8, 4), (8,), (0,))
+    w[2], d[2] = w[2].double(), d[2].double()
+    d[3] = torch.randn(4, 8).t()  # another layout
+    d[4] = torch.randn(12)[1:9]  # not aligned
+    with fused.Tables(CPU).open():
+        assert [out is not None for out in fused.moved(w, d, torch.tensor(1.0))] == [True] + [False] * 5
+    assert fused.moved(w[:1], d[:1], torch.tensor(1.0)) == [None]  # nothing is recorded
+
+
+def test_transposed_weights_keep_their_layout(slow: Slow) -> None:
+    w, d = [torch.randn(8, 4).t()], [torch.randn(8, 4).t()]
+    with fused.Tables(CPU).open():
+        (out,) = fused.moved(w, d, torch.tensor(0.5))
+    slow.replay()
+    assert out is not None
+    assert out.stride() == w[0].stride()
+    torch.testing.assert_close(out, w[0] + 0.5 * d[0])
+
+
+def test_several_launches_and_then_no_room(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_MOST", 2)
+    monkeypatch.setattr(fused, "_ROOM", 35)
+    w, d = pairs(*[(4,)] * 5)
+    with fused.Tables(CPU).open():
+        first = fused.moved(w, d, torch.tensor(1.0))  # 14 + 14 + 7 numbers
+        second = fused.moved(w, d, torch.tensor(1.0))
+    slow.replay()
+    assert slow.launches == 3
+    torch.testing.assert_close(first, [a + b for a, b in zip(w, d, strict=True)])
+    assert second == [None] * 5
+
+
+def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
+    params = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(8))]
+    before = [p.detach().clone() for p in params]
+    direction = [torch.randn_like(p) for p in params]
+    wanted = [p + 0.5 * d for p, d in zip(before, direction, strict=True)]
+    kept = list(direction)  # a graph has its memory for itself
+    with fused.Tables(CPU).open(), _beside(params, direction, torch.tensor(0.5)):
+        values = [p.data for p in params]
+    slow.replay()
+    assert kept
+    assert not direction
+    torch.testing.assert_close(values, wanted)
+    assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+
+
+def test_the_table_names_the_grid_of_every_tensor(slow: Slow) -> None:
+    w, d = pairs((4, 4), (8,), (16,), (4,))
+    with fused.Tables(CPU).open():
+        kept = fused.moved(w, d, torch.tensor(0.5), ["bf16", None, "fp16", "tf32"], torch.tensor(3))
+    slow.replay()
+    assert len(kept) == 4
+    assert slow.codes == [[1, 0, 2, 3]]
+
+
+def test_a_recorded_move_of_which_the_kernel_takes_everything(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU torch's kernels for several tensors refuse an empty list."""
+    own = torch._foreach_copy_
+
+    def strict(first: list[Tensor], *rest: Any) -> None:
+        assert first, "Tensor list must have at least one tensor."
+        own(first, *rest)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", strict)
+    params = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(8))]
+    direction = [torch.ones_like(p) for p in params]
+    kept = list(direction)
+    with fused.Tables(CPU).open(), _beside(params, direction, torch.tensor(0.5)):
+        values = [p.data for p in params]
+    slow.replay()
+    torch.testing.assert_close(values, [p.detach() + 0.5 * d for p, d in zip(params, kept, strict=True)])
+
+
+def test_without_a_gpu_or_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused.is_ready.cache_clear()
+    assert not fused.is_ready(CPU)
+    monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", None)
+    assert not fused.is_ready(torch.device("cuda:0"))
+    fused.is_ready.cache_clear()
+
+
+def test_the_kernel_itself_in_tritons_interpreter() -> None:
+    pytest.importorskip("triton")
+    code = "import torch; from deltasam.step import fused; print(fused.works(torch.device('cpu')))"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "True", done.stderr
