@@ -64,7 +64,7 @@ def adamw(model: nn.Module, lr: float) -> torch.optim.Optimizer:
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Candidate:
     """``build(model, options, lr)`` gives a step, ``step(batch)``, and what holds the state of the base optimizer."""
 
     name: str
@@ -75,7 +75,7 @@ class Contestant:
     base: Callable[[nn.Module, float], Any] = adamw
 
 
-def ours(name: str, kind: type[Method]) -> Contestant:
+def ours(name: str, kind: type[Method]) -> Candidate:
     def build(model: nn.Module, options: dict[str, Any], lr: float) -> Made:
         where = {"embeddings": "embeddings"} if "embeddings" in kind.__dataclass_fields__ else {}
         method = kind(**where, **(options if "rho" in kind.__dataclass_fields__ else {}))
@@ -96,7 +96,7 @@ def ours(name: str, kind: type[Method]) -> Contestant:
         return step, SimpleNamespace(state_dict=save, load_state_dict=load)
 
     perturbs = "rho" in kind.__dataclass_fields__
-    return Contestant(name, build, perturbs, perturbs, moves=perturbs and name != "PerInstanceSAM")
+    return Candidate(name, build, perturbs, perturbs, moves=perturbs and name != "PerInstanceSAM")
 
 
 def by_closure(
@@ -129,7 +129,7 @@ def by_closure(
     return build
 
 
-def pytorch_optimizer(name: str) -> Contestant:
+def pytorch_optimizer(name: str) -> Candidate:
     import pytorch_optimizer as package
 
     kind, base = getattr(package, name), torch.optim.AdamW
@@ -154,31 +154,31 @@ def pytorch_optimizer(name: str) -> Contestant:
 
     answer = (lambda loss: (None, loss)) if name == "GSAM" else (lambda loss: loss)
     build = by_closure(make, first=name not in ("WSAM", "GSAM"), answer=answer)
-    return Contestant(name, build, has_rho=name != "BSAM")
+    return Candidate(name, build, has_rho=name != "BSAM")
 
 
-def sam_pytorch() -> Contestant:
+def sam_pytorch() -> Candidate:
     from sam import SAM
 
-    return Contestant("sam-pytorch SAM", by_closure(lambda m, o, lr: SAM(m.parameters(), adamw(m, lr), **o)))
+    return Candidate("sam-pytorch SAM", by_closure(lambda m, o, lr: SAM(m.parameters(), adamw(m, lr), **o)))
 
 
-def zij() -> Contestant:
+def zij() -> Candidate:
     from zij import SAM
 
     def make(model: nn.Module, options: dict[str, Any], lr: float) -> Any:
         return SAM(model.parameters(), torch.optim.AdamW, lr=lr, weight_decay=0.0, **options)
 
-    return Contestant("zij SAM (davda54's)", by_closure(make, first=True))
+    return Candidate("zij SAM (davda54's)", by_closure(make, first=True))
 
 
-def atorch() -> Contestant:
+def atorch() -> Candidate:
     from atorch.optimizers.wsam import WeightedSAM
 
-    return Contestant("atorch WSAM", by_closure(lambda m, o, lr: WeightedSAM(m, adamw(m, lr), **o)))
+    return Candidate("atorch WSAM", by_closure(lambda m, o, lr: WeightedSAM(m, adamw(m, lr), **o)))
 
 
-def heavyball() -> Contestant:
+def heavyball() -> Candidate:
     import heavyball as package
 
     package.utils.compile_mode = None  # it compiles every step; the arithmetic is the same without
@@ -190,10 +190,10 @@ def heavyball() -> Contestant:
         radius = {"ball": options["rho"]} if "rho" in options else {}
         return package.SAMWrapper(model.parameters(), base(model, lr), **radius)
 
-    return Contestant("heavyball SAMWrapper", by_closure(make), base=base)
+    return Candidate("heavyball SAMWrapper", by_closure(make), base=base)
 
 
-def torchzero() -> Contestant:
+def torchzero() -> Candidate:
     import torchzero as tz
 
     def make(model: nn.Module, options: dict[str, Any], lr: float) -> Any:
@@ -202,7 +202,7 @@ def torchzero() -> Contestant:
     def base(model: nn.Module, lr: float) -> Any:
         return tz.Optimizer(model.parameters(), tz.m.Adam(), tz.m.LR(lr))
 
-    return Contestant("torchzero SAM", by_closure(make), base=base)
+    return Candidate("torchzero SAM", by_closure(make), base=base)
 
 
 OTHERS = (sam_pytorch, zij, atorch, heavyball, torchzero)

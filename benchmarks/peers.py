@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from peer_optimizers import OTHERS, Batch, Contestant, fetch, losses, ours, pytorch_optimizer, seen, version
+from peer_optimizers import OTHERS, Batch, Candidate, fetch, losses, ours, pytorch_optimizer, seen, version
 from peer_optimizers import mixed as autocast_of
 from torch import Tensor, nn
 
@@ -68,7 +68,7 @@ def saved(model: nn.Module) -> dict[str, Tensor]:
     return {n: t.clone() for n, t in model.state_dict().items()}
 
 
-def drift(c: Contestant, dtype: torch.dtype) -> str:
+def drift(c: Candidate, dtype: torch.dtype) -> str:
     model, batch = fresh(dtype)
     step, _ = c.build(model, {}, 0.0)
     before = saved(model)
@@ -78,7 +78,7 @@ def drift(c: Contestant, dtype: torch.dtype) -> str:
     return YES if moved == 0 else f"{NO} ({moved:.0e})"
 
 
-def unused_branch(c: Contestant) -> str:
+def unused_branch(c: Candidate) -> str:
     model, batch = fresh()
     step, _ = c.build(model, {}, 0.0)
     before = saved(model.branch)
@@ -88,7 +88,7 @@ def unused_branch(c: Contestant) -> str:
     return YES if moved < 1e-6 else f"{NO} ({moved:.0e} off)"
 
 
-def moments(c: Contestant) -> str:
+def moments(c: Candidate) -> str:
     model, batch = fresh()
     step, holder = c.build(model, {}, 1e-3)
     step(batch)
@@ -118,7 +118,7 @@ def poisoned(model: Net) -> Iterator[None]:
         handle.remove()
 
 
-def infinite(c: Contestant) -> str:
+def infinite(c: Candidate) -> str:
     if not c.ascends:
         return "-"
     model, batch = fresh()
@@ -128,7 +128,7 @@ def infinite(c: Contestant) -> str:
     return YES if all(bool(torch.isfinite(p).all()) for p in model.parameters()) else f"{NO} (NaN)"
 
 
-def zero_radius(c: Contestant) -> str:
+def zero_radius(c: Candidate) -> str:
     if not c.has_rho:
         return "-"
     model, batch = fresh()
@@ -146,7 +146,7 @@ def zero_radius(c: Contestant) -> str:
     return YES if difference(model, plain.state_dict()) == 0 else NO
 
 
-def failing_pass(c: Contestant) -> str:
+def failing_pass(c: Candidate) -> str:
     model, batch = fresh()
     step, _ = c.build(model, {}, 0.0)
     before, calls = saved(model), 0
@@ -165,7 +165,7 @@ def failing_pass(c: Contestant) -> str:
     return YES if moved == 0 else f"{NO} ({moved:.0e} off)"
 
 
-def addresses(c: Contestant) -> str:
+def addresses(c: Candidate) -> str:
     model, batch = fresh()
     step, _ = c.build(model, {}, 1e-3)
     before = [p.data_ptr() for p in model.parameters()]
@@ -173,7 +173,7 @@ def addresses(c: Contestant) -> str:
     return YES if before == [p.data_ptr() for p in model.parameters()] else NO
 
 
-def resumed(c: Contestant) -> str:
+def resumed(c: Candidate) -> str:
     """Two steps, a checkpoint, two more with new objects; against four in a row."""
 
     def steps(step: Callable[[Batch], Any], batch: Batch, numbers: Sequence[int]) -> None:
@@ -243,7 +243,7 @@ class Observed:
     gradient: Tensor
 
 
-def observed(c: Contestant, model: nn.Module, batch: Batch, options: dict[str, Any]) -> Observed:
+def observed(c: Candidate, model: nn.Module, batch: Batch, options: dict[str, Any]) -> Observed:
     step, _ = c.build(model, options, 0.0)
     with torch.no_grad(), autocast_of(model):
         at_w = float(losses(model, batch).mean())
@@ -259,7 +259,7 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def float32_steps(
-    c: Contestant, stored: torch.dtype, options: dict[str, Any]
+    c: Candidate, stored: torch.dtype, options: dict[str, Any]
 ) -> Iterator[tuple[Transformer, Batch, dict[str, Any], Observed]]:
     """For every seed a model, a batch, options with the radius that raises the loss by RISE, and that step."""
     for seed in SEEDS:
@@ -271,7 +271,7 @@ def float32_steps(
         yield model, batch, found, observed(c, copy.deepcopy(model), batch, found)
 
 
-def rounded(c: Contestant) -> str:
+def rounded(c: Candidate) -> str:
     """Whether bfloat16 weights move as float32 weights of the same values do: the projection on that move, to 10%.
 
     Of a method that adds its perturbation to the outputs of the layers, the rise of the loss is compared.
@@ -287,7 +287,7 @@ def rounded(c: Contestant) -> str:
     return YES if abs(share - 1) < 0.1 else f"{NO} ({share:.2f} of it arrives)"
 
 
-def arrives(c: Contestant) -> str:
+def arrives(c: Candidate) -> str:
     """Whether a step under autocast is the float32 one: the loss's rise to 10%, the gradient to a cosine of 0.99."""
     if not c.ascends or not c.has_rho:
         return "-"
@@ -305,7 +305,7 @@ def arrives(c: Contestant) -> str:
     return YES if right else f"{NO} ({'; '.join(shown)})"
 
 
-CHECKS: dict[str, Callable[[Contestant], str]] = {
+CHECKS: dict[str, Callable[[Candidate], str]] = {
     "weights unchanged after 20 steps at lr = 0, float32": lambda c: drift(c, torch.float32),
     "the same, bfloat16 weights": lambda c: drift(c, torch.bfloat16),
     "a parameter that pass 2 does not use comes back": unused_branch,
@@ -320,14 +320,14 @@ CHECKS: dict[str, Callable[[Contestant], str]] = {
 }
 
 
-def answer(check: Callable[[Contestant], str], c: Contestant) -> str:
+def answer(check: Callable[[Candidate], str], c: Candidate) -> str:
     try:
         return check(c)
     except Exception as error:  # noqa: BLE001 - whatever a peer raises is its answer
         return f"{NO} ({type(error).__name__})"
 
 
-def all_of_ours(check: Callable[[Contestant], str]) -> str:
+def all_of_ours(check: Callable[[Candidate], str]) -> str:
     answers = {name: answer(check, ours(name, kind)) for name, kind in METHODS.items()}
     counted = {name: found for name, found in answers.items() if found != "-"}
     wrong = [f"{name} {found}" for name, found in counted.items() if found != YES]
@@ -335,7 +335,7 @@ def all_of_ours(check: Callable[[Contestant], str]) -> str:
     return f"{right}; {', '.join(wrong)}" if wrong else f"{YES} ({right})"
 
 
-def table(peers: Sequence[Contestant], mine: dict[str, str]) -> None:
+def table(peers: Sequence[Candidate], mine: dict[str, str]) -> None:
     print("| check | deltasam, all methods | " + " | ".join(c.name for c in peers) + " |")
     print("|---|---|" + "---|" * len(peers))
     for text, check in CHECKS.items():
@@ -350,7 +350,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.fetch is not None:
         fetch(given.fetch)
-    first: list[Contestant] = []
+    first: list[Candidate] = []
     with contextlib.suppress(ImportError):
         first = [pytorch_optimizer(name) for name in ("SAM", "FriendlySAM", "LookSAM", "WSAM", "GSAM", "BSAM")]
     mine = {text: all_of_ours(check) for text, check in CHECKS.items()}
@@ -360,7 +360,7 @@ def main() -> None:
     numbers = {"methods": len(METHODS), "rise": RISE, "seeds": len(SEEDS)}
     print(HEAD.format(torch=torch_version, version=words["pytorch_optimizer"], **numbers))
     table(first, mine)
-    others: list[Contestant] = []
+    others: list[Candidate] = []
     for make in OTHERS:
         with contextlib.suppress(ImportError):
             others.append(make())
@@ -406,7 +406,7 @@ TESTED = {
     "`accelerate launch`, DDP and FSDP2, in a loop and in the Trainer: weights of one process, to 1e-10": (
         "`pytest tests/integrations/test_data_parallel.py`; the Trainer with `-m slow`"
     ),
-    '`sharpness="local"` sends as many bytes as plain training; per-instance sends nothing in its first pass': (
+    '`scope="local"` sends as many bytes as plain training; per-instance sends nothing in its first pass': (
         "`pytest tests/distributed`"
     ),
     "SIGKILL at random moments: the weights of an undisturbed run, bit for bit": (

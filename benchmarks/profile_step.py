@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--top", type=int, default=12, help="kernels to list one by one")
     options = parser.parse_args(argv)
 
-    from deltasam.lab.bench import contestants, prepared
+    from deltasam.lab.bench import candidates, prepared
     from deltasam.lab.bench.options import StepOptions
 
     batch, length = map(int, options.size.split("x"))
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model=options.model, batch=batch, length=length, precision=options.precision, device="cuda",
         compile_mode=options.compile_mode,
     )  # fmt: skip
-    everybody = contestants(tuple(options.methods), ways=tuple(options.ways), with_field=False, embeddings=True)
+    everybody = candidates(tuple(options.methods), ways=tuple(options.ways), with_field=False, embeddings=True)
     names = {name.lower().replace("-", "") for name in options.methods}
     wanted = [one for one in everybody if one.way != "eager" and one.method.lower().replace("-", "") in names]
     for entry, work in prepared(shape, wanted):

@@ -43,7 +43,7 @@ SHAPES = ("bert-2x128", "bert-4x256", "bert-4x512", "bert-8x512", "bert-base", "
 
 
 @dataclass(frozen=True)
-class Wish:
+class BenchRequest:
     """What the command line asks for; None is the part's own choice."""
 
     models: Sequence[str] | None = None
@@ -70,7 +70,7 @@ class Wish:
         return StepOptions(device=self.device, field=False, rounds=chosen, seconds=total, **settings)
 
 
-def figures(wish: Wish) -> Iterator[Any]:
+def figures(wish: BenchRequest) -> Iterator[Any]:
     """Every method, eager and captured; memory at the larger size."""
     for shape in wish.grid():
         memory = f"{shape['batch']}x{shape['length']}" == (wish.sizes or SIZES)[-1]
@@ -80,7 +80,7 @@ def figures(wish: Wish) -> Iterator[Any]:
         )
 
 
-def eager(wish: Wish) -> Iterator[Any]:
+def eager(wish: BenchRequest) -> Iterator[Any]:
     """Exact per-instance perturbation beside SAM, eager; many rounds, for the host's part in these times is noisy."""
     for shape in wish.grid():
         yield wish.options(
@@ -88,7 +88,7 @@ def eager(wish: Wish) -> Iterator[Any]:
         )
 
 
-def loop(wish: Wish) -> Iterator[Any]:
+def loop(wish: BenchRequest) -> Iterator[Any]:
     """Per-instance SAM one instance after the other, as the paper has it, beside the low-rank engine and SAM."""
     methods = ("per-instance-sam", "per-instance-sam-loop")
     for shape in wish.grid(models=MODELS[:1]):
@@ -97,7 +97,7 @@ def loop(wish: Wish) -> Iterator[Any]:
         )
 
 
-def compiled(wish: Wish) -> Iterator[Any]:
+def compiled(wish: BenchRequest) -> Iterator[Any]:
     """SAM captured, with and without torch.compile; each measurement compiles the model anew."""
     for shape in wish.grid():
         yield wish.options(
@@ -106,7 +106,7 @@ def compiled(wish: Wish) -> Iterator[Any]:
         )  # fmt: skip
 
 
-def growth(wish: Wish) -> Iterator[Any]:
+def growth(wish: BenchRequest) -> Iterator[Any]:
     """Over the number of instances, the number of tokens, and the size of the model."""
     shapes = [("bert-base", n, 64) for n in BATCHES]
     shapes += [("bert-base", 16, t) for t in LENGTHS]
@@ -121,7 +121,7 @@ def growth(wish: Wish) -> Iterator[Any]:
         )  # fmt: skip
 
 
-def cpu(wish: Wish) -> Iterator[Any]:
+def cpu(wish: BenchRequest) -> Iterator[Any]:
     """Exact per-instance perturbation on a CPU, by the engine and one instance after the other."""
     for model, size in CPU_SHAPES:
         batch, length = map(int, size.split("x"))
@@ -131,7 +131,7 @@ def cpu(wish: Wish) -> Iterator[Any]:
         )  # fmt: skip
 
 
-def adamw(wish: Wish) -> Iterator[Any]:
+def adamw(wish: BenchRequest) -> Iterator[Any]:
     """The implementations of AdamW on a CPU; processor time, which other work on the machine disturbs less."""
     for model, size in product(wish.models or ("bert-4x256",), wish.sizes or ("4x32", "16x64")):
         batch, length = map(int, size.split("x"))
@@ -141,18 +141,18 @@ def adamw(wish: Wish) -> Iterator[Any]:
         )  # fmt: skip
 
 
-PARTS: dict[str, Callable[[Wish], Iterator[Any]]] = {
+PARTS: dict[str, Callable[[BenchRequest], Iterator[Any]]] = {
     "figures": figures, "eager": eager, "loop": loop, "growth": growth, "compiled": compiled, "cpu": cpu,
     "adamw": adamw,
 }  # fmt: skip
 
 
-def contestants(part: str, options: Any) -> list[Any] | None:
+def candidates(part: str, options: Any) -> list[Any] | None:
     """Who takes part, where it is not what the options say.
 
     The loop is not captured, it is long enough as it is; and one method is enough to see what compiling does.
     """
-    from deltasam.lab.bench import contestants as named
+    from deltasam.lab.bench import candidates as named
 
     only_eager = {"loop": "PerInstanceSAM-loop", "compiled": "ERM"}.get(part)
     if only_eager is None:
@@ -195,7 +195,7 @@ def run(part: str, options: Any, store: Store, command: str, commit: str | None,
     about = {"part": part, "command": command}
     start = time.perf_counter()
     try:
-        report = measure(options, contestants(part, options), alone=turns.alone if turns else nullcontext)
+        report = measure(options, candidates(part, options), alone=turns.alone if turns else nullcontext)
     except Exception as error:  # noqa: BLE001 - out of memory, most likely: the others can still be measured
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         store.put(f"{part}/{name}.json", {**about, "options": asdict(options), "failed": why})
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         store.unpack(options.unpack)
         return
     command = options.command or shlex.join(["python", "benchmarks/speed.py", *_without_places(given)])
-    wish = Wish(
+    wish = BenchRequest(
         options.models, options.sizes, options.precisions, options.device, options.rounds, options.compile_mode
     )
     if options.side_by_side:

@@ -69,7 +69,7 @@ without the two for autocast.
 ## What was measured
 
 Training steps with random weights of these shapes, dropout 0.1, AdamW (fused) included, several steps in a row as in
-training. All contestants of a measurement take turns in one process; ratios are taken within a round, and the table
+training. All candidates of a measurement take turns in one process; ratios are taken within a round, and the table
 gives their median and half the distance of the quartiles. `DeltaSAM-ambient` probes in the precision of the other
 passes (two extra forwards); by default the probes run in float32, and under autocast a third one with them.
 `DeltaSAM-every-4` is the same with `probe_every=4`. Compiled models are compiled as above. Eager times depend on the

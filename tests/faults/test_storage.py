@@ -16,7 +16,7 @@ import torch
 
 from deltasam.integrations import storage
 from deltasam.integrations._state import load_state, save_state
-from deltasam.integrations.storage import StorageError, seal, sealed, told_clearly, write_text
+from deltasam.integrations.storage import StorageError, explain_storage_errors, seal, sealed, write_text
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ def test_failed_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", full_disk)
     with (
         pytest.raises(StorageError, match=r"disk is full.*choose another folder.*still there"),
-        told_clearly(tmp_path),
+        explain_storage_errors(tmp_path),
     ):
         write_text(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
@@ -40,12 +40,12 @@ def test_failed_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_read_only_folder(tmp_path: Path, number: int) -> None:
-    with pytest.raises(StorageError, match=r"cannot be written to.*permissions"), told_clearly(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot be written to.*permissions"), explain_storage_errors(tmp_path):
         raise OSError(number, os.strerror(number))
 
 
 def test_other_errors_pass(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), told_clearly(tmp_path):
+    with pytest.raises(FileNotFoundError), explain_storage_errors(tmp_path):
         (tmp_path / "nothing").read_text()
 
 

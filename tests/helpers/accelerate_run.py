@@ -41,7 +41,7 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
 def trained(folder: Path, name: str, *, fsdp: bool, **options: Any) -> Any:
     from helpers.ddp_run import trainer_for
 
-    method = METHODS[name](sharpness="global")
+    method = METHODS[name](scope="global")
     settings = {"max_steps": 3, **(SHARDED if fsdp and WORLD > 1 else {}), **options}
     trainer = trainer_for("bert", method, folder / f"{name}-{fsdp}-{WORLD}", **settings)
     resume = settings.get("resume_from_checkpoint")
@@ -85,7 +85,7 @@ def loop(folder: Path, *, fsdp: bool) -> dict[str, Any]:
         if who == "all":
             model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             found["kind"] = type(model).__name__
-        method = SAM(rho=0.1, sharpness="global")
+        method = SAM(rho=0.1, scope="global")
         for batch in loader:
             method.backward(model, batch, Classification())
             norm = accelerator.clip_grad_norm_ if who == "all" else nn.utils.clip_grad_norm_

@@ -258,7 +258,7 @@ def compare(case: Case, row: Row, device: torch.device | str = "cpu", *, bf16: b
     return Comparison(
         report=captured.report,
         difference=_difference(found, wanted),
-        from_plain=None if method.is_plain() else _difference(plain, wanted),
+        from_plain=None if method.is_erm() else _difference(plain, wanted),
         losses=float((step.losses - ordinary.losses).abs().max()),
         intact=all(torch.equal(p, before[n][0]) and p.data_ptr() == before[n][1] for n, p in model.named_parameters()),
     )

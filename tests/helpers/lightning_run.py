@@ -71,9 +71,9 @@ def main(folder: Path) -> None:
         "plain": fitted(Plain, folder, gradient_clip_val=1.0),
         "erm": fitted(lambda: Digits(ERM()), folder),
         "sam": fitted(lambda: Digits(SAM(rho=0.1)), folder),
-        "sam global": fitted(lambda: Digits(SAM(rho=0.1, sharpness="global")), folder),
+        "sam global": fitted(lambda: Digits(SAM(rho=0.1, scope="global")), folder),
         "closure": fitted(lambda: Closure(SAM(rho=0.1)), folder),
-        "closure global": fitted(lambda: Closure(SAM(rho=0.1, sharpness="global")), folder),
+        "closure global": fitted(lambda: Closure(SAM(rho=0.1, scope="global")), folder),
         "delta-sam": fitted(lambda: Digits(DeltaSAM(rho=0.1)), folder),
     }
     torch.save(found, folder / f"{os.environ['RANK']}.pt")

@@ -63,7 +63,7 @@ def kept(rank: int, world: int) -> dict[str, Any]:
         method.backward(model, batch, lambda model, batch: model(batch).square().sum(1))
         return {name: p.grad.full_tensor() for name, p in model.named_parameters()}  # type: ignore[union-attr]
 
-    method = LookSAM(rho=0.3, k=3, sharpness="global")
+    method = LookSAM(rho=0.3, k=3, scope="global")
     step(method)
     file = io.BytesIO()
     torch.save(method.state_dict(), file)
@@ -72,7 +72,7 @@ def kept(rank: int, world: int) -> dict[str, Any]:
     wanted = step(method)
 
     def resumed(by: int) -> float:
-        again = LookSAM(rho=0.3, k=3, sharpness="global")
+        again = LookSAM(rho=0.3, k=3, scope="global")
         again.load_state_dict(torch.load(io.BytesIO(files[by])))
         return relative_error(step(again), wanted)
 

@@ -109,22 +109,22 @@ def replicas(rank: int, world: int) -> dict[str, float]:
     batch = whole_batch(world)
     for name, (make, objective) in methods().items():
         steps = 2 if name == "look-sam" else 1  # the second one reuses
-        for sharpness, dropout in (("local", 0.1), ("global", 0.0)):
+        for scope, dropout in (("local", 0.1), ("global", 0.0)):
             model = DistributedDataParallel(model_for(dropout))
             before = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
-            method = make(sharpness=sharpness)
+            method = make(scope=scope)
             torch.manual_seed(rank)
             for _ in range(steps):
                 model.zero_grad()
                 method.backward(model, part_of(batch, rank), objective)
-            if sharpness == "local":
+            if scope == "local":
                 wanted = mean_of_ranks(make, objective, world, dropout=dropout, steps=steps)
             else:
                 wanted = plain(make, objective, batch, seed=0, dropout=dropout, steps=steps)
-            found[f"{name} {sharpness}"] = relative_error(gradients(model), wanted)
+            found[f"{name} {scope}"] = relative_error(gradients(model), wanted)
             moved = [q is None or p.data_ptr() != q or not torch.equal(p, w)
                      for p, (q, w) in zip(model.parameters(), before, strict=True)]  # fmt: skip
-            found[f"{name} {sharpness} weights changed"] = float(any(moved))
+            found[f"{name} {scope} weights changed"] = float(any(moved))
     # Whatever the number of processes: exact per-instance equals the large batch also without a word of the option.
     model = DistributedDataParallel(model_for(0.0))
     PerInstanceSAM().backward(model, part_of(batch, rank), cross_entropy)
@@ -189,11 +189,11 @@ def communication(rank: int, world: int) -> dict[str, float]:
     found = {}
     batch = part_of(whole_batch(world), rank)
     for name, (make, objective) in methods().items():
-        for sharpness in ("local", "global"):
+        for scope in ("local", "global"):
             model = DistributedDataParallel(model_for(0.0))
             with counted(model) as sent:
-                make(sharpness=sharpness).backward(model, batch, objective)
-            found[f"{name} {sharpness}"] = float(sent["bytes"])
+                make(scope=scope).backward(model, batch, objective)
+            found[f"{name} {scope}"] = float(sent["bytes"])
     parts = MicroBatches([(batch[0][:1], batch[1][:1]), (batch[0][1:], batch[1][1:])])
     for name in ("sam", "per-instance"):
         model = DistributedDataParallel(model_for(0.0))
@@ -221,7 +221,7 @@ def decisions(rank: int, world: int) -> dict[str, float]:
     """Whether all processes skip together, and take the plain gradient then."""
     model = DistributedDataParallel(model_for(0.0))
     batch = whole_batch(world)
-    step = SAM(sharpness="global").backward(model, part_of(batch, rank), Poisoned(rank))
+    step = SAM(scope="global").backward(model, part_of(batch, rank), Poisoned(rank))
     wanted = plain(ERM, cross_entropy, batch, seed=0, dropout=0.0)
     found = {"skipped": float(step.skipped), "plain": relative_error(gradients(model), wanted)}
     model = DistributedDataParallel(model_for(0.0))
@@ -268,7 +268,7 @@ def shards(rank: int, world: int) -> dict[str, float]:
             continue
         steps = 2 if name == "look-sam" else 1
         model = sharded(model_for(0.0))
-        method = make(sharpness="global")
+        method = make(scope="global")
         before = [(p.to_local().data_ptr(), p.to_local().detach().clone()) for p in model.parameters()]
         probes.random_direction = given
         for _ in range(steps):
@@ -284,7 +284,7 @@ def shards(rank: int, world: int) -> dict[str, float]:
         if name in ("sam", "gsam", "erm"):
             double = {n: 2 * g for n, g in wanted.items()}
             found[f"{name} twice"] = relative_error(gradients(model), double)
-    DeltaSAM(sharpness="global").backward(model, part_of(batch, rank), cross_entropy)  # with its own draws
+    DeltaSAM(scope="global").backward(model, part_of(batch, rank), cross_entropy)  # with its own draws
     return found
 
 
@@ -350,7 +350,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
         return "nothing was refused"
 
     found = {"local": message(GSAM(), sharded(model_for(0.0)))}
-    found["shards"] = message(DeltaSAM(weighting=Directional(), sharpness="global"), sharded(model_for(0.0)))
+    found["shards"] = message(DeltaSAM(weighting=Directional(), scope="global"), sharded(model_for(0.0)))
     split = model_for(0.0)
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
     split.feed.weight = nn.Parameter(distribute_tensor(split.feed.weight.data, mesh, [Shard(0)]))

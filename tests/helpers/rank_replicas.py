@@ -33,7 +33,7 @@ def values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
 
 
 def held_back(rank: int, world: int) -> dict[str, float]:
-    """Relative errors of ``sharpness="global"`` on two micro-batches, the first of which DDP is told not to share."""
+    """Relative errors of ``scope="global"`` on two micro-batches, the first of which DDP is told not to share."""
     found = {}
     whole = batches(world)
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
@@ -41,7 +41,7 @@ def held_back(rank: int, world: int) -> dict[str, float]:
         alone, method = network(), make()
         for _ in range(2):
             method.backward(alone, whole, objective, scale=0.5)
-        inner, method = network(), make(sharpness="global")
+        inner, method = network(), make(scope="global")
         model = DistributedDataParallel(inner)
         with model.no_sync():
             method.backward(model, mine, objective, scale=0.5)
@@ -76,7 +76,7 @@ def routed(rank: int, world: int) -> dict[str, float]:
         alone, inner = Routed(), Routed()
         make().backward(alone, (rows, labels), objective)
         model = DistributedDataParallel(inner, find_unused_parameters=True)
-        make(sharpness="global").backward(model, mine, objective)
+        make(scope="global").backward(model, mine, objective)
         found[make.__name__] = relative_error(values(inner, gradients=True), values(alone, gradients=True))
     return found
 
@@ -111,7 +111,7 @@ def compiled(rank: int, world: int) -> dict[str, float]:
             model: Any = torch.compile(DistributedDataParallel(inner), backend="eager")
             if unwrapped:
                 model._orig_mod = inner
-            make(sharpness="global").backward(model, mine, objective)
+            make(scope="global").backward(model, mine, objective)
             error = relative_error(values(inner, gradients=True), values(alone, gradients=True))
             found[f"{make.__name__}{' unwrapped' if unwrapped else ''}"] = error
     return found
@@ -146,14 +146,12 @@ def closures(rank: int, world: int) -> dict[str, float]:
     views = {"gradient_as_bucket_view": True}
     for make in (ERM, SAM, ASAM, GSAM, partial(LookSAM, k=2)):
         ends = {}
-        for sharpness in ("local", "global"):
-            name = f"{make().__class__.__name__} {sharpness}"
-            options = {"sharpness": sharpness} | ({} if make is ERM else {"rho": 0.5})
-            ends[sharpness] = trained(
-                DistributedDataParallel(network(), **views), make(**options), mine, by_closure=True
-            )
+        for scope in ("local", "global"):
+            name = f"{make().__class__.__name__} {scope}"
+            options = {"scope": scope} | ({} if make is ERM else {"rho": 0.5})
+            ends[scope] = trained(DistributedDataParallel(network(), **views), make(**options), mine, by_closure=True)
             wanted = trained(DistributedDataParallel(network()), make(**options), mine, by_closure=False)
-            found[name] = relative_error(ends[sharpness], wanted)
+            found[name] = relative_error(ends[scope], wanted)
             pair = [DistributedDataParallel(Routed(), find_unused_parameters=True, **views) for _ in range(2)]
             first = mine[0][:, :1].abs() * (1 if rank == 0 else -1)  # only the first process uses the second layer
             some = torch.cat([first, mine[0][:, 1:]], 1), mine[1]
@@ -169,7 +167,7 @@ def unwrapped(rank: int, world: int) -> dict[str, str]:
     """The error of a closure that uses DDP where the optimizer was given the model inside; plain training is right."""
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in batches(world))
     found = {}
-    for name, method in {"plain": ERM(), "local": SAM(), "global": SAM(sharpness="global")}.items():
+    for name, method in {"plain": ERM(), "local": SAM(), "global": SAM(scope="global")}.items():
         inner = network()
         model = DistributedDataParallel(inner)
         optimizer = MethodOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1), method, inner)
@@ -216,7 +214,7 @@ def uneven(rank: int, world: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     whole = batches(world)
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
-    for name, method in {"local": SAM(), "global": SAM(sharpness="global"), "gsam": GSAM()}.items():
+    for name, method in {"local": SAM(), "global": SAM(scope="global"), "gsam": GSAM()}.items():
         inner = network()
         model = DistributedDataParallel(inner)
         optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)

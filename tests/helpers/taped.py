@@ -24,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 from deltasam.methods import _in_place_tables
-from deltasam.per_instance import _ascent, _operations, _record
+from deltasam.per_instance import ascent as _ascent
+from deltasam.per_instance import recording as _record
+from deltasam.per_instance.algebra import operations as _operations
 from deltasam.speed.capture import _captured, _graph
 from deltasam.speed.capture._streams import Needs
 from deltasam.step import fused, perturb

@@ -84,7 +84,7 @@ def test_a_step_where_gradients_are_off() -> None:
 def test_the_passes_are_counted() -> None:
     body, head, x, y = parts()
     method = SAM()
-    step = method.take(ClosurePasses(method, nn.Sequential(body, head), closure_of(body, head, x, y)))
+    step = method.run_step(ClosurePasses(method, nn.Sequential(body, head), closure_of(body, head, x, y)))
     assert (step.forwards, step.backwards) == (2, 2)
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from deltasam import measured_arrival
 from deltasam import methods as m
 from deltasam.speed.capture import Captured
-from deltasam.step import fused, measured_arrival
+from deltasam.step import fused
 from deltasam.step.float32 import rounded
 from deltasam.step.rounding import add_rounded, nearest
 from helpers.arrival import cosine, exact, made

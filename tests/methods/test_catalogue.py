@@ -14,7 +14,7 @@ def test_every_exported_method_is_listed_and_can_be_made_without_arguments() -> 
     assert list(METHODS)[:3] == ["ERM", "SAM", "DeltaSAM"]
     for name, kind in METHODS.items():
         assert type(kind()).__name__ == name
-        assert "/" in kind.passes or "+" in kind.passes
+        assert "/" in kind.cost or "+" in kind.cost
 
 
 @pytest.mark.parametrize("name", ["DeltaSAM", "delta-sam", "delta_sam", "deltasam", "DELTASAM"])

@@ -70,8 +70,8 @@ def test_all_else_is_as_it_was() -> None:
 def test_a_step_that_returns_nothing() -> None:
     class Forgets(Method):
         def _step(self, passes: Any) -> Step:  # type: ignore[return]
-            passes.accumulate(at_w=True)
+            passes.accumulate(keep_side_effects=True)
 
     model = nn.Linear(2, 1)
-    with pytest.raises(TypeError, match=r"Forgets\._step returned None, .*Step.*finish\(passes, losses\)"):
+    with pytest.raises(TypeError, match=r"Forgets\._step returned None, .*Step.*make_step\(passes, losses\)"):
         Forgets().backward(model, model.weight.detach(), lambda model, x: model(x).squeeze(-1))

@@ -132,7 +132,7 @@ def test_states_that_are_not_the_methods(kind: Any) -> None:
         method.load_state_dict({"steps": 4, "a": 1})
     assert (method.steps, method.skipped) == (3, 1), "what was there stays"
     for other in PACKAGE:
-        for name in other.remembers - kind.remembers:
+        for name in other.state_keys - kind.state_keys:
             with pytest.raises(ValueError, match=rf"state has '{name}', .*is that of {other.__name__}, not "):
                 method.load_state_dict({"steps": 4, name: torch.zeros(1)})
     method.load_state_dict({})
@@ -140,7 +140,7 @@ def test_states_that_are_not_the_methods(kind: Any) -> None:
 
 @methods
 def test_methods_know_their_own_states(kind: Any) -> None:
-    assert "remembers" in vars(kind), "say what it remembers, frozenset() if nothing"
+    assert "state_keys" in vars(kind), "say what it state_keys, frozenset() if nothing"
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
     x, y = torch.tensor([[1, 2], [3, 4]]), torch.tensor([0, 1])
@@ -151,7 +151,7 @@ def test_methods_know_their_own_states(kind: Any) -> None:
     method = kind(**({"embeddings": "0"} if issubclass(kind, FreeLB) else {}))
     method.backward(model, {"x": x, "labels": y}, objective)
     kind().load_state_dict(method.state_dict())
-    assert {name.split(".")[0] for name in method.state} - {"steps", "skipped"} <= kind.remembers
+    assert {name.split(".")[0] for name in method.state} - {"steps", "skipped"} <= kind.state_keys
 
 
 def test_a_method_of_ones_own_remembers_what_it_likes() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.integrations import MethodOptimizer
-from deltasam.methods import ERM, SAM, Method, Step, finish
+from deltasam.methods import ERM, SAM, Method, Step, make_step
 from deltasam.step.passes import Passes
 from helpers.problems import TRANSFORMER, grads, relative_error
 
@@ -24,7 +24,7 @@ class Downhill(Method):
         losses, gradient = passes.gradient()
         with passes.ascend(gradient, -self.rho) as ascent:
             perturbed = passes.accumulate()
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
 
 def test_rho_zero_is_plain_training() -> None:
@@ -84,11 +84,11 @@ def test_a_negative_radius_goes_downhill() -> None:
 
 
 def test_what_is_plain_is_for_the_method_to_say() -> None:
-    """One with rho = 0 that does more than plain training overrides ``is_plain``."""
+    """One with rho = 0 that does more than plain training overrides ``is_erm``."""
 
     @dataclass(frozen=True, kw_only=True)
     class Doubled(SAM):
-        def is_plain(self) -> bool:
+        def is_erm(self) -> bool:
             return False
 
         def _step(self, passes: Passes) -> Step:

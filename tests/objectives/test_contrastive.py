@@ -90,10 +90,10 @@ def test_divergence_is_one_minus_the_cosine():
 
 def test_what_is_held_at_w():
     model, batch = encoder(), views()
-    held = Contrastive().held(model, batch)
+    held = Contrastive().unperturbed(model, batch)
     assert torch.equal(Contrastive().complete(model, batch, held), Contrastive().forward(model, batch))
-    assert Contrastive(adversary="both").held(model, batch) is None
-    assert Classification().held(model, batch) is None
+    assert Contrastive(adversary="both").unperturbed(model, batch) is None
+    assert Classification().unperturbed(model, batch) is None
     assert Classification.separable
     assert not Contrastive.separable
     with pytest.raises(NotImplementedError, match="Classification holds no part"):
@@ -114,7 +114,7 @@ def test_the_adversary_on_the_second_view_from_the_two_hooks():
 
     # What a method does: hold, move, run the perturbed pass, move back, and send the rest of the gradient through.
     with torch.no_grad():
-        held = objective.held(model, batch).requires_grad_()
+        held = objective.unperturbed(model, batch).requires_grad_()
     origin = {name: p.data for name, p in params.items()}
     for name, p in params.items():
         p.data = p.data + eps[name]
@@ -122,7 +122,7 @@ def test_the_adversary_on_the_second_view_from_the_two_hooks():
     losses.mean().backward()
     for name, p in params.items():
         p.data = origin[name]
-    objective.held(model, batch).backward(held.grad)
+    objective.unperturbed(model, batch).backward(held.grad)
 
     torch.testing.assert_close(losses, wanted, rtol=0, atol=1e-12)
     for p, gradient in zip(params.values(), expected, strict=True):

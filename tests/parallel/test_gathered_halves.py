@@ -39,15 +39,15 @@ def test_probes_of_shards_that_are_gathered_in_bfloat16(halves: bool) -> None:
     fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if halves else None))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        DeltaSAM(sharpness="global").backward(model, torch.randn(4, 3), objective)
+        DeltaSAM(scope="global").backward(model, torch.randn(4, 3), objective)
     found = [str(each.message) for each in told if "probe" in str(each.message)]
     assert len(found) == halves
     assert all("bfloat16" in message and "MixedPrecisionPolicy" in message for message in found)
 
 
 @pytest.mark.parametrize("kind", ["gathered", "autocast"])
-@pytest.mark.parametrize("sharpness", ["local", "global"])
-def test_a_perturbation_of_shards_arrives(kind: str, sharpness: str) -> None:
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_a_perturbation_of_shards_arrives(kind: str, scope: str) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_a_perturbation_of_shards_arrives(kind: str, sharpness: str) -> None:
             p.copy_(p.bfloat16())  # on the grid: without stochastic rounding most of the move would be lost
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if kind == "gathered" else None))
-    method, shares = SAM(rho=2e-3, sharpness=sharpness), []
+    method, shares = SAM(rho=2e-3, scope=scope), []
     for _ in range(5):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"), measured_arrival():
             shares.append(float(method.backward(model, torch.randn(8, 64), objective).arrived))

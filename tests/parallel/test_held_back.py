@@ -19,10 +19,10 @@ pytestmark = pytest.mark.skipif(not CAN_SHARD, reason="this version of torch can
 
 METHODS: dict[str, Callable[[], Method]] = {
     "erm": ERM,
-    "sam": lambda: SAM(rho=0.1, sharpness="global"),
+    "sam": lambda: SAM(rho=0.1, scope="global"),
     "gathered": lambda: SAM(rho=0.1),
-    "gsam": lambda: GSAM(rho=0.1, sharpness="global"),
-    "delta-sam": lambda: DeltaSAM(rho=0.1, sharpness="global", weighting=LossWeights()),
+    "gsam": lambda: GSAM(rho=0.1, scope="global"),
+    "delta-sam": lambda: DeltaSAM(rho=0.1, scope="global", weighting=LossWeights()),
 }
 
 

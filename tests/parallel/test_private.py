@@ -21,5 +21,5 @@ from deltasam.parallel.distributed import _parameter_groups
     ids=["no state", "no groups", "other groups"],
 )
 def test_other_versions_of_torch(module: SimpleNamespace) -> None:
-    with pytest.raises(RuntimeError, match=rf"torch {re.escape(torch.__version__)} keeps.*sharpness='global'"):
+    with pytest.raises(RuntimeError, match=rf"torch {re.escape(torch.__version__)} keeps.*scope='global'"):
         _parameter_groups(module)

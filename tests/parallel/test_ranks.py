@@ -93,7 +93,7 @@ def test_random_directions(ranks: list[dict[str, Any]]) -> None:
 @shards
 def test_refusals(ranks: list[dict[str, Any]]) -> None:
     said = ranks[0]["refusals"]
-    assert "sharpness='global'" in said["local"]
+    assert "scope='global'" in said["local"]
     assert "DistributedDataParallel" in said["shards"]
     assert "tensor parallelism" in said["tensor-parallel"]
     assert "fully_shard" in said["fsdp1"]
@@ -125,4 +125,4 @@ def test_inputs_of_different_numbers(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for case in ("global", "gsam"):
             assert "join()" in rank["uneven"][case]
-            assert "sharpness='local'" in rank["uneven"][case]
+            assert "scope='local'" in rank["uneven"][case]

@@ -80,7 +80,7 @@ def by_closure(model: nn.Module, method: Method, x: Tensor) -> dict[str, Tensor]
     return grads(model.module if isinstance(model, DistributedDataParallel) else model)
 
 
-@pytest.mark.parametrize("method", [ERM(), SAM(sharpness="global"), GSAM(sharpness="global")], ids=str)
+@pytest.mark.parametrize("method", [ERM(), SAM(scope="global"), GSAM(scope="global")], ids=str)
 def test_closures_whose_passes_are_all_exchanged(method: Method) -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
     found = by_closure(DistributedDataParallel(network(), static_graph=True), method, x)
@@ -90,5 +90,5 @@ def test_closures_whose_passes_are_all_exchanged(method: Method) -> None:
 @pytest.mark.parametrize("method", [SAM(), GSAM()], ids=str)
 def test_closures_whose_ascent_is_not_exchanged_are_refused(method: Method) -> None:
     model = DistributedDataParallel(network(), static_graph=True)
-    with pytest.raises(ValueError, match=r"static_graph=True.*sharpness='local' in a closure"):
+    with pytest.raises(ValueError, match=r"static_graph=True.*scope='local' in a closure"):
         by_closure(model, method, torch.randn(4, 3, dtype=torch.float64))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.per_instance import _shortcuts, record
+from deltasam.per_instance import record
+from deltasam.per_instance.interception import shortcuts as _shortcuts
 from helpers.architectures import BY_NAME, make
 from helpers.instance_reference import gradient_errors, loop, relative
 

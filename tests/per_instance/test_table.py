@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deltasam.per_instance import UncoveredError, _gradient, record
+from deltasam.per_instance import UncoveredError, record
+from deltasam.per_instance.algebra import gradient as _gradient
 from deltasam.per_instance.algebra.factors import LowRank, Rows
 from helpers.architectures import ARCHITECTURES, Architecture, make
 

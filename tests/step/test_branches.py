@@ -19,7 +19,7 @@ from deltasam.weighting import FiniteDifference
 def test_nothing_is_recorded_on_a_cpu() -> None:
     cpu = torch.device("cpu")
     branches, seen = Branches(cpu), []
-    with branches.aside([torch.ones(2)]):
+    with branches.concurrent([torch.ones(2)]):
         seen.append(torch.is_autocast_cache_enabled())
     branches.join()
     assert seen == [True]

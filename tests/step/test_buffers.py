@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deltasam import MicroBatches, buffers
+from deltasam import MicroBatches
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.speed.splitting import Splitting
+from deltasam.step import buffers
 from deltasam.step.buffers import SMALL
 from deltasam.step.randomness import Replay
 from deltasam.weighting import OwnGradient

@@ -91,7 +91,7 @@ def test_parts_of_a_sweep_without_a_trace_see_what_the_sweep_at_w_sees() -> None
 
     passes = Passes(model, (parts := _parts(x)), counted)
     before = torch.get_rng_state()
-    for part in passes.parts(aside=True):
+    for part in passes.parts(without_side_effects=True):
         part.losses()
         part.losses()
     assert torch.equal(torch.get_rng_state(), before)

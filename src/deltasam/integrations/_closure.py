@@ -36,7 +36,7 @@ class ClosurePasses(Passes):
     """Passes whose gradient is what a closure leaves in ``.grad``: one loss and its gradient, nothing per instance.
 
     DDP averages the gradients of every ``backward()``. That is right for the last pass, and for the others with
-    ``sharpness="global"``. With ``"local"`` the others run in its ``no_sync()``.
+    ``scope="global"``. With ``"local"`` the others run in its ``no_sync()``.
 
     Args:
         method: The method whose step this is.
@@ -59,8 +59,8 @@ class ClosurePasses(Passes):
             lambda *_: self.evaluate(),
             params=method.params,
             randomness=method.randomness,
-            sharpness=method.sharpness,
-            replay=not method.is_plain(),
+            scope=method.scope,
+            replay=not method.is_erm(),
             seed=method.step_seed,
         )
         self._kind = closure
@@ -95,31 +95,31 @@ class ClosurePasses(Passes):
         self,
         weights: Tensor | Callable[[Tensor], Tensor] | None = None,
         *,
-        at_w: bool = True,
+        keep_side_effects: bool = True,
         params: Sequence[nn.Parameter] | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The loss, shape (1,), and its gradient; ``.grad`` is put back."""
         if weights is not None:
             raise self._needs_losses()
-        self.ranks.check(self.sharpness)
+        self.ranks.check(self.scope)
         targets = list(self.params.values()) if params is None else list(params)
         before = [(p, p.grad) for p in {*self.trainable.values(), *self._updated}]
         try:
             for p, _ in before:
                 p.grad = None
             with self._unshared():
-                loss = self._run(at_w)
+                loss = self._run(keep_side_effects)
             return loss, [_own(p.grad) for p in targets]
         finally:
             for p, grad in before:
                 p.grad = grad
 
-    def accumulate(self, *, at_w: bool = False) -> Tensor:
+    def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
         """The loss, shape (1,), its gradient being in ``.grad``."""
         with self._unshared() if self.ranks.apart else nullcontext():  # apart: fresh_grads() shares them at the end
-            return self._run(at_w)
+            return self._run(keep_side_effects)
 
-    def losses(self, *, at_w: bool = False, aside: bool = False) -> Tensor:
+    def losses(self, *, keep_side_effects: bool = False, concurrent: bool = False) -> Tensor:
         """There are none."""
         raise self._needs_losses()
 
@@ -132,18 +132,18 @@ class ClosurePasses(Passes):
         raise self._needs_losses()
 
     def _unshared(self) -> AbstractContextManager[None]:
-        """With ``sharpness="local"``, ``backward()`` leaves this process's own gradient in ``.grad`` inside."""
-        if self.sharpness == "global":
+        """With ``scope="local"``, ``backward()`` leaves this process's own gradient in ``.grad`` inside."""
+        if self.scope == "global":
             return nullcontext()
         return self.ranks.quiet() if self.ranks.replicated else _refuse_wrapped_elsewhere(self.inner)
 
     def _needs_losses(self) -> ValueError:
         return needs_losses(self._method, self._closure)
 
-    def _run(self, at_w: bool) -> Tensor:
+    def _run(self, keep_side_effects: bool) -> Tensor:
         self.count.forwards += 1
         self.count.backwards += 1
-        with torch.enable_grad(), self._pass(at_w):
+        with torch.enable_grad(), self._pass(keep_side_effects):
             loss = self._closure()
         if isinstance(loss, (int, float)):
             loss = torch.tensor(float(loss), device=self.device)
@@ -172,8 +172,8 @@ def _refuse_wrapped_elsewhere(model: nn.Module) -> Iterator[None]:
         if inside_ddp_forward(model):
             raise ValueError(
                 f"the closure calls {type(model).__name__} through DistributedDataParallel, which averages the "
-                "gradients of the ascent, but sharpness='local' needs this process's own: pass the wrapped model, "
-                "MethodOptimizer(optimizer, method, ddp_model), or sharpness='global' to the method"
+                "gradients of the ascent, but scope='local' needs this process's own: pass the wrapped model, "
+                "MethodOptimizer(optimizer, method, ddp_model), or scope='global' to the method"
             )
 
     hook = model.register_forward_pre_hook(check)

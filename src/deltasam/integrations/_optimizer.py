@@ -42,7 +42,7 @@ class MethodOptimizer(torch.optim.Optimizer):
     returns nothing: it runs on the method's gradient, right before the update.
 
     With several processes, pass the model in its ``DistributedDataParallel``; in Lightning, the ``LightningModule``.
-    The method's ``sharpness`` then holds as in ``method.backward``. With ``closure="backward"`` and ``"local"``, all
+    The method's ``scope`` then holds as in ``method.backward``. With ``closure="backward"`` and ``"local"``, all
     passes except the last run in DDP's ``no_sync()``, so ``static_graph=True`` is refused; with ``"global"``, DDP
     averages the gradients of every pass. Sharded parameters (FSDP2) need ``"global"`` there.
 
@@ -138,7 +138,7 @@ class MethodOptimizer(torch.optim.Optimizer):
                 step = self.method.backward(self.model, batch, call)
             else:
                 updated = (p for group in self.optimizer.param_groups for p in group["params"])
-                step = self.method.take(ClosurePasses(self.method, wrapped(self.model), closure, updated))
+                step = self.method.run_step(ClosurePasses(self.method, wrapped(self.model), closure, updated))
         self.optimizer.step()
         return step.loss
 
@@ -230,7 +230,7 @@ def _refuse_lightning(method: Method, modules: tuple[Any, ...]) -> None:
             )
         # A shorter gradient points uphill all the same, which is all that these methods ask of the first pass.
         by_norm = getattr(trainer, "gradient_clip_algorithm", None) in (None, "norm")
-        if clip and not method.is_plain() and not (by_norm and isinstance(method, (SAM, ASAM, FisherSAM))):
+        if clip and not method.is_erm() and not (by_norm and isinstance(method, (SAM, ASAM, FisherSAM))):
             raise ValueError(
                 f"Trainer(gradient_clip_val={clip}) clips the gradient of every pass, and {type(method).__name__} "
                 "would work on clipped ones: leave it out, and clip what comes of them, with "

@@ -108,7 +108,7 @@ def sealed(folder: Path, name: str) -> dict[str, object]:
 
 
 @contextmanager
-def told_clearly(folder: Path) -> Iterator[None]:
+def explain_storage_errors(folder: Path) -> Iterator[None]:
     """Turns what a full disk or a read-only folder raises, in whatever library, into a :class:`StorageError`."""
     try:
         yield

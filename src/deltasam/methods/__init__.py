@@ -18,11 +18,11 @@ From the paper to the code:
 ============================  ==========================================================================
 
 A method of your own needs :class:`Method`, and three functions beside it: :func:`check_number` for a hyperparameter,
-:func:`plain_step` where there is nothing to perturb, :func:`finish` for the record of the step.
+:func:`plain_step` where there is nothing to perturb, :func:`make_step` for the record of the step.
 """
 
 from deltasam.methods._asam import ASAM
-from deltasam.methods._base import Method, Step, check_number, finish, plain_step
+from deltasam.methods._base import Method, Step, check_number, make_step, plain_step
 from deltasam.methods._delta_sam import DeltaSAM
 from deltasam.methods._erm import ERM
 from deltasam.methods._esam import ESAM
@@ -53,6 +53,6 @@ __all__ = [
     "Step",
     "SubsetSAM",
     "check_number",
-    "finish",
+    "make_step",
     "plain_step",
 ]

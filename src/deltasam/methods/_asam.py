@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import global_norm
 
@@ -38,8 +38,8 @@ class ASAM(Method):
 
     rho: float = 0.5
     eta: float = 0.01
-    passes = "2/2"
-    remembers = frozenset()
+    cost = "2/2"
+    state_keys = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
@@ -62,7 +62,7 @@ class ASAM(Method):
         del stretched
         with passes.ascend(direction, self.rho, norm=norm) as ascent:
             perturbed = passes.accumulate()
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     @torch.no_grad()
     def _stretch(self, name: str, p: nn.Parameter, value: Tensor) -> Tensor:

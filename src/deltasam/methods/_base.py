@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods._frozen import tell_the_way_out
-from deltasam.methods._keywords import KeywordsOnly, tells_what_it_lacks
+from deltasam.methods._frozen import explain_assignments
+from deltasam.methods._keywords import KeywordsOnly, explain_missing_arguments
 from deltasam.methods._other_words import check_state
-from deltasam.parallel.distributed import Sharpness
+from deltasam.parallel.distributed import Scope
 from deltasam.step.checks import check_number as check_number
 from deltasam.step.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.step.passes import Ascent, ObjectiveLike, Passes, Scaler
@@ -97,7 +97,7 @@ class Method(ABC):
     Attributes:
         params: Which parameters are perturbed: a preset or a predicate, see :func:`deltasam.select`.
         randomness: ``"shared"``: all passes of a step see the same dropout masks; ``"independent"``: each its own.
-        sharpness: With several processes: ``"local"``: each perturbs by its own batch, nothing is communicated in the
+        scope: With several processes: ``"local"``: each perturbs by its own batch, nothing is communicated in the
             first pass (m-sharpness, the original SAM's choice); ``"global"``: one perturbation for the batches of
             all, as in one process with the large batch, at the price of one more exchange of gradients. Where
             the parameters are sharded (FSDP2), ``"local"`` gathers all of them for the length of the step (gradients
@@ -108,7 +108,7 @@ class Method(ABC):
     Example:
         One of your own is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.step.passes.Passes`:
 
-        >>> from deltasam.methods import Method, finish
+        >>> from deltasam.methods import Method, make_step
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Downhill(Method):
         ...     rho: float = 0.05
@@ -116,7 +116,7 @@ class Method(ABC):
         ...         losses, grads = passes.gradient()
         ...         with passes.ascend(grads, -self.rho) as ascent:
         ...             perturbed = passes.accumulate()
-        ...         return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        ...         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
         >>> model, objective = nn.Linear(2, 1), lambda model, x: (model(x).squeeze(-1) - 9) ** 2
         >>> step = Downhill(rho=0.01).backward(model, torch.ones(4, 2), objective)
         >>> bool(step.sharpness < 0), step.forwards, step.backwards
@@ -127,25 +127,25 @@ class Method(ABC):
 
     params: Selection = "all"
     randomness: Randomness = "shared"
-    sharpness: Sharpness = "local"
+    scope: Scope = "local"
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     #: Forward and backward passes of a step, as the docs list them.
-    passes: ClassVar[str] = "1/1"
+    cost: ClassVar[str] = "1/1"
     #: Whether every step (of a phase) is the same operations on the same memory, so that a CUDA graph can replay it.
     #: A class that does not set it itself is captured unless it keeps something in :attr:`state`, or reads
-    #: :attr:`steps` in a step without a :meth:`phase` that says what follows from it.
+    #: :attr:`steps` in a step without a :meth:`capture_key` that says what follows from it.
     capturable: ClassVar[bool] = True
     _steps_read: ClassVar[bool] = False  # since Captured set it to False, of an instance
     #: The names in :attr:`state`, besides the two counts. Any name is taken where a class does not say it itself.
-    remembers: ClassVar[frozenset[str]] = frozenset()
+    state_keys: ClassVar[frozenset[str]] = frozenset()
 
     if not TYPE_CHECKING:  # who checks types goes by the __init__ of each class
         __new__ = KeywordsOnly()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
-        tell_the_way_out(type(self))
+        explain_assignments(type(self))
         if not callable(self.params) and self.params not in get_args(Preset):
             presets = ", ".join(map(repr, get_args(Preset)))
             raise ValueError(
@@ -153,13 +153,13 @@ class Method(ABC):
             )
         if self.randomness not in ("shared", "independent"):
             raise ValueError(f"randomness={self.randomness!r} must be 'shared' or 'independent'")
-        if self.sharpness not in ("local", "global"):
+        if self.scope not in ("local", "global"):
             raise ValueError(
-                f"sharpness={self.sharpness!r} must be 'local' (each process perturbs by its own batch) or 'global' "
+                f"scope={self.scope!r} must be 'local' (each process perturbs by its own batch) or 'global' "
                 "(one perturbation for the batches of all)"
             )
 
-    @tells_what_it_lacks
+    @explain_missing_arguments
     def backward(
         self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
     ) -> Step:
@@ -175,7 +175,7 @@ class Method(ABC):
             What happened, as detached tensors.
         """
         prepare(objective, model)
-        return self.take(self.passes_for(model, batch, objective, scale=scale))
+        return self.run_step(self.passes_for(model, batch, objective, scale=scale))
 
     def passes_for(
         self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
@@ -189,17 +189,17 @@ class Method(ABC):
             params=self.params,
             scale=scale,
             randomness=self.randomness,
-            sharpness=self.sharpness,
-            replay=not self.is_plain(),
-            gather=self._needs_whole() and not self.is_plain(),
+            scope=self.scope,
+            replay=not self.is_erm(),
+            gather=self._needs_whole() and not self.is_erm(),
             seed=self.step_seed,
         )
 
-    def take(self, passes: Passes) -> Step:
+    def run_step(self, passes: Passes) -> Step:
         """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
         graph = torch.is_grad_enabled()
         try:
-            return self.noted(self._run(passes))
+            return self.count_step(self._run(passes))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise torch.OutOfMemoryError(self._advice(error, passes.count.forwards)) from error
@@ -226,7 +226,7 @@ class Method(ABC):
             "or perturb fewer parameters (params='norms', 'no-embeddings', 'lora')"
         )
 
-    def noted(self, step: Step) -> Step:
+    def count_step(self, step: Step) -> Step:
         """Counts the step, and whether it left the perturbation out.
 
         Raises:
@@ -235,7 +235,7 @@ class Method(ABC):
         if not isinstance(step, Step):
             raise TypeError(
                 f"{type(self).__name__}._step returned {shown(step)}, not a Step, the record of what happened: end it "
-                "with `return finish(passes, losses)` (from deltasam.methods import finish)"
+                "with `return make_step(passes, losses)` (from deltasam.methods import make_step)"
             )
         self.state["steps"] = self._count + 1
         if step.skipped is not None:
@@ -243,13 +243,13 @@ class Method(ABC):
         return step
 
     def _run(self, passes: Passes) -> Step:
-        return plain_step(passes) if self.is_plain() else self._step(passes)
+        return plain_step(passes) if self.is_erm() else self._step(passes)
 
     @abstractmethod
     def _step(self, passes: Passes) -> Step:
-        """The method itself, in the verbs of :class:`~deltasam.step.passes.Passes`. Not called where :meth:`is_plain`."""
+        """The method itself, in the verbs of :class:`~deltasam.step.passes.Passes`. Not called where :meth:`is_erm`."""
 
-    def is_plain(self) -> bool:
+    def is_erm(self) -> bool:
         """Whether this step is plain training, which the base class then does: here, with ``rho = 0``.
 
         Override it where something else decides, or where a step with ``rho = 0`` is not plain training.
@@ -258,13 +258,13 @@ class Method(ABC):
 
     def _needs_whole(self) -> bool:
         """Whether a process needs all of every parameter: its own perturbation is not in others' shards."""
-        return self.sharpness == "local"
+        return self.scope == "local"
 
-    def divisible(self) -> bool:
+    def supports_micro_batches(self) -> bool:
         """Whether a step over :class:`~deltasam.MicroBatches` is the step over the batch that they make up."""
         return True
 
-    def phase(self) -> Hashable:
+    def capture_key(self) -> Hashable:
         """Which kind of step comes next, for methods whose steps are not all alike."""
         return None
 
@@ -321,8 +321,8 @@ class Method(ABC):
             raise TypeError(f"state={shown(state)} must be what state_dict() gave, a mapping")
         if "param_groups" in state:
             raise ValueError("state is that of an optimizer (it has param_groups): give what method.state_dict() gave")
-        if "remembers" in vars(type(self)):
-            check_state(type(self).__name__, state, ("steps", "skipped", *self.remembers))
+        if "state_keys" in vars(type(self)):
+            check_state(type(self).__name__, state, ("steps", "skipped", *self.state_keys))
         self.state.clear()
         self.state.update(state)
 
@@ -341,10 +341,10 @@ def prepare(objective: ObjectiveLike, model: nn.Module) -> None:
 
 def plain_step(passes: Passes) -> Step:
     """Plain training: one forward, one backward, nothing else."""
-    return finish(passes, passes.accumulate(at_w=True))
+    return make_step(passes, passes.accumulate(keep_side_effects=True))
 
 
-def finish(
+def make_step(
     passes: Passes,
     losses: Tensor,
     *,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.step.passes import Passes
 from deltasam.weighting import FiniteDifference, Weighting
 from deltasam.weighting._base import usable
@@ -54,8 +54,8 @@ class DeltaSAM(Method):
     weighting: Weighting = field(default_factory=FiniteDifference)
     probe_every: int = 1
     seed: int = 0
-    passes = "4/2"
-    remembers = frozenset()
+    cost = "4/2"
+    state_keys = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
@@ -68,15 +68,15 @@ class DeltaSAM(Method):
             raise TypeError(f"weighting={self.weighting!r} must be a Weighting such as FiniteDifference()")
 
     def _step(self, passes: Passes) -> Step:
-        if not self.phase():
+        if not self.capture_key():
             weights, (losses, grads) = None, passes.gradient()
         else:
             weights, losses, grads = self._weighted_gradient(passes)
         with passes.ascend(grads, self.rho) as ascent:
             perturbed = passes.accumulate()
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent, weights=weights)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=weights)
 
-    def phase(self) -> bool:
+    def capture_key(self) -> bool:
         """Whether the next step probes."""
         return self.steps % self.probe_every == 0
 
@@ -86,7 +86,7 @@ class DeltaSAM(Method):
 
         def normalised(losses: Tensor) -> Tensor:
             g = weigh(losses)
-            mean = passes.ranks.mean(g.mean()) if self.sharpness == "global" else g.mean()
+            mean = passes.ranks.mean(g.mean()) if self.scope == "global" else g.mean()
             found.append(usable(g, mean))
             return found[0] / usable(mean, mean)  # of mean 1: in half precision the gradient keeps its magnitude
 

@@ -57,7 +57,7 @@ class EmbeddingAscent:
         self._uphill = [[] for _ in self._sites]
         passes = copy(self._passes)  # not kept: each would keep the other until the garbage collector comes by
         passes.objective = self
-        losses = passes.accumulate(at_w=self._done == 0)
+        losses = passes.accumulate(keep_side_effects=self._done == 0)
         self._done += 1
         if self.goal is None:
             self._uphill = [[[_gradient(part) for part in parts] for parts in site] for site in self._parts]
@@ -88,7 +88,7 @@ class EmbeddingAscent:
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Losses of the instances at the perturbed embeddings; what :class:`~deltasam.step.passes.Passes` calls."""
         k, self._micro_batch = self._micro_batch, self._micro_batch + 1
-        hold = getattr(self._objective, "held", None)
+        hold = getattr(self._objective, "unperturbed", None)
         held = None if hold is None else hold(model, batch)  # a view that the adversary leaves alone
         losses: Tensor
         with perturbed_embeddings(model, lambda site: self._noise(site, k), batch=batch, **self._where):

@@ -22,7 +22,7 @@ class ERM(Method):
         (torch.Size([4]), 1, 1)
     """
 
-    remembers = frozenset()
+    state_keys = frozenset()
 
     def _needs_whole(self) -> bool:
         return False  # no parameter is perturbed
@@ -30,6 +30,6 @@ class ERM(Method):
     def _step(self, passes: Passes) -> Step:
         return plain_step(passes)
 
-    def is_plain(self) -> bool:
+    def is_erm(self) -> bool:
         """Always."""
         return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.step.batches import portion
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import global_norm
@@ -50,8 +50,8 @@ class ESAM(Method):
     beta: float = 0.6
     gamma: float = 0.5
     seed: int = 0
-    passes = "3/2"
-    remembers = frozenset()
+    cost = "3/2"
+    state_keys = frozenset()
     capturable = False
 
     def __post_init__(self) -> None:
@@ -62,9 +62,9 @@ class ESAM(Method):
         check_number("gamma", self.gamma, 0, 1, open_low=True)
         check_number("seed", self.seed, -math.inf, whole=True)
 
-    def divisible(self) -> bool:
+    def supports_micro_batches(self) -> bool:
         """Not if it trains on some of the instances."""
-        return self.gamma == 1 or self.is_plain()
+        return self.gamma == 1 or self.is_erm()
 
     def _step(self, passes: Passes) -> Step:
         moving = [p for p, used in zip(passes.params.values(), self._draw(len(passes.params)), strict=True) if used]
@@ -77,7 +77,7 @@ class ESAM(Method):
                 perturbed = passes.losses()
                 trained = passes if _is_known(ascent.skipped) else passes.subset(self._kept(perturbed - losses))
                 trained.accumulate()
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _kept(self, rises: Tensor) -> Tensor:
         """Which instances are trained on: those whose losses rise most."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.parallel.distributed import require_whole
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import global_norm
@@ -46,8 +46,8 @@ class FisherSAM(Method):
     rho: float = 0.05
     keep: float = 0.1
     refresh: int = 100
-    passes = "2/2"
-    remembers = frozenset({"mask", "mask_good", "mask_heard"})
+    cost = "2/2"
+    state_keys = frozenset({"mask", "mask_good", "mask_heard"})
     capturable = False
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class FisherSAM(Method):
         direction = [_kept(named.pop(n), masks[n]) if n in used else None for n in passes.params]
         with passes.ascend(direction, self.rho, norm=norm) as ascent:
             perturbed = passes.accumulate()
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _masks(self, gradient: dict[str, Tensor], norm: Tensor) -> dict[str, Tensor]:
         """The masks of this step, renewed if it is time, or if the last renewal is not known to be a good one.

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
 from deltasam.parallel.distributed import rank
@@ -81,8 +81,8 @@ class FreeLB(Method):
     embeddings: Embeddings = None
     side: Side = "encoder"
     seed: int = 0
-    passes = "K/K"
-    remembers = frozenset()
+    cost = "K/K"
+    state_keys = frozenset()
     capturable = True
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class FreeLB(Method):
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm={self.norm!r} must be one of {list(get_args(Norm))}")
 
-    def is_plain(self) -> bool:
+    def is_erm(self) -> bool:
         """Whether the embeddings stay where they are: they start there, and no step follows, or steps of length 0."""
         return self.init_magnitude == 0 and (self.adv_lr == 0 or self.adv_steps == 1)
 
@@ -105,7 +105,7 @@ class FreeLB(Method):
         return False  # no parameter is perturbed
 
     def _step(self, passes: Passes) -> Step:
-        passes.sharpness = "local"  # the perturbations are the instances' own
+        passes.scope = "local"  # the perturbations are the instances' own
         ascent = EmbeddingAscent(
             passes, self.adv_steps, self._start, goal=self._goal(passes), embeddings=self.embeddings, side=self.side
         )
@@ -117,7 +117,7 @@ class FreeLB(Method):
                 first_move = first_move or move
                 last = ascent.accumulate()
         self._finish(ascent)
-        return finish(passes, losses, perturbed=last if self.adv_steps > 1 else None, ascent=first_move)
+        return make_step(passes, losses, perturbed=last if self.adv_steps > 1 else None, ascent=first_move)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
         """Initial noise, from a stream of its own: the number of draws in a step is that of plain training."""

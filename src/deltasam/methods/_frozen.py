@@ -10,7 +10,7 @@ from deltasam.step.checks import shown
 _telling: set[type] = set()
 
 
-def tell_the_way_out(kind: type) -> None:
+def explain_assignments(kind: type) -> None:
     """Lets ``method.rho = 0.1`` say how to make a method with another rho.
 
     ``dataclass`` writes a ``__setattr__`` of its own into every frozen class, after the class has been made, and wants

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import combine, dot
 
@@ -37,8 +37,8 @@ class GSAM(Method):
 
     rho: float = 0.05
     alpha: float = 0.4
-    passes = "2/2"
-    remembers = frozenset()
+    cost = "2/2"
+    state_keys = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
@@ -77,4 +77,4 @@ class GSAM(Method):
                 keep = 1 + torch.where(unusable, torch.zeros_like(share), alpha * share)
                 for name, p in trained.items():  # taken out one by one, so that no third copy of the gradient is held
                     p.grad = combine(keep, gp.pop(name), -alpha, g.pop(name))
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)

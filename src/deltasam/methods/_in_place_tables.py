@@ -20,7 +20,7 @@ class RemembersTables(Method):
     is a step of another kind, which is recorded for itself.
     """
 
-    def phase(self) -> Hashable:
+    def capture_key(self) -> Hashable:
         """Where the tables are."""
         return tuple((name, table.data_ptr(), table.shape) for name, table in self._tables().items())
 

@@ -47,7 +47,7 @@ def _keywords(init: Callable[..., None]) -> tuple[str, ...] | None:
     return tuple(p.name for p in rest if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
 
 
-def tells_what_it_lacks(backward: Function) -> Function:
+def explain_missing_arguments(backward: Function) -> Function:
     """Lets ``method.backward(loss)`` say what to write, where Python would list arguments. The signature stays."""
     names = ("model", "batch", "objective")
 

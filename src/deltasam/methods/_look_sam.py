@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.parallel.distributed import is_shard, remembered
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import combine, dot, global_norm
@@ -44,8 +44,8 @@ class LookSAM(Method):
     rho: float = 0.05
     k: int = 5
     alpha: float = 0.7
-    passes = "1+1/k"
-    remembers = frozenset({"gv", "gv_usable"})
+    cost = "1+1/k"
+    state_keys = frozenset({"gv", "gv_usable"})
     capturable = False
 
     def __post_init__(self) -> None:
@@ -95,11 +95,11 @@ class LookSAM(Method):
                 rounding = 4 * max((torch.finfo(value.dtype).eps for value in found.values()), default=0.0) * whole
                 is_left = global_norm(list(found.values())) > rounding.to(share.device)
                 self.state["gv_usable"] = torch.isfinite(share) & ~ascent.skipped & is_left.to(share.device)
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _reuse(self, passes: Passes) -> Step:
         with passes.fresh_grads() as trained:
-            losses = passes.accumulate(at_w=True)
+            losses = passes.accumulate(keep_side_effects=True)
             with torch.no_grad():
                 g = {name: p.grad for name, p in trained.items() if p.grad is not None}
                 kept: dict[str, Tensor] = self.state["gv"]
@@ -110,4 +110,4 @@ class LookSAM(Method):
                 factor = torch.where(good, factor, torch.zeros_like(factor))
                 for name, p in trained.items():
                     p.grad = combine(torch.ones_like(factor), g.pop(name, None), factor, gv.get(name))
-        return finish(passes, losses)
+        return make_step(passes, losses)

@@ -13,7 +13,7 @@ _OPTIMIZER = (
     "the optimizer stays yours and steps after method.backward(model, batch, objective); or, in a loop with closures, "
     "deltasam.integrations.MethodOptimizer(optimizer, method, model)"
 )
-_SCHEDULE = "change it between steps, method = method.replace(rho=schedule(t)), which keeps what it remembers"
+_SCHEDULE = "change it between steps, method = method.replace(rho=schedule(t)), which keeps what it state_keys"
 _DIVISION = "nothing is added to the norm that is divided by: a step without a gradient is noted as skipped"
 
 _SAID = {
@@ -88,7 +88,7 @@ def check_state(kind: str, state: Iterable[Any], known: Collection[str]) -> None
     """
     name = next((name for name in state if str(name).split(".")[0] not in known), None)
     if name is not None:
-        whose = _listed("remembers", str(name).split(".")[0])
+        whose = _listed("state_keys", str(name).split(".")[0])
         raise ValueError(
             f"state has {name!r}, which {f'is that of {whose}, not of' if whose else 'is not remembered by'} {kind}: "
             f"give what method.state_dict() of a {kind} gave, or {{}} to start afresh"

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.objectives import Objective
 from deltasam.per_instance import (
     InstancesMixedError,
@@ -85,8 +85,8 @@ class PerInstanceSAM(Method):
     uncovered: Literal["loop", "skip"] = "loop"
     # "exact" was the first default: runs that wrote it down keep their number, they differ from "auto" in rounding
     factors: Factors = field(default="auto", metadata={"later": ("auto", "exact")})
-    passes = "2/2"
-    remembers = frozenset()
+    cost = "2/2"
+    state_keys = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
@@ -107,7 +107,7 @@ class PerInstanceSAM(Method):
         return True
 
     def _step(self, passes: Passes) -> Step:
-        passes.sharpness = "local"  # the perturbations are the instances' own: nothing to tell other processes
+        passes.scope = "local"  # the perturbations are the instances' own: nothing to tell other processes
         if getattr(passes.objective, "separable", True) is False:
             raise InstancesMixedError(
                 f"{type(passes.objective).__name__} {getattr(passes.objective, 'mixing', Objective.mixing)}, so a "
@@ -120,7 +120,7 @@ class PerInstanceSAM(Method):
         size = torch.cat(steps)
         unscaled = torch.cat(norms) / passes.scaled(torch.ones_like(size))
         ascent = Ascent(norm=unscaled.mean(), skipped=(size == 0).all())
-        return finish(passes, passes.joined(losses), perturbed=passes.joined(perturbed), ascent=ascent)
+        return make_step(passes, passes.joined(losses), perturbed=passes.joined(perturbed), ascent=ascent)
 
     def _part(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Losses at w and perturbed, norms of the groups' mean gradients and step sizes of one micro-batch."""
@@ -149,7 +149,7 @@ class PerInstanceSAM(Method):
             return losses
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
-            with part._pass(at_w=True), counted(part):
+            with part._pass(keep_side_effects=True), counted(part):
                 found = record(
                     part.inner, run, params, size=size, group=self.group, scale=part.scaled, objective=part.objective
                 )
@@ -180,13 +180,13 @@ class PerInstanceSAM(Method):
 
     def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One group after the other; the objectives of this package let a group be cut out of its batch."""
-        losses = part.losses(at_w=True)
+        losses = part.losses(keep_side_effects=True)
         alone = getattr(part.objective, "separable", False)
         perturbed, norms, steps = [], [], []
         groups = torch.split(torch.arange(losses.shape[0], device=losses.device), self.group)
         for k, members in enumerate(groups):
             group = part.instances(members, alone=alone)
-            _, grads = group.gradient(at_w=False)
+            _, grads = group.gradient(keep_side_effects=False)
             # One exchange of gradients at the last group, however many groups other processes have.
             with part.ranks.quiet(k < len(groups) - 1), group.ascend(grads, self.rho) as ascent:
                 perturbed.append(group.accumulate())

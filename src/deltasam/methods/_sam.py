@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.step.passes import Passes
 
 
@@ -35,8 +35,8 @@ class SAM(Method):
     """
 
     rho: float = 0.05
-    passes = "2/2"
-    remembers = frozenset()
+    cost = "2/2"
+    state_keys = frozenset()
 
     def __post_init__(self) -> None:
         """Checks rho."""
@@ -47,4 +47,4 @@ class SAM(Method):
         losses, grads = passes.gradient()
         with passes.ascend(grads, self.rho) as ascent:
             perturbed = passes.accumulate()
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)

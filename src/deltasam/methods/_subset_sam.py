@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deltasam.methods._base import Method, Step, check_number, finish
+from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.step.batches import batch_size, portion
 from deltasam.step.passes import Passes
 
@@ -39,8 +39,8 @@ class SubsetSAM(Method):
 
     rho: float = 0.05
     fraction: float = 0.25
-    passes = "1+f"
-    remembers = frozenset()
+    cost = "1+f"
+    state_keys = frozenset()
 
     def __post_init__(self) -> None:
         """Checks the hyperparameters."""
@@ -48,9 +48,9 @@ class SubsetSAM(Method):
         check_number("rho", self.rho, 0)
         check_number("fraction", self.fraction, 0, 1, open_low=True)
 
-    def divisible(self) -> bool:
+    def supports_micro_batches(self) -> bool:
         """The subset is one of the whole batch."""
-        return self.is_plain()
+        return self.is_erm()
 
     def _step(self, passes: Passes) -> Step:
         size = batch_size(passes.batches[0])
@@ -58,7 +58,7 @@ class SubsetSAM(Method):
             raise ValueError("SubsetSAM cannot tell the size of a batch that holds no tensors with instances")
         passes.sizes[0] = size
         first = torch.arange(portion(self.fraction, size), device=passes.device)
-        losses, grads = passes.subset(first).gradient(at_w=False)
+        losses, grads = passes.subset(first).gradient(keep_side_effects=False)
         with passes.ascend(grads, self.rho) as ascent:
-            perturbed = passes.accumulate(at_w=True)
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+            perturbed = passes.accumulate(keep_side_effects=True)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)

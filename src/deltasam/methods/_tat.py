@@ -61,8 +61,8 @@ class TAT(RemembersTables, FreeLB):
 
     target: Target = "most"
     decay: float = 1.0
-    passes = "K/2K-1"
-    remembers = frozenset({"confusion"})
+    cost = "K/2K-1"
+    state_keys = frozenset({"confusion"})
     capturable = True
 
     def __post_init__(self) -> None:

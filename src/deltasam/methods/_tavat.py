@@ -53,13 +53,13 @@ class TAVAT(RemembersTables, FreeLB):
         (3, 3, torch.Size([9, 4]))
     """
 
-    remembers = frozenset({"vocabulary"})
+    state_keys = frozenset({"vocabulary"})
     capturable = True
 
-    def is_plain(self) -> bool:
+    def is_erm(self) -> bool:
         """As for FreeLB, unless earlier steps have left perturbations of the words behind."""
-        remembers = any(name.startswith("vocabulary") for name in self.state)
-        return super().is_plain() and not (self.adv_steps == 1 and remembers)
+        state_keys = any(name.startswith("vocabulary") for name in self.state)
+        return super().is_erm() and not (self.adv_steps == 1 and state_keys)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
         delta = super()._start(site, micro_batch)

@@ -73,11 +73,11 @@ class Objective(ABC):
         """Called before a step over several micro-batches: refuses what together is nothing to learn from."""
 
     @property
-    def holds(self) -> bool:
+    def has_unperturbed_part(self) -> bool:
         """Whether a part of the outputs stays at w while the weights are perturbed, see :meth:`held`."""
         return False
 
-    def held(self, model: nn.Module, batch: Any) -> Tensor | None:
+    def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
         """The part of the outputs that stays at w while the weights are perturbed, with its graph; None if none does.
 
         An adversary on one of two views is such an objective: the other view's embeddings are computed at w and

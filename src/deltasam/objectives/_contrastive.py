@@ -98,11 +98,11 @@ class Contrastive(Objective):
         return _stacked(self.encode(model, first), self.encode(model, second))
 
     @property
-    def holds(self) -> bool:
+    def has_unperturbed_part(self) -> bool:
         """Whether the first view stays at w."""
         return self.adversary == "second"
 
-    def held(self, model: nn.Module, batch: Any) -> Tensor | None:
+    def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
         """Embeddings of the first view, (N, H), if the adversary sees the second alone."""
         return self.encode(model, self.views(batch)[0]) if self.adversary == "second" else None
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-Sharpness = Literal["local", "global"]
+Scope = Literal["local", "global"]
 
 _BUCKET = 25 * 2**20  # bytes sent at a time, as DistributedDataParallel does
 
@@ -72,16 +72,16 @@ class Ranks:
         for module in self._shards:  # gradients that wait unsharded would be mixed with those of the ascent
             module.set_requires_gradient_sync(True)
 
-    def check(self, sharpness: Sharpness) -> None:
+    def check(self, scope: Scope) -> None:
         """Refuses to perturb shards by one process's gradient.
 
         Raises:
-            ValueError: The parameters are sharded and ``sharpness`` is ``"local"``.
+            ValueError: The parameters are sharded and ``scope`` is ``"local"``.
         """
-        if self.sharded and sharpness == "local":
+        if self.sharded and scope == "local":
             raise ValueError(
-                "sharpness='local' needs whole parameters on every process, these are sharded: pass "
-                "sharpness='global' (one perturbation for the batches of all), or use DistributedDataParallel"
+                "scope='local' needs whole parameters on every process, these are sharded: pass "
+                "scope='global' (one perturbation for the batches of all), or use DistributedDataParallel"
             )
 
     def _gather(self) -> None:
@@ -113,7 +113,7 @@ class Ranks:
         if getattr(self._wrapper, "static_graph", False):
             raise ValueError(
                 "DistributedDataParallel(static_graph=True) fails, or gives wrong gradients, in no_sync(), which "
-                "MicroBatches, sharpness='local' in a closure that calls backward(), and PerInstanceSAM's loop need: "
+                "MicroBatches, scope='local' in a closure that calls backward(), and PerInstanceSAM's loop need: "
                 "leave static_graph out"
             )
         return self._wrapper.no_sync()
@@ -159,7 +159,7 @@ class Ranks:
         if getattr(getattr(self._wrapper, "_join_config", None), "enable", False):
             raise ValueError(
                 "under DistributedDataParallel.join() processes without a batch answer what DDP exchanges by itself, "
-                "and would leave the others waiting here: pass sharpness='local', to a method other than GSAM, "
+                "and would leave the others waiting here: pass scope='local', to a method other than GSAM, "
                 "LookSAM and those that perturb embeddings, or give all processes the same number of batches"
             )
 
@@ -344,7 +344,7 @@ def require_whole(what: str, params: Sequence[Any]) -> None:
     """Raises a ValueError where parameters are shards but ``what`` needs all of them."""
     if any(is_shard(p) for p in params):
         raise ValueError(
-            f"{what} needs whole parameters on every process, these are sharded: pass sharpness='local', which "
+            f"{what} needs whole parameters on every process, these are sharded: pass scope='local', which "
             "gathers them for the length of a step, or use DistributedDataParallel"
         )
 
@@ -376,7 +376,7 @@ def _parameter_groups(module: Any) -> list[Any]:
     except AttributeError as error:
         raise RuntimeError(
             f"torch {torch.__version__} keeps sharded parameters where deltasam does not find them ({error}), so they "
-            "cannot be whole for the length of a step: pass sharpness='global' where the method takes it, use "
+            "cannot be whole for the length of a step: pass scope='global' where the method takes it, use "
             "DistributedDataParallel, or a version of torch that deltasam is tested with (2.13)"
         ) from error
     return groups

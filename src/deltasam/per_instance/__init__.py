@@ -25,7 +25,7 @@ from deltasam.per_instance.functions import instance_adversarial_losses, instanc
 from deltasam.per_instance.interception.rules import register_rule
 from deltasam.per_instance.interception.slots import refuse_batch_statistics
 from deltasam.per_instance.memory import tell_once
-from deltasam.per_instance.record import Recording, record
+from deltasam.per_instance.recording import Recording, record
 from deltasam.per_instance.verification.errors import InstancesMixedError, UncoveredError
 
 __all__ = [

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.gradient import InstanceGradients
-from deltasam.per_instance.interception.slots import Places
+from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.memory import tell_once
-from deltasam.per_instance.record import perturbed, record
+from deltasam.per_instance.recording import perturbed, record
 from deltasam.per_instance.verification.errors import UncoveredError
 from deltasam.step.branches import is_recorded
 from deltasam.step.buffers import Buffers
@@ -35,7 +35,7 @@ class Ascent:
         terms: :math:`\epsilon_g = \sum_k c_{kg} \nabla_k l_g`: gradients with their coefficients.
     """
 
-    places: Places
+    places: ParameterSlots
     losses: Tensor
     norms: Tensor
     terms: list[tuple[InstanceGradients, Tensor]]
@@ -177,7 +177,7 @@ def _by_loop(
         one = torch.ones((), device=losses.device)
         for k in range(steps):
             with moved(params, eps, one, consume=False):
-                _, grads = own.gradient(at_w=False)
+                _, grads = own.gradient(keep_side_effects=False)
             norm = global_norm([g for g in grads if g is not None])
             c = step_size(alpha, norm)
             eps = [e if g is None else e + c.to(e.dtype) * g for e, g in zip(eps, grads, strict=True)]

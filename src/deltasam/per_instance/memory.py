@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deltasam.objectives.nesting import layers
 from deltasam.per_instance.interception.layout import Layout
-from deltasam.per_instance.interception.tensors import CallKey, Kind, Proxy, Reading
+from deltasam.per_instance.interception.tensors import CallKey, Kind, LayoutTable, Proxy
 
 #: Perturbed parameters; what was read where, and how often; instances per group, 0 for a single one; not at w; the
 #: kind of the objective.
@@ -33,7 +33,7 @@ class Memory:
         told: Messages that were given.
     """
 
-    reading: Reading = field(default_factory=Reading)
+    reading: LayoutTable = field(default_factory=LayoutTable)
     verified: set[Signature] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     layouts: dict[Any, Layout] = field(default_factory=dict)

@@ -87,7 +87,7 @@ class Splitting:
                 f"{getattr(objective, 'mixing', Objective.mixing)}: parts of the batch have another loss. Use 'stop' "
                 "and a smaller batch"
             )
-        if not self.method.divisible():
+        if not self.method.supports_micro_batches():
             raise ValueError(
                 f"on_out_of_memory='split' cannot be used with {type(self.method).__name__}, which picks instances "
                 "from the whole batch: use 'stop' and a smaller batch"
@@ -120,7 +120,7 @@ class Splitting:
         while True:
             try:
                 with set_aside(trainable):
-                    return self.method.take(self.method.passes_for(model, parts, objective, scale=scale))
+                    return self.method.run_step(self.method.passes_for(model, parts, objective, scale=scale))
             except torch.OutOfMemoryError as error:
                 why = str(error)  # the error itself holds the frames, and they the graph
             streams.restore(use_of(model).streams())

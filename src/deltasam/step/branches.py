@@ -34,7 +34,7 @@ class Branches:
         self._kept: list[Tensor] = []
 
     @contextmanager
-    def aside(self, reads: Iterable[Tensor]) -> Iterator[None]:
+    def concurrent(self, reads: Iterable[Tensor]) -> Iterator[None]:
         """What is launched inside may run at the same time as what follows.
 
         Its results are valid after :meth:`join`. Autocast keeps no casts of the weights meanwhile: those of the main

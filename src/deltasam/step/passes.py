@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.parallel.distributed import Ranks, Sharpness, require_whole
+from deltasam.parallel.distributed import Ranks, Scope, require_whole
 from deltasam.step.batches import MicroBatches, batch_size, one_more, ratio, shares, take, tensors, versions
 from deltasam.step.branches import Branches
 from deltasam.step.checks import check_losses, check_move, require_real, say_if_changed
@@ -28,7 +28,7 @@ from deltasam.step.perturb import Ascent as Ascent
 from deltasam.step.perturb import Moved, Selection, global_norm, perturbed, select, step_size
 from deltasam.step.precision import arrived, grids_of, is_measured, no_autocast, note_grids
 from deltasam.step.randomness import Randomness, Replay, Seed, accelerators
-from deltasam.step.unperturbed import held_part
+from deltasam.step.unperturbed import unperturbed_part
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
 _ROUNDING = 2**32  # tells the seeds of the rounding from those of random directions
@@ -52,7 +52,7 @@ class Passes:
         params: Which parameters may be perturbed.
         scale: Factor on the loss, or a ``GradScaler``.
         randomness: Whether extra passes see the same random draws.
-        sharpness: Whether the ascent follows the gradient of this process or of all, see :class:`~deltasam.Method`.
+        scope: Whether the ascent follows the gradient of this process or of all, see :class:`~deltasam.Method`.
         replay: Remember the random streams and buffers for extra passes; a method with a single pass needs none.
         gather: Whether sharded parameters are to be whole during the step.
         seed: The method's own and the number of the step, for the rounding of perturbations.
@@ -67,7 +67,7 @@ class Passes:
         params: Selection = "all",
         scale: float | Tensor | Scaler = 1.0,
         randomness: Randomness = "shared",
-        sharpness: Sharpness = "local",
+        scope: Scope = "local",
         replay: bool = True,
         gather: bool = False,
         seed: Seed = Seed(0, 0),  # noqa: B008 - a frozen record
@@ -85,7 +85,7 @@ class Passes:
         self.count = Count()
         self.branches = Branches(self.device)
         self.sizes: list[int | None] = [None] * len(self.batches)
-        self.sharpness, self._scale, self._seed = sharpness, scale, seed
+        self.scope, self._scale, self._seed = scope, scale, seed
         self._moved: Moved | None = None
         self._is_part = len(self.batches) > 1  # of a step: what is passed over at a time
         self._shares = self._micro_batch_shares()
@@ -105,16 +105,16 @@ class Passes:
 
     # -- the four verbs ------------------------------------------------------------------------------------------
 
-    def losses(self, *, at_w: bool = False, aside: bool = False) -> Tensor:
+    def losses(self, *, keep_side_effects: bool = False, concurrent: bool = False) -> Tensor:
         """Losses of the instances without a graph, shape (N,). One forward.
 
         Args:
-            at_w: This is the pass at w whose traces (random draws, BatchNorm statistics) the step leaves behind.
-            aside: Nothing needs them before ``branches.join()``: a recorded pass may run beside the next ones.
+            keep_side_effects: This is the pass at w whose traces (random draws, BatchNorm statistics) the step leaves behind.
+            concurrent: Nothing needs them before ``branches.join()``: a recorded pass may run beside the next ones.
         """
         self.count.forwards += 1
-        place = self.branches.aside(p.data for p in self.inner.parameters()) if aside else nullcontext()
-        with torch.no_grad(), place, self._pass(at_w):
+        place = self.branches.concurrent(p.data for p in self.inner.parameters()) if concurrent else nullcontext()
+        with torch.no_grad(), place, self._pass(keep_side_effects):
             losses = self.evaluate().detach()
         self.ranks.settle()
         return losses
@@ -123,27 +123,31 @@ class Passes:
         self,
         weights: Tensor | Callable[[Tensor], Tensor] | None = None,
         *,
-        at_w: bool = True,
+        keep_side_effects: bool = True,
         params: Sequence[nn.Parameter] | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Losses and the gradient of their weighted mean, leaving ``.grad`` alone. One forward, one backward.
 
         Args:
             weights: g, shape (N,), or what computes them from the losses (of each micro-batch); uniform by default.
-            at_w: As in :meth:`losses`.
+            keep_side_effects: As in :meth:`losses`.
             params: With respect to what; the parameters chosen for perturbation by default.
 
         Returns:
             The losses (N,), detached, and one gradient per parameter, None where it took no part. The gradients carry
-            the loss scale. With ``sharpness="global"`` they are the mean over all processes.
+            the loss scale. With ``scope="global"`` they are the mean over all processes.
         """
-        self.ranks.check(self.sharpness)
+        self.ranks.check(self.scope)
         self.count.forwards += 1
         self.count.backwards += 1
         targets = list(self.params.values()) if params is None else list(params)
         require_real(targets, self.trainable)
         parts = []
-        with torch.enable_grad(), self._pass(at_w), gradient(targets, self.trainable, self.ranks.sharded) as total:
+        with (
+            torch.enable_grad(),
+            self._pass(keep_side_effects),
+            gradient(targets, self.trainable, self.ranks.sharded) as total,
+        ):
             for k in range(len(self.batches)):
                 losses = self._evaluate(k, self.inner, graph=True, ascending=True)
                 g = weights(losses.detach()) if callable(weights) else self._part(weights, k)
@@ -153,7 +157,7 @@ class Passes:
                 parts.append(losses.detach())
                 del losses
             grads = total.sum()
-        if self.sharpness == "global" and self.ranks.replicated:
+        if self.scope == "global" and self.ranks.replicated:
             grads = self.ranks.mean_gradients(grads, targets)
         self.ranks.settle()
         return self.joined(parts), grads
@@ -224,11 +228,11 @@ class Passes:
                 self._moved = None
                 self.ranks.settle()
 
-    def accumulate(self, *, at_w: bool = False) -> Tensor:
+    def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
         """Adds the gradient of the mean loss to ``.grad`` as ``backward`` does. One forward, one backward.
 
         Args:
-            at_w: As in :meth:`losses`.
+            keep_side_effects: As in :meth:`losses`.
 
         Returns:
             The losses, detached.
@@ -236,7 +240,7 @@ class Passes:
         self.count.forwards += 1
         self.count.backwards += 1
         parts, last, model = [], len(self.batches) - 1, self.inner if self.ranks.apart else self.model
-        with torch.enable_grad(), self._pass(at_w):
+        with torch.enable_grad(), self._pass(keep_side_effects):
             for k in range(last + 1):
                 with self.ranks.quiet(k < last and not self.ranks.apart):
                     losses = self._evaluate(k, model, graph=True)
@@ -244,7 +248,7 @@ class Passes:
                         self._mean(losses, k, None).backward()  # type: ignore[no-untyped-call]
                 parts.append(losses.detach())
                 del losses
-        if self.ranks.apart and self.sharpness == "global":
+        if self.ranks.apart and self.scope == "global":
             self.ranks.share_gradients(list(self.trainable.values()))
         return self.joined(parts)
 
@@ -269,7 +273,7 @@ class Passes:
         """Sets ``.grad`` aside, so that what is accumulated inside can be worked on; adds the two afterwards.
 
         Of replicas each works on its own gradient, and the results are averaged at the end, in one go; with
-        ``sharpness="global"`` all work on the mean.
+        ``scope="global"`` all work on the mean.
         """
         with set_aside(self.trainable), without_steps(self.trainable):
             self.ranks.apart = self.ranks.replicated
@@ -277,7 +281,7 @@ class Passes:
                 yield self.trainable
             finally:
                 self.ranks.apart = False
-        if self.ranks.replicated and self.sharpness == "local":
+        if self.ranks.replicated and self.scope == "local":
             self.ranks.share_gradients(list(self.trainable.values()))
 
     def scaled(self, value: Tensor) -> Tensor:
@@ -299,19 +303,19 @@ class Passes:
         other.sizes = [index.shape[0]]
         return other
 
-    def parts(self, *, aside: bool = False) -> Iterator[Passes]:
+    def parts(self, *, without_side_effects: bool = False) -> Iterator[Passes]:
         """The micro-batches one by one, each with all its passes, for methods that perturb instances and not batches.
 
         Args:
-            aside: All passes are extra ones, and each part follows on the one before, as in one pass over all; else a
+            without_side_effects: All passes are extra ones, and each part follows on the one before, as in one pass over all; else a
                 part starts where the random streams are when its turn comes.
         """
-        replay = self._from_here(watch=True) if aside and len(self.batches) > 1 else self._replay
+        replay = self._from_here(watch=True) if without_side_effects and len(self.batches) > 1 else self._replay
         for k, batch in enumerate(self.batches):
             part = copy(self)
             part.batches, part.sizes, part._shares = MicroBatches([batch]), [self.sizes[k]], [self._shares[k]]
             if k:
-                replay = replay.following() if aside and replay is not None else self._from_here()
+                replay = replay.following() if without_side_effects and replay is not None else self._from_here()
             part._replay = replay
             with self.ranks.quiet(k < len(self.batches) - 1):
                 yield part
@@ -349,8 +353,8 @@ class Passes:
 
     # -- the mechanism -------------------------------------------------------------------------------------------
 
-    def _pass(self, at_w: bool) -> AbstractContextManager[None]:
-        return (nullcontext() if self._replay is None else self._replay.at_w()) if at_w else self.extra()
+    def _pass(self, keep_side_effects: bool) -> AbstractContextManager[None]:
+        return (nullcontext() if self._replay is None else self._replay.at_w()) if keep_side_effects else self.extra()
 
     def _evaluate(
         self,
@@ -365,10 +369,12 @@ class Passes:
         before = versions(batch) if self._replay is not None else None
         objective: Any = self.objective
         held = None
-        if (self._moved is not None or ascending or at_w is not None) and getattr(objective, "holds", False):
+        if (self._moved is not None or ascending or at_w is not None) and getattr(
+            objective, "has_unperturbed_part", False
+        ):
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
-            held = held_part(objective, self.inner, batch, self._moved, at_w or {})
+            held = unperturbed_part(objective, self.inner, batch, self._moved, at_w or {})
         with part_of_a_step(self._is_part):
             if held is None:
                 losses: Tensor = objective(model, batch)

@@ -34,7 +34,7 @@ def _at_origin(parameter: Tensor, origin: Tensor) -> Tensor:
     return value
 
 
-class Scene(nn.Module):
+class CallWrapper(nn.Module):
     """Gives ``functional_call`` something to call: any function, with the model's parameters replaced meanwhile."""
 
     def __init__(self, model: nn.Module, function: Callable[[], Any]) -> None:
@@ -48,20 +48,20 @@ class Scene(nn.Module):
         return self._function()
 
 
-def held_part(
+def unperturbed_part(
     objective: Any, model: nn.Module, batch: Any, moved: Moved | None, at_w: Mapping[str, Tensor]
 ) -> Tensor | None:
     """The part of the outputs that stays at w, or None if the objective holds none of this batch.
 
     Args:
-        objective: One that says that it holds something (``holds``).
+        objective: One that says that it holds something (``has_unperturbed_part``).
         model: The model, perhaps with its weights moved.
         batch: The batch.
         moved: The move, None at w. At w the part is a constant: a perturbation that does not reach it has no business
             following its gradient.
         at_w: Without a move: weights by name that are not the model's own while a transform runs.
     """
-    held = objective.held
+    held = objective.unperturbed
     if moved is None:
         with torch.no_grad():
             return _with(model, at_w, lambda: held(model, batch))
@@ -76,5 +76,5 @@ def _with(model: nn.Module, values: Mapping[str, Tensor], compute: Callable[[], 
     if not values:  # functional_call goes through all modules, and not only once
         return compute()
     named = {f"model.{name}": value for name, value in values.items()}
-    found: Tensor | None = functional_call(Scene(model, compute), named, (), tie_weights=True)
+    found: Tensor | None = functional_call(CallWrapper(model, compute), named, (), tie_weights=True)
     return found

@@ -15,7 +15,7 @@ from deltasam.step.checks import check_number, require_real
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import global_norm, random_direction, step_size
 from deltasam.step.randomness import Seed
-from deltasam.step.unperturbed import Scene
+from deltasam.step.unperturbed import CallWrapper
 from deltasam.weighting._base import Weighting, check_radius
 from deltasam.weighting._forward_mode import twice_differentiable
 
@@ -76,7 +76,7 @@ def derivatives_along(passes: Passes, direction: dict[str, Tensor]) -> tuple[Ten
     at_w = {name: passes.params[name].detach() for name in direction}
     passes.count.forwards += 1
     with torch.no_grad(), passes.extra(), twice_differentiable():
-        scene = Scene(passes.inner, lambda: passes.evaluate(at_w))
+        scene = CallWrapper(passes.inner, lambda: passes.evaluate(at_w))
 
         def losses_at(params: dict[str, Tensor]) -> Tensor:
             moved = {f"model.{n}": p for n, p in params.items()}

@@ -81,10 +81,10 @@ class FiniteDifference(Weighting):
                 passes.branches.join()  # of the draw before, so that its two copies of the weights are free
                 r = random_direction(params, seed.child(draw))
                 with passes.move(params, r, step_size(radius, global_norm(r))) as moved:
-                    plus = passes.losses(aside=True)
+                    plus = passes.losses(concurrent=True)
                     moved.mirror()
-                    sides.append((plus, passes.losses(aside=True)))
-            own_center = passes.losses(aside=True) if sharpened else None
+                    sides.append((plus, passes.losses(concurrent=True)))
+            own_center = passes.losses(concurrent=True) if sharpened else None
 
         def weights(losses: Tensor) -> Tensor:
             passes.branches.join()
@@ -128,7 +128,7 @@ def _warn_if_imprecise(stored: torch.dtype, gathered: torch.dtype | None) -> Non
         cause, remedy = f"the weights are {stored}", "keep float32 weights (and use autocast), or pass"
     elif gathered in halves:
         cause = f"FSDP gathers the weights in {gathered}"
-        remedy = "leave param_dtype out of MixedPrecisionPolicy (and use autocast), or pass sharpness='local' and"
+        remedy = "leave param_dtype out of MixedPrecisionPolicy (and use autocast), or pass scope='local' and"
     else:
         return
     warnings.warn(

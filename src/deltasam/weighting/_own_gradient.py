@@ -65,7 +65,7 @@ class OwnGradient(Weighting):
         require_real(passes.params.values(), passes.params)
         weights = []
         with exact(passes, self.precision == "float32"):
-            for part in passes.parts(aside=True):
+            for part in passes.parts(without_side_effects=True):
                 losses, norms, plus, minus = both_sides(part, radius)
                 # In a half-precision model the curvature is what little the two sides differ by beyond the slope.
                 second = (plus + minus - 2 * losses).abs()

@@ -77,7 +77,7 @@ def test_time_runs_out_and_what_is_there_is_not_repeated(
 
 
 def test_the_grid_of_the_figures_and_the_axes_of_growth(speed: dict[str, Any]) -> None:
-    wish = speed["Wish"]()
+    wish = speed["BenchRequest"]()
     plans = {part: list(speed["PARTS"][part](wish)) for part in ("figures", "growth")}
     shapes = [(one.model, one.batch, one.length, one.precision, one.memory) for one in plans["figures"]]
     assert len(shapes) == len(set(shapes)) == 8
@@ -100,10 +100,8 @@ def test_names_of_the_bench_are_there_on_first_use() -> None:
         "import sys, deltasam.lab.bench as b; assert 'torch' not in sys.modules; print(sorted(b.__all__), b.measure)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("['Contestant', 'contestants', 'measure', 'prepared'] <function measure"), (
-        done.stderr
-    )
-    with pytest.raises(AttributeError, match="has no attribute 'mesure'; it has Contestant, "):
+    assert done.stdout.startswith("['Candidate', 'candidates', 'measure', 'prepared'] <function measure"), done.stderr
+    with pytest.raises(AttributeError, match="has no attribute 'mesure'; it has Candidate, "):
         import_module("deltasam.lab.bench").mesure  # noqa: B018
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltasam.lab.bench import _contestants, report, step
-from deltasam.lab.bench._contestants import Contestant, contestants, of_method
+from deltasam.lab.bench import _candidates, report, step
+from deltasam.lab.bench._candidates import Candidate, candidates, of_method
 from deltasam.lab.bench._measure import measure
 from deltasam.lab.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
 from deltasam.lab.bench._workbench import Workbench
@@ -58,10 +58,10 @@ def test_ratios_are_to_erm_and_to_sam(measured: Report) -> None:
         assert found.median == pytest.approx(statistics.median(one / other for one, other in pairs))
 
 
-def known(clock: StoodClock, **seconds: float) -> list[Contestant]:
+def known(clock: StoodClock, **seconds: float) -> list[Candidate]:
     """Contestants whose steps take so long, by the clock."""
     return [
-        Contestant(name, "field", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
+        Candidate(name, "field", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
         for name, taken in seconds.items()
     ]
 
@@ -81,7 +81,7 @@ def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
 
         return work
 
-    result = measure(SMALL, [of_method(ERM), of_method(SAM), Contestant("three", "field", build)])
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("three", "field", build)])
     assert (row(result, "three").forwards, row(result, "three").backwards) == (3, 3)
 
 
@@ -92,21 +92,21 @@ def test_one_that_cannot_run_is_named_and_costs_the_others_nothing(capsys: pytes
 
         return work
 
-    result = measure(SMALL, [of_method(ERM), of_method(SAM), Contestant("broken", "field", build)])
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("broken", "field", build)])
     assert [each.name for each in result.rows] == ["ERM", "SAM"]
     report.show(result)
     assert "broken could not run here: RuntimeError: no kernel for this [type]" in capsys.readouterr().out
 
 
 def test_named_methods_come_with_erm_and_sam() -> None:
-    assert [each.name for each in contestants(("delta_sam", "r-drop"), with_field=False, embeddings=True)] == [
+    assert [each.name for each in candidates(("delta_sam", "r-drop"), with_field=False, embeddings=True)] == [
         "ERM",
         "SAM",
         "DeltaSAM",
         "RDrop",
     ]
     with pytest.raises(ValueError, match="'delta-sma' is not a method; did you mean DeltaSAM"):
-        contestants(("delta-sma",), with_field=False, embeddings=False)
+        candidates(("delta-sma",), with_field=False, embeddings=False)
 
 
 def test_a_method_that_looks_rarely_is_timed_over_its_period() -> None:
@@ -164,7 +164,7 @@ def test_the_implementation_of_adamw_is_the_one_that_is_named() -> None:
 
 
 def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_contestants, "GRAPHS", ("cuda", "cpu"))  # ordinary steps stand in for replayed ones
+    monkeypatch.setattr(_candidates, "GRAPHS", ("cuda", "cpu"))  # ordinary steps stand in for replayed ones
     options = {"methods": ("per-instance-sam",), "ways": ("eager", "captured"), "hidden": 16}
     result = measure(StepOptions(**{**vars(SMALL), **options}))
     captured = row(result, "PerInstanceSAM captured")

@@ -32,13 +32,13 @@ def test_the_table_stays_where_it_is(kind: type) -> None:
     method, model, name = kind(embeddings="0", adv_lr=0.3), network(), TABLES[kind]
     method.backward(model, batch(0), Classification())
     table, before = method.state[name], method.state[name].clone()
-    phase = method.phase()
+    phase = method.capture_key()
     method.backward(model, batch(1), Classification())
     assert method.state[name] is table
     assert not torch.equal(table, before)
-    assert method.phase() == phase
+    assert method.capture_key() == phase
     method.load_state_dict(method.state_dict())
-    assert method.phase() != phase  # other memory: what was recorded does not fit
+    assert method.capture_key() != phase  # other memory: what was recorded does not fit
 
 
 def test_the_counts_are_those_of_a_sum() -> None:
@@ -155,7 +155,7 @@ def test_every_table_has_its_vocabulary(rows: tuple[int, int]) -> None:
         assert torch.equal(table[unused], starts.state[name][unused])
         assert torch.equal(table, fresh.state[name])
     assert not torch.equal(starts.state["vocabulary"][:5], starts.state["vocabulary.1"][:5])
-    assert not method.replace(adv_steps=1, init_magnitude=0.0).is_plain()
+    assert not method.replace(adv_steps=1, init_magnitude=0.0).is_erm()
 
 
 def test_layers_on_one_table_share_a_vocabulary() -> None:

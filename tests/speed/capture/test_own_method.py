@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import SAM, TAT, TAVAT, DeltaSAM, FreeLB, Method, Step, finish
+from deltasam.methods import SAM, TAT, TAVAT, DeltaSAM, FreeLB, Method, Step, make_step
 from deltasam.speed.capture import Captured
 from deltasam.step.passes import Passes
 from helpers.captured_models import CASES
@@ -36,7 +36,7 @@ class Own(Method):
         named = {n: g for n, g in zip(passes.params, gradient, strict=True) if g is not None}
         with passes.ascend(list(self.direction(named).values()), self.rho) as ascent:
             perturbed = passes.accumulate()
-        return finish(passes, losses, perturbed=perturbed, ascent=ascent)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def direction(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         return gradient
@@ -74,7 +74,7 @@ class Alternating(Own):
 class WithPhases(Alternating):
     """Says that there are two kinds of steps."""
 
-    def phase(self) -> Hashable:
+    def capture_key(self) -> Hashable:
         return self.steps % 2
 
 

@@ -2,11 +2,11 @@
 
 ``deltasam bench step`` from an installation, or ``python -m deltasam.lab.bench.step`` where there is only torch and
 transformers; ``deltasam bench train`` compares whole trainings. Parts: ``options`` (what to measure), ``_workbench``
-(model, batch, objective), ``_contestants`` (our methods and the field's), ``_optimizers`` (what is behind them),
+(model, batch, objective), ``_candidates`` (our methods and the field's), ``_optimizers`` (what is behind them),
 ``_passes`` (counted by hooks), ``_memory``, ``_engine`` (how the per-instance engine keeps the layers), ``_clock``
 (interleaved rounds), ``isolate`` (perturb and restore alone), ``report`` (table, JSON), ``_plot``, ``train``.
 
-Scripts of one's own measure by :func:`measure`, with :func:`contestants` or with :class:`Contestant` of their own;
+Scripts of one's own measure by :func:`measure`, with :func:`candidates` or with :class:`Candidate` of their own;
 :func:`prepared` gives the steps themselves, for a profiler.
 Every name is imported on first use: the commands look at the options without torch.
 """
@@ -17,16 +17,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deltasam.lab.bench._contestants import Contestant as Contestant
-    from deltasam.lab.bench._contestants import contestants as contestants
+    from deltasam.lab.bench._candidates import Candidate as Candidate
+    from deltasam.lab.bench._candidates import candidates as candidates
     from deltasam.lab.bench._measure import measure as measure
     from deltasam.lab.bench._measure import prepared as prepared
 
 _HOME = {
-    "Contestant": "_contestants", "contestants": "_contestants", "measure": "_measure", "prepared": "_measure",
+    "Candidate": "_candidates", "candidates": "_candidates", "measure": "_measure", "prepared": "_measure",
 }  # fmt: skip
 
-__all__ = ["Contestant", "contestants", "measure", "prepared"]
+__all__ = ["Candidate", "candidates", "measure", "prepared"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from deltasam.lab.bench import isolate
+from deltasam.lab.bench._candidates import Candidate, Work, candidates
 from deltasam.lab.bench._clock import Spread, interleaved, ratios
-from deltasam.lab.bench._contestants import Contestant, Work, contestants
 from deltasam.lab.bench._engine import layers_by_form
 from deltasam.lab.bench._machine import machine
 from deltasam.lab.bench._memory import peak_bytes, release
@@ -26,7 +26,7 @@ SLOW = 0.5  # seconds; a step that takes longer need not be followed by another 
 
 def measure(
     options: StepOptions,
-    field: Sequence[Contestant] | None = None,
+    field: Sequence[Candidate] | None = None,
     *,
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Report:
@@ -34,11 +34,11 @@ def measure(
 
     Args:
         options: What to measure.
-        field: The contestants, ERM and SAM first; those the options name by default.
+        field: The candidates, ERM and SAM first; those the options name by default.
         alone: Entered when everybody has taken the first steps, for as long as the clock runs.
 
     Returns:
-        One row per contestant.
+        One row per candidate.
     """
     bench = set_up(options)
     try:
@@ -53,14 +53,14 @@ def measure(
         release(bench.device)
 
 
-def prepared(options: StepOptions, field: Sequence[Contestant] | None = None) -> Iterator[tuple[Contestant, Work]]:
-    """The contestants, one after the other, each with its step, which has run often enough to be nothing new.
+def prepared(options: StepOptions, field: Sequence[Candidate] | None = None) -> Iterator[tuple[Candidate, Work]]:
+    """The candidates, one after the other, each with its step, which has run often enough to be nothing new.
 
     For measurements of another kind, a profiler's for example.
 
     Args:
         options: The model, the batch and the precision; and who takes part, without ``field``.
-        field: The contestants.
+        field: The candidates.
     """
     bench = set_up(options)
     try:
@@ -79,9 +79,9 @@ def prepared(options: StepOptions, field: Sequence[Contestant] | None = None) ->
 
 @dataclass(frozen=True)
 class _Tried:
-    """A contestant that has taken its first steps."""
+    """A candidate that has taken its first steps."""
 
-    entry: Contestant
+    entry: Candidate
     work: Work
     passes: PassCount
     seconds: float  # of a step, roughly
@@ -90,7 +90,7 @@ class _Tried:
 def _steps(
     options: StepOptions,
     bench: Workbench,
-    entries: Sequence[Contestant],
+    entries: Sequence[Candidate],
     alone: Callable[[], AbstractContextManager[None]],
 ) -> tuple[tuple[Row, ...], dict[str, str]]:
     tried, failures = _try_all(options, bench, entries)
@@ -112,7 +112,7 @@ def _steps(
 
 
 def _row(
-    entry: Contestant,
+    entry: Candidate,
     seconds: Mapping[str, list[float]],
     repeats: Mapping[str, int],
     passes: PassCount,
@@ -139,8 +139,8 @@ def _row(
     )
 
 
-def _all(options: StepOptions) -> list[Contestant]:
-    return contestants(
+def _all(options: StepOptions) -> list[Candidate]:
+    return candidates(
         options.methods,
         ways=options.ways,
         with_field=options.field,
@@ -150,7 +150,7 @@ def _all(options: StepOptions) -> list[Contestant]:
 
 
 def _try_all(
-    options: StepOptions, bench: Workbench, entries: Sequence[Contestant]
+    options: StepOptions, bench: Workbench, entries: Sequence[Candidate]
 ) -> tuple[dict[str, _Tried], dict[str, str]]:
     """The first steps of everybody. One who cannot run here (memory, a precision) must not cost the others theirs.
 
@@ -171,7 +171,7 @@ def _try_all(
     return tried, failures
 
 
-def _try(entry: Contestant, options: StepOptions, bench: Workbench, counted: dict[str, PassCount]) -> _Tried:
+def _try(entry: Candidate, options: StepOptions, bench: Workbench, counted: dict[str, PassCount]) -> _Tried:
     work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
     for _ in range(entry.tries):
         work()
@@ -222,14 +222,14 @@ def _isolated(options: StepOptions, bench: Workbench) -> tuple[Row, ...]:
     )
 
 
-def _peaks(entries: Sequence[Contestant], bench: Workbench) -> dict[str, int]:
+def _peaks(entries: Sequence[Candidate], bench: Workbench) -> dict[str, int]:
     """Peak memory from a fresh start over a period and some steps, so that what is kept between steps counts too."""
     peaks = {}
     for entry in entries:
         if entry.adamw is not None:  # no optimizer takes part
             continue
 
-        def work(entry: Contestant = entry) -> Work:
+        def work(entry: Candidate = entry) -> Work:
             step = entry.build(bench, NO_OPTIMIZER)
             for _ in range(max(entry.tries, entry.period + 1, 3)):
                 step()

@@ -1,4 +1,4 @@
-"""The optimizers behind the contestants: AdamW in its three implementations, and one that does nothing."""
+"""The optimizers behind the candidates: AdamW in its three implementations, and one that does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltasam.lab.bench.options import AdamW
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Makes optimizers. A learning rate of zero lets all contestants see the same weights."""
+    """Makes optimizers. A learning rate of zero lets all candidates see the same weights."""
 
     kind: type[torch.optim.Optimizer]
     options: dict[str, Any]

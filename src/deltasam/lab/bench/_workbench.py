@@ -1,4 +1,4 @@
-"""The model, the batch and the objective that all contestants share."""
+"""The model, the batch and the objective that all candidates share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Workbench:
         return torch.autocast(self.device.type, dtype=self.autocast)
 
     def compiled(self) -> nn.Module:
-        """The model through ``torch.compile``, compiled once for all contestants."""
+        """The model through ``torch.compile``, compiled once for all candidates."""
         if not self._compiled:
             ours = self.compile_mode == "tuned"
             model: Any = compiled(self.model) if ours else torch.compile(self.model, mode=self.compile_mode)
@@ -70,7 +70,7 @@ class Workbench:
             torch._dynamo.reset()
 
     def loss(self) -> Tensor:
-        """The mean loss, for the contestants that know nothing of instances."""
+        """The mean loss, for the candidates that know nothing of instances."""
         return self.objective(self.model, self.batch).mean()
 
     def synchronize(self) -> None:

@@ -43,7 +43,7 @@ class StepOptions:
             max-autotune-no-cudagraphs: tries out kernels for the products, too (slow).
         field: Measure the implementations of other packages, too, where they are installed; --no-field does not.
         adamw: Implementations of AdamW; the first one is behind everything, ERM and SAM run with the others, too.
-        rounds: Timed rounds; in each, every contestant takes its turn.
+        rounds: Timed rounds; in each, every candidate takes its turn.
         seconds: Steps in a row that last this long in all rounds together; by default 5 on a GPU, 1 on a CPU a round.
         warmup: Rounds before the clock starts.
         clock: Time on the wall, or of the processor, which a busy machine disturbs less.

@@ -15,7 +15,7 @@ from deltasam.step.names import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One contestant. Ratios are taken within each round; what was not measured is None.
+    """One candidate. Ratios are taken within each round; what was not measured is None.
 
     Attributes:
         name: The method, or the package and the method.

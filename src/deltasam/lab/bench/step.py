@@ -1,4 +1,4 @@
-"""Measures a step of every contestant. ``python -m deltasam.lab.bench.step --help`` needs only torch and transformers."""
+"""Measures a step of every candidate. ``python -m deltasam.lab.bench.step --help`` needs only torch and transformers."""
 
 from __future__ import annotations
 

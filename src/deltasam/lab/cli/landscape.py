@@ -74,7 +74,7 @@ class Landscape:
 
     def measured(self, folder: Path) -> dict[str, Any]:
         """The slices of one run, from its folder if they are there and whole."""
-        from deltasam.integrations.storage import told_clearly, write_text
+        from deltasam.integrations.storage import explain_storage_errors, write_text
         from deltasam.lab.report import read_landscape
         from deltasam.lab.report._measured import LANDSCAPE
 
@@ -89,7 +89,7 @@ class Landscape:
         if known is None and path.is_file():
             print(f"{path}: it is cut short or altered; measured anew", file=sys.stderr)
         found = {"settings": settings, **self._measure(folder)}
-        with told_clearly(path.parent):
+        with explain_storage_errors(path.parent):
             path.parent.mkdir(exist_ok=True)
             write_text(path, json.dumps(found))
         return found

@@ -25,5 +25,5 @@ class ListMethods:
             summary = inspect.getdoc(method if own else inspect.getmodule(method)) or ""
             if summary.startswith(f"{method.__name__}("):  # dataclass writes the signature where there is no docstring
                 summary = ""
-            table.add_row(name, method.passes, summary.partition("\n")[0])
+            table.add_row(name, method.cost, summary.partition("\n")[0])
         Console().print(table)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from deltasam.integrations.storage import told_clearly
+from deltasam.integrations.storage import explain_storage_errors
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._environment import device_name, environment, peak_memory
 from deltasam.lab.experiments._errors import ConfigError, RunStoppedError
@@ -186,7 +186,7 @@ def run(
         )
     # Where Trainer is to write its log, which it takes from nowhere else.
     logs = _variable("TENSORBOARD_LOGGING_DIR", str(place.path / "tensorboard")) if tensorboard else nullcontext()
-    with told_clearly(folder), _precision(config.precision), logs:
+    with explain_storage_errors(folder), _precision(config.precision), logs:
         model = _checked_model(prepared)
         place.claim(config)
         with held(folder):

@@ -1,4 +1,4 @@
-"""Adaptive search over the settings of a run: Optuna proposes, a run answers, a file or a database remembers."""
+"""Adaptive search over the settings of a run: Optuna proposes, a run answers, a file or a database state_keys."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class EmbeddingConsistency(Consistency):
 class Perturbed:
     """Further passes over a batch: with other embeddings, and with the clean pass's dropout masks if those are shared.
 
-    Must be made before the clean pass, whose place in the random streams it remembers.
+    Must be made before the clean pass, whose place in the random streams it state_keys.
     """
 
     def __init__(self, owner: EmbeddingConsistency, model: nn.Module, batch: Any) -> None:

@@ -67,14 +67,14 @@ class EmbeddingNoise(Wrapper):
             return self.objective.forward(model, batch)
 
     @property
-    def holds(self) -> bool:
+    def has_unperturbed_part(self) -> bool:
         """Whether the objective inside holds a part."""
-        return self.objective.holds
+        return self.objective.has_unperturbed_part
 
-    def held(self, model: nn.Module, batch: Any) -> Tensor | None:
+    def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
         """The part of the outputs that stays at w, with its noise, if the wrapped objective has one."""
         with self._noisy(model, batch, required=False):
-            return self.objective.held(model, batch)
+            return self.objective.unperturbed(model, batch)
 
     def complete(self, model: nn.Module, batch: Any, held: Tensor) -> Tensor:
         """All outputs from the held part and a noisy pass over the rest."""

@@ -133,7 +133,7 @@ class PassState:
             if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
                 source = source.to(torch.get_autocast_dtype(kind))
             inside = PerInstance.wrap(source, self.reading) if type(x) is PerInstance else source
-            rows = inside if layout.is_plain and self.grouping.m == 1 else self.grouping.rows(layout.split(inside, 1))
+            rows = inside if layout.is_erm and self.grouping.m == 1 else self.grouping.rows(layout.split(inside, 1))
             self._last = last = (x, how, rows, rows.detach() if self.recording else rows)
         return last[2], last[3]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from deltasam.per_instance.interception.tensors import (
     CallKey,
     Kind,
+    LayoutTable,
     PerInstance,
-    Reading,
     instances_back,
     instances_first,
 )
@@ -28,12 +28,12 @@ class Layout(NamedTuple):
 
     kind: Kind
     size: int
-    reading: Reading
+    reading: LayoutTable
     lead: tuple[int, ...]
     key: CallKey | None = None
 
     @property
-    def is_plain(self) -> bool:
+    def is_erm(self) -> bool:
         """Whether the tensor is ``(N, S, *features)`` as it stands."""
         return self.kind == "batch" and len(self.lead) == 2
 
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
         return tensor.reshape(*self.lead, *tail)
 
 
-def find_layout(tensor: Tensor, features: int, size: int, reading: Reading, name: str) -> Layout:
+def find_layout(tensor: Tensor, features: int, size: int, reading: LayoutTable, name: str) -> Layout:
     """The layout of an input of a parameter's layer by its shape; what was found out settles what that leaves open.
 
     Where it is open, the reading that keeps the model's own shapes comes first; it is verified afterwards.

@@ -51,7 +51,7 @@ def _linear(module: Any, state: PassState) -> Forward:
         weight, bias = own["weight"], own["bias"]
         if type(weight) is Proxy and type(input) is Tensor and (bias is None or type(bias) is Proxy):
             layout = state.layout(input, weight, 1)
-            if layout.is_plain and state.grouping.m == 1:
+            if layout.is_erm and state.grouping.m == 1:
                 rows, recorded = state.rows(input, layout)
                 y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
                 return state.matrix(weight, bias, rows, y, recorded, layout)
@@ -69,10 +69,10 @@ def _layer_norm(module: Any, state: PassState) -> Forward:
         weight, bias = own["weight"], own["bias"]
         if type(weight) is Proxy and type(bias) is Proxy and type(input) is Tensor and len(shape) == 1:
             layout = state.layout(input, weight, 1)
-            if layout.is_plain and perturbation is None:
+            if layout.is_erm and perturbation is None:
                 y = torch.layer_norm(input, shape, weight.parameter, bias.parameter, eps)
                 return state.norm(weight, bias, input, y, layout, normal)
-            if layout.is_plain and perturbation is not None and not state.recording:
+            if layout.is_erm and perturbation is not None and not state.recording:
                 scale, shift = perturbation.beside_rows(weight.parameter), perturbation.beside_rows(bias.parameter)
                 if scale is not None and shift is not None and input.ndim == 3 and scale.dtype is input.dtype:
                     return scaled_norm(input, scale, shift, eps)

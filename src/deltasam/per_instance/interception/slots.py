@@ -25,7 +25,7 @@ from deltasam.per_instance.verification.errors import InstancesMixedError, SizeU
 from deltasam.step.checks import require_apart, sharing
 
 
-class Places:
+class ParameterSlots:
     """Every attribute of a module that holds one of the chosen parameters, tied ones included.
 
     Args:

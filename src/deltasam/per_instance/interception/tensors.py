@@ -32,7 +32,7 @@ CallKey = tuple[str, int, bool]
 
 
 @dataclass
-class Reading:
+class LayoutTable:
     """How the tensors of a model are read where their shapes leave it open.
 
     Attributes:
@@ -63,10 +63,10 @@ class PerInstance(Tensor):
     """A tensor of one value per instance that looks like a single value: ``inner`` is ``(N, *shape)``."""
 
     inner: Tensor  # type: ignore[assignment]
-    reading: Reading
+    reading: LayoutTable
 
     @staticmethod
-    def wrap(inner: Tensor, reading: Reading) -> Tensor:
+    def wrap(inner: Tensor, reading: LayoutTable) -> Tensor:
         """``inner`` in disguise; with a single instance there is nothing to hide."""
         if inner.shape[0] == 1:
             return inner.squeeze(0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deltasam.per_instance.algebra.factors import Factor, LowRank, Rows
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.interception.calls import PassState
-from deltasam.per_instance.interception.slots import Places
+from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.interception.tensors import CallKey, Kind
 from deltasam.per_instance.verification.errors import MisreadError, SuspectedMixError, UncoveredError
 
@@ -30,7 +30,7 @@ class Checked:
         group: The number of the group; -1 if no group has a gradient.
         members: Its instances.
         gradients: Its gradient by autograd, one per parameter, with the loss scale.
-        unfelt: Places of calls whose outputs have no gradient (detached ones): it cannot prove their reading.
+        unfelt: ParameterSlots of calls whose outputs have no gradient (detached ones): it cannot prove their reading.
         halves: Whether the layers compute in half precision.
         proves: Whether every gradient could be compared.
     """
@@ -57,7 +57,7 @@ class Comparison:
         last: There is no other attempt.
     """
 
-    places: Places
+    places: ParameterSlots
     losses: Tensor
     state: PassState
     found: Sequence[Tensor | None]
@@ -109,7 +109,7 @@ def _telling_groups(norms: Tensor) -> list[int]:
 
 
 def _explain(
-    places: Places, state: PassState, wrong: list[str], members: slice, *, mixed: bool, last: bool
+    places: ParameterSlots, state: PassState, wrong: list[str], members: slice, *, mixed: bool, last: bool
 ) -> NoReturn:
     """Raises what a wrong gradient means: another reading is to be tried, or the model is not for the engine."""
     memory, size = places.memory, state.size
@@ -132,7 +132,7 @@ def _explain(
     raise places.fault or fault
 
 
-def _candidates(places: Places, state: PassState, wrong: list[str]) -> list[CallKey]:
+def _candidates(places: ParameterSlots, state: PassState, wrong: list[str]) -> list[CallKey]:
     """Operations without a rule that have taken a tensor for the batch: one of them may have been shared.
 
     Which one it was the gradient does not say. Tensors of N rows and more dimensions are taken for batches rightly in

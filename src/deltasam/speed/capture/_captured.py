@@ -150,7 +150,7 @@ class Captured:
         device = next(model.parameters()).device
         if device.type not in HAS_GRAPHS:
             self.report.ordinary += 1
-            return run(inputs, self.method.take)
+            return run(inputs, self.method.run_step)
         try:
             about = self._key(model, inputs, objective, kind, device)
             state = model_key(model)
@@ -168,7 +168,7 @@ class Captured:
         except NotCapturableError as obstacle:
             self._mention(str(obstacle))
             self.report.ordinary += 1
-            step = run(inputs, self.method.take)
+            step = run(inputs, self.method.run_step)
         return step
 
     def _key(
@@ -192,7 +192,7 @@ class Captured:
                 f"objective={type(own).__name__} has weights of its own; make them a part of the model, or freeze "
                 "them (requires_grad_(False))"
             )
-        here = (kind, method_key(self.method), self.method.phase(), objective_key(objective))
+        here = (kind, method_key(self.method), self.method.capture_key(), objective_key(objective))
         return (*here, batch_key(inputs), surroundings_key(device))
 
     def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:
@@ -200,7 +200,7 @@ class Captured:
         needs = Needs(device)
         object.__setattr__(self.method, "_steps_read", False)
         with observed(needs):
-            step = run(inputs, self.method.take)
+            step = run(inputs, self.method.run_step)
         needs.finish()
         obstacle = needs.obstacle or _may_keep(self.method) or _may_count(self.method)
         self._seen[key] = needs if obstacle is None else obstacle
@@ -240,7 +240,7 @@ class Captured:
             else:
                 params[name].grad = place if grad is None else grad.add_(place)
         self.report.replayed += 1
-        return self.method.noted(step)
+        return self.method.count_step(step)
 
     def _parameters(self, model: nn.Module, state: Hashable) -> dict[str, nn.Parameter]:
         """The parameters by name; putting the names together in every step would cost a good part of a small one."""
@@ -281,10 +281,10 @@ def _may_keep(method: Method) -> str | None:
 def _may_count(method: Method) -> str | None:
     """The obstacle, if the step that was observed may depend on its number; a class with phases says how."""
     kind = type(method)
-    if not method._steps_read or "capturable" in vars(kind) or kind.phase is not Method.phase:
+    if not method._steps_read or "capturable" in vars(kind) or kind.capture_key is not Method.capture_key:
         return None
     return (
-        f"{kind.__name__} reads self.steps, and a replay repeats the step that was recorded. Override phase() to "
+        f"{kind.__name__} reads self.steps, and a replay repeats the step that was recorded. Override capture_key() to "
         "return what depends on the number; or set capturable = True in the class if nothing does, else "
         "capturable = False"
     )

@@ -39,7 +39,7 @@ PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Candidate:
     """One row of the table: ``build`` makes a function that takes one training step, optimizer included.
 
     Attributes:
@@ -68,14 +68,14 @@ class Contestant:
         return 1 if self.way == "eager" else 2 * self.period + 1
 
 
-def contestants(
+def candidates(
     names: tuple[str, ...],
     *,
     ways: tuple[Way, ...] = ("eager",),
     with_field: bool,
     embeddings: bool,
     adamw: tuple[AdamW, ...] = (),
-) -> list[Contestant]:
+) -> list[Candidate]:
     """ERM, SAM and the named methods (all if none is named), then the installed packages of others.
 
     Args:
@@ -97,7 +97,7 @@ def contestants(
     return [*ours.values(), *(field(embeddings=embeddings) if with_field else [])]
 
 
-def _named(name: str, way: Way = "eager") -> Contestant:
+def _named(name: str, way: Way = "eager") -> Candidate:
     for known, kind in REGULARISERS.items():
         if spelled(name) == spelled(known):
             return of_method(ERM, known, wrap=kind, way=way)
@@ -113,7 +113,7 @@ def of_method(
     *,
     wrap: Callable[[Objective], Objective] | None = None,
     way: Way = "eager",
-) -> Contestant:
+) -> Candidate:
     """A method of this package, in the loop its users write, over an objective that ``wrap`` may change."""
     sample = make()
     label = name or type(sample).__name__
@@ -134,7 +134,7 @@ def of_method(
 
         return work
 
-    return Contestant(
+    return Candidate(
         name=label if way == "eager" else f"{label} {way}",
         origin="deltasam",
         build=build,
@@ -163,17 +163,17 @@ def _captured(bench: Workbench, method: Method, model: Any, objective: Objective
     return work
 
 
-def field(*, embeddings: bool) -> list[Contestant]:
+def field(*, embeddings: bool) -> list[Candidate]:
     """The implementations of other packages, as far as they are installed here."""
     found = []
     if util.find_spec("pytorch_optimizer") is not None:
         found += [_closure_style(name) for name in ("SAM", "FriendlySAM", "LookSAM")]
     if embeddings and util.find_spec("smart_pytorch") is not None:
-        found.append(Contestant("smart_pytorch.SMARTLoss", "field", _smart_pytorch))
+        found.append(Candidate("smart_pytorch.SMARTLoss", "field", _smart_pytorch))
     return found
 
 
-def _closure_style(name: str) -> Contestant:
+def _closure_style(name: str) -> Candidate:
     def build(bench: Workbench, optimizer: Optimizer) -> Work:
         kind = getattr(import_module("pytorch_optimizer"), name)
         stepper = kind(bench.model.parameters(), optimizer.kind, **optimizer.options)
@@ -191,7 +191,7 @@ def _closure_style(name: str) -> Contestant:
 
         return work
 
-    return Contestant(f"pytorch_optimizer.{name}", "field", build, period=10 if name == "LookSAM" else 1)
+    return Candidate(f"pytorch_optimizer.{name}", "field", build, period=10 if name == "LookSAM" else 1)
 
 
 def _smart_pytorch(bench: Workbench, optimizer: Optimizer) -> Work:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deltasam.per_instance.algebra.gradient import InstanceGradients, collect
 from deltasam.per_instance.interception.calls import PassState
-from deltasam.per_instance.interception.slots import Places
+from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.interception.tensors import Kind, PerInstance
 from deltasam.per_instance.memory import Signature, kind_of
 from deltasam.per_instance.verification.errors import (
@@ -49,7 +49,7 @@ class Recording:
     losses: Tensor
     gradients: InstanceGradients
     norms: Tensor
-    places: Places
+    places: ParameterSlots
 
     def rounded(self, *, widening: bool = False) -> Recording:
         """The same with output gradients in bfloat16; the norms stay those of the gradients as they were computed.
@@ -102,7 +102,9 @@ def record(
         ValueError: Two parameters share their memory.
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
-    places = Places(model, {name: p for name, p in chosen.items() if p.numel()})  # of nothing there is no gradient
+    places = ParameterSlots(
+        model, {name: p for name, p in chosen.items() if p.numel()}
+    )  # of nothing there is no gradient
     wish = _Wish(run, size, group, scale, tuple(terms), kind_of(objective))
     why: MisreadError | None = None
     for attempt in range(_ATTEMPTS):
@@ -128,7 +130,7 @@ class _Wish:
     kind: Hashable
 
 
-def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: bool) -> Recording | MisreadError:
+def _reading(places: ParameterSlots, wish: _Wish, why: MisreadError | None, *, last: bool) -> Recording | MisreadError:
     """The recording under the current reading of the inputs, or why it has to be made again under another."""
     try:
         return _attempt(places, wish, last=last)
@@ -159,7 +161,7 @@ def _reading(places: Places, wish: _Wish, why: MisreadError | None, *, last: boo
     raise verdict from (suspicion if isinstance(verdict, UncoveredError) else None)
 
 
-def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError | None) -> Exception:
+def _judged(places: ParameterSlots, wish: _Wish, suspicion: Exception, why: MisreadError | None) -> Exception:
     """What an error of a pass with proxies means, by passes without: if those fail, too, it is the model's own error.
 
     Proxies are in nobody's way who does not look; a model that does, or has its instances elsewhere than in front,
@@ -190,7 +192,7 @@ def _judged(places: Places, wish: _Wish, suspicion: Exception, why: MisreadError
     return UncoveredError(message if why is None else f"{why}; {message}", list(places.params))
 
 
-def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
+def _attempt(places: ParameterSlots, wish: _Wish, *, last: bool) -> Recording:
     """One recording; what was not compared with autograd before is compared now."""
     recording, signature, checked = _pass_at_w(places, wish, last=last)
     if checked is not None:
@@ -201,7 +203,7 @@ def _attempt(places: Places, wish: _Wish, *, last: bool) -> Recording:
     return recording
 
 
-def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, Signature, Checked | None]:
+def _pass_at_w(places: ParameterSlots, wish: _Wish, *, last: bool) -> tuple[Recording, Signature, Checked | None]:
     """The pass itself, its signature, and what a comparison of its gradients leaves to look at."""
     scale, checked = wish.scale, None
     with torch.enable_grad(), places.taken(wish.size, wish.group, wish.terms, recording=True) as current:
@@ -228,7 +230,7 @@ def _pass_at_w(places: Places, wish: _Wish, *, last: bool) -> tuple[Recording, S
     return Recording(losses.detach(), gradients, norms, places), signature, checked
 
 
-def _signature(places: Places, state: PassState, wish: _Wish) -> Signature:
+def _signature(places: ParameterSlots, state: PassState, wish: _Wish) -> Signature:
     """What a comparison with autograd holds for.
 
     In a single group every reading of the inputs gives the right gradient: that proves nothing for several.
@@ -238,7 +240,7 @@ def _signature(places: Places, state: PassState, wish: _Wish) -> Signature:
     return tuple(places.params), frozenset(state.seen.items()), m, bool(wish.terms), wish.kind
 
 
-def _goes_the_same_way(places: Places, wish: _Wish, checked: Checked) -> bool:
+def _goes_the_same_way(places: ParameterSlots, wish: _Wish, checked: Checked) -> bool:
     """A parameter without a gradient must have none in the model as it is either.
 
     A function with a backward of its own (``torch.autograd.Function``) takes a proxy for a constant, unseen by anyone.
@@ -262,7 +264,7 @@ def _goes_the_same_way(places: Places, wish: _Wish, checked: Checked) -> bool:
     return alike
 
 
-def _try_out(recording: Recording, places: Places, wish: _Wish, checked: Checked, *, last: bool) -> None:
+def _try_out(recording: Recording, places: ParameterSlots, wish: _Wish, checked: Checked, *, last: bool) -> None:
     """Looks at the perturbed pass of a signature whose gradient at w is right.
 
     Raises:
@@ -291,7 +293,7 @@ def _try_out(recording: Recording, places: Places, wish: _Wish, checked: Checked
 
 
 @contextmanager
-def perturbed(places: Places, terms: Sequence[tuple[InstanceGradients, Tensor]]) -> Iterator[None]:
+def perturbed(places: ParameterSlots, terms: Sequence[tuple[InstanceGradients, Tensor]]) -> Iterator[None]:
     r"""The model computes with :math:`w + \sum_k c_{kg} \nabla_k l_g` for every group g of the batch.
 
     Plain autograd then gives :math:`\nabla \frac1N \sum_i l_i(w + \epsilon_i)`. The weights themselves are never
