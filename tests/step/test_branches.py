@@ -55,7 +55,7 @@ def test_several_draws_hold_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) 
         most.append(open_[0])
         yield
 
-    monkeypatch.setattr(Branches, "aside", aside)
+    monkeypatch.setattr(Branches, "concurrent", aside)
     monkeypatch.setattr(Branches, "join", lambda self: open_.__setitem__(0, 0))
     method = DeltaSAM(weighting=FiniteDifference(samples=3))
     method.backward(nn.Linear(2, 1), torch.rand(4, 2), lambda m, x: m(x).squeeze(-1) ** 2)
