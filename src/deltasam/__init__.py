@@ -17,7 +17,11 @@ The public names are imported when they are first used, so that ``import deltasa
 
 from __future__ import annotations
 
+import sys
+import warnings
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -114,6 +118,49 @@ if TYPE_CHECKING:
     from deltasam.weighting import RandomWeights as RandomWeights
     from deltasam.weighting import Uniform as Uniform
     from deltasam.weighting import Weighting as Weighting
+
+
+# Where the modules of 0.1 that its documentation showed are now. The old paths go with the next version.
+_MOVED = {
+    "batches": "step.batches",
+    "bench": "lab.bench",
+    "capture": "speed.capture",
+    "compiling": "speed.compiling",
+    "experiments": "lab.experiments",
+    "instances": "per_instance",
+    "passes": "step.passes",
+    "perturb": "step.perturb",
+    "plugins": "lab.plugins",
+    "precision": "step.precision",
+    "randomness": "step.randomness",
+    "report": "lab.report",
+    "splitting": "speed.splitting",
+    "tasks": "lab.tasks",
+}
+
+
+class _MovedModules(MetaPathFinder, Loader):
+    """Imports a module under its path of 0.1, with a warning that names the new one."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package, _, rest = name.partition(".")
+        return ModuleSpec(name, self) if package == "deltasam" and rest.split(".")[0] in _MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        old, _, rest = spec.name.removeprefix("deltasam.").partition(".")
+        new = ".".join(filter(None, ("deltasam", _MOVED[old], rest)))
+        new = new.replace("lab.experiments.sweeps", "lab.sweeps")
+        warnings.warn(f"{spec.name} is now {new}; the old path goes with the next version", DeprecationWarning, 2)
+        module = import_module(new)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        # The import system has put the spec of the old path here.
+        module.__spec__ = module.__spec__.loader_state
+
+
+sys.meta_path.append(_MovedModules())
 
 
 def __getattr__(name: str) -> Any:
