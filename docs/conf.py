@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -12,6 +14,9 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
 import deltasam
+
+sys.path.insert(0, str(Path(__file__).parent))
+import rooms  # noqa: E402
 
 project = "deltasam"
 author = "The deltasam authors"
@@ -73,6 +78,12 @@ def _block(page: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _fill_rooms(app: Any, page: str, source: list[str]) -> None:
+    if page == "layers":
+        source[0] = rooms.fill(source[0])
+
+
 def setup(app: Any) -> None:
-    """Formulas without MathJax."""
+    """Formulas without MathJax; the page of the rooms from the contract."""
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
+    app.connect("source-read", _fill_rooms)

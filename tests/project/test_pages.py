@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import shlex
 from fnmatch import fnmatch
 from pathlib import Path
@@ -50,11 +51,16 @@ def test_the_api_has_every_name_that_is_imported_on_first_use() -> None:
     assert not [each for each in names if f":: {each}\n" not in pages]
 
 
-def test_the_picture_of_the_layers_is_the_contract() -> None:
-    contract = (REPOSITORY / "pyproject.toml").read_text().split("layers = [")[1].split("]")[0]
-    drawn = re.findall(r'class="code[^"]*"[^>]*>([^<]+)<', (DOCS / "_static" / "layers.svg").read_text())
-    wanted = [re.findall(r"\w+", line) for line in re.findall(r'"([^"]+)"', contract)]
-    assert [re.findall(r"\w+", row) for row in drawn] == wanted
+@pytest.mark.parametrize("contract", ["rooms", "lab"])
+def test_every_room_has_a_sentence_and_contributing_names_it(contract: str) -> None:
+    rooms = runpy.run_path(str(DOCS / "rooms.py"))
+    inside = "" if contract == "rooms" else contract
+    table = rooms["table"](contract, inside)
+    names = [room for row in rooms["layers"](contract) for room in row]
+    assert len(names) > 5
+    assert all(len(line.split("|")[2].strip()) > 10 for line in table.splitlines()[2:])
+    guide = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    assert not [name for name in names if f"`{inside}{'/' * bool(inside)}{name}" not in guide]
 
 
 def commands(page: Path) -> list[list[str]]:
