@@ -74,8 +74,7 @@ class Landscape:
 
     def measured(self, folder: Path) -> dict[str, Any]:
         """The slices of one run, from its folder if they are there and whole."""
-        from deltasam.report import read_landscape
-        from deltasam.report._measured import LANDSCAPE
+        from deltasam.report import LANDSCAPE, read_landscape
         from deltasam.storage import told_clearly, write_text
 
         settings = {

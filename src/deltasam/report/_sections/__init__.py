@@ -1,0 +1,27 @@
+"""The sections of the page, in their order. A new section is a function in a file here and an entry in the list."""
+
+from collections.abc import Callable
+
+from deltasam.report._sections._base import PageRuns, Section
+from deltasam.report._sections._cost import cost
+from deltasam.report._sections._curves import learning_curves, sharpness
+from deltasam.report._sections._landscape import landscape
+from deltasam.report._sections._paper import paper_table
+from deltasam.report._sections._results import all_runs, results
+from deltasam.report._sections._risk import risk
+from deltasam.report._sections._summary import summary
+from deltasam.report._sections._weights import weights
+
+SECTIONS: tuple[Callable[[PageRuns], Section | None], ...] = (
+    summary,
+    results,
+    learning_curves,
+    risk,
+    sharpness,
+    weights,
+    landscape,
+    cost,
+)
+"""Each makes a section, or None if the runs have nothing to show. The paper's tables and the list of runs follow."""
+
+__all__ = ["SECTIONS", "PageRuns", "Section", "all_runs", "paper_table"]
