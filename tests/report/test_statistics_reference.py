@@ -13,8 +13,16 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from deltasam.report import bootstrap_interval, compare, comparison_notes, count_wins, holm, paired_test, pooled_test
-from deltasam.report._table import Cell
+from deltasam.report import (
+    Cell,
+    bootstrap_interval,
+    compare,
+    comparison_notes,
+    count_wins,
+    holm,
+    paired_test,
+    pooled_test,
+)
 
 right = st.integers(0, 277)  # answers of a small development set: ties are common
 

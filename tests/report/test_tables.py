@@ -18,19 +18,20 @@ import pytest
 from deltasam.report import (
     TABLES,
     Cell,
+    Column,
+    Row,
+    Table,
     by_cell,
     compare,
     count_wins,
     from_csv,
     paper,
     read_runs,
+    table_notes,
     to_csv,
     to_latex,
     to_markdown,
 )
-from deltasam.report import _formats as formats
-from deltasam.report._lines import lines, usual_note
-from deltasam.report._table import Column, Row, Table
 
 # Made with `deltasam sweep` from the files beside it: models of a few thousand weights, a few rows, a dozen updates.
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,7 +63,7 @@ def _to_ten_places(text: str) -> str:
 def test_without_the_paper_only_what_was_run_is_left(name: str, runs) -> None:
     table = TABLES[name](runs)
     ran = {row.label for row in table.rows if any(cell.values for cell in row.cells.values())}
-    shown = list(lines(table, paper=False))
+    shown = list(table.lines(paper=False))
     assert {line.label for line in shown if line.kind != "group"} == ran
     assert all(after.kind == "ours" for line, after in itertools.pairwise(shown) if line.kind == "group")
     for write in (to_markdown, to_latex):
@@ -205,7 +206,7 @@ def test_command_writes_every_format(tmp_path: Path, runs) -> None:
     )  # fmt: skip
     assert "per-instance SAM" in shown.stdout
     assert "Ours at rho = 0.05." in shown.stdout
-    assert formats.table_notes(TABLES["glue"](runs))[0].startswith("n = ")
+    assert table_notes(TABLES["glue"](runs))[0].startswith("n = ")
     missing = subprocess.run(
         [sys.executable, "-m", "deltasam", "table", "glue", str(tmp_path / "nowhere")], capture_output=True,
         text=True, check=False,
@@ -277,6 +278,6 @@ def test_other_numbers_of_seeds_are_written_into_the_cells() -> None:
         name="own", title="Own", columns=columns, rows=(Row("model", "SAM", "SAM", cells),), aggregate="mean",
         paper_aggregate="mean", source="Table 0",
     )  # fmt: skip
-    (ours,) = [line for line in lines(table, spread="none") if line.kind == "ours"]
+    (ours,) = [line for line in table.lines(spread="none") if line.kind == "ours"]
     assert ours.cells == ("1.5", "1.5", "2.0 (n=3)", "1.0 (n=1)")
-    assert usual_note(table) == "n = 2 where a cell does not say otherwise."
+    assert table_notes(table)[0] == "n = 2 where a cell does not say otherwise."
