@@ -274,10 +274,8 @@ def test_other_numbers_of_seeds_are_written_into_the_cells() -> None:
     """More of them as well as fewer, since the note below the table says how many the others have."""
     columns = tuple(Column(key=key, header=key) for key in "abcd")
     cells = {key: Cell(tuple(range(1, n + 1))) for key, n in zip("abcd", (2, 2, 3, 1), strict=True)}
-    table = Table(
-        name="own", title="Own", columns=columns, rows=(Row("model", "SAM", "SAM", cells),), aggregate="mean",
-        paper_aggregate="mean", source="Table 0",
-    )  # fmt: skip
+    source = paper.Source(table="Table 0", aggregate="mean", figures={})
+    table = Table("own", "Own", columns, (Row("model", "SAM", "SAM", cells),), "mean", source)
     (ours,) = [line for line in table.lines(spread="none") if line.kind == "ours"]
     assert ours.cells == ("1.5", "1.5", "2.0 (n=3)", "1.0 (n=1)")
     assert table_notes(table)[0] == "n = 2 where a cell does not say otherwise."

@@ -18,20 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RC = {
-    "font.size": 9,
-    "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none",  # text stays text: smaller, and it can be searched
     "text.parse_math": False,  # names of runs may contain $
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#59636e",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#d5dae0",
-    "axes.axisbelow": True,
-    "axes.formatter.limits": (-3, 5),
-    "lines.markersize": 5,
-}
+    "font.size": 9, "font.sans-serif": ["DejaVu Sans"], "axes.formatter.limits": (-3, 5), "lines.markersize": 5,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#59636e",
+    "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": "#d5dae0",
+}  # fmt: skip
 
 
 class Look(NamedTuple):

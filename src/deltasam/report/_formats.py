@@ -94,7 +94,7 @@ def to_frame(table: Table) -> DataFrame:
                     "paper": cell.paper,
                     "paper_aggregate": theirs if cell.paper is not None else "",
                     "difference": cell.difference(theirs),
-                    "source": table.source if cell.paper is not None else "",
+                    "source": table.source.table if cell.paper is not None else "",
                     "evaluation": cell.evaluation if cell.values else "",
                 }
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +13,22 @@ RISK = "adversarial-risk.json"
 LANDSCAPE = "landscape.json"
 WEIGHTS = "instance-weights.json"
 
+Form = Callable[[Any], bool]
+"""Whether a value has the form that is expected."""
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file, or None if there is no such file or it holds no object."""
+
+def read_measurement(path: Path, kind: str) -> dict[str, Any] | None:
+    """Returns a measurement of one of the :data:`FORMS`, or None if it is missing, truncated or altered."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and FORMS[kind](found) else None
 
 
 def read_landscape(path: Path) -> dict[str, Any] | None:
     """Returns the content of a ``landscape.json``, or None if it is missing, truncated or altered."""
-    return landscape_in(read_json(path))
-
-
-def risk_in(found: Any) -> dict[str, Any] | None:
-    """Returns a risk if it is a finite number. Its settings are empty where the file has none."""
-    if not isinstance(found, Mapping) or not _is_finite(found.get("value")):
-        return None
-    settings = found.get("settings", {})
-    if not isinstance(settings, Mapping) or not _is_finite(settings.get("rho", 0.0)):
-        return None
-    return {**found, "settings": settings}
-
-
-def landscape_in(found: Any) -> dict[str, Any] | None:
-    """Returns a landscape if its axes and losses are numbers of matching shapes. The losses need not be finite."""
-    if not isinstance(found, Mapping):
-        return None
-    lines, planes = found.get("lines"), found.get("planes", {})
-    if not isinstance(lines, Mapping) or not isinstance(planes, Mapping):
-        return None
-    return dict(found) if all(map(_is_line, lines.values())) and all(map(_is_plane, planes.values())) else None
-
-
-def weights_in(found: Any) -> dict[str, Any] | None:
-    """Returns instance weights if the weights and the examples are complete."""
-    if not isinstance(found, Mapping) or not _are_numbers(found.get("weights")):
-        return None
-    examples = found.get("examples")
-    return dict(found) if isinstance(examples, Sequence) and all(map(_is_example, examples)) else None
-
-
-READERS = {RISK: risk_in, LANDSCAPE: landscape_in, WEIGHTS: weights_in}
-"""The reader of each measurement."""
+    return read_measurement(path, LANDSCAPE)
 
 
 def is_number(value: Any) -> bool:
@@ -69,32 +40,47 @@ def _is_finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and all(map(is_number, values))
+def _list_of(form: Form) -> Form:
+    return lambda values: isinstance(values, list) and all(map(form, values))
+
+
+def _dict_of(form: Form) -> Form:
+    return lambda values: isinstance(values, dict) and all(map(form, values.values()))
+
+
+def _has(found: Any, /, **forms: Form) -> bool:
+    return isinstance(found, dict) and all(form(found.get(name)) for name, form in forms.items())
 
 
 def _is_axis(values: Any) -> bool:
-    return _are_numbers(values) and len(values) > 0 and all(map(math.isfinite, values))
+    return _list_of(_is_finite)(values) and len(values) > 0
 
 
 def _is_line(line: Any) -> bool:
-    if not isinstance(line, Mapping) or not (_is_axis(line.get("x")) and _are_numbers(line.get("loss"))):
-        return False
-    return len(line["x"]) == len(line["loss"])
+    return _has(line, x=_is_axis, loss=_list_of(is_number)) and len(line["x"]) == len(line["loss"])
 
 
 def _is_plane(plane: Any) -> bool:
-    if not isinstance(plane, Mapping) or not (_is_axis(plane.get("x")) and _is_axis(plane.get("y"))):
-        return False
-    rows = plane.get("loss")
-    if not isinstance(rows, Sequence) or not all(map(_are_numbers, rows)):
-        return False
-    return len(rows) == len(plane["y"]) and all(len(row) == len(plane["x"]) for row in rows)
+    fits = _has(plane, x=_is_axis, y=_is_axis, loss=_list_of(_list_of(is_number)))
+    return fits and [len(row) for row in plane["loss"]] == [len(plane["x"])] * len(plane["y"])
 
 
 def _is_example(example: Any) -> bool:
-    return (
-        isinstance(example, Mapping)
-        and all(map(_is_finite, map(example.get, ("weight", "rank"))))
-        and "text" in example
-    )
+    return _has(example, weight=_is_finite, rank=_is_finite) and "text" in example
+
+
+def _is_risk(found: Any) -> bool:
+    settings = found.get("settings", {})  # older files have none
+    return _has(found, value=_is_finite) and isinstance(settings, dict) and _is_finite(settings.get("rho", 0.0))
+
+
+def _is_landscape(found: Any) -> bool:
+    return _has(found, lines=_dict_of(_is_line)) and _dict_of(_is_plane)(found.get("planes", {}))
+
+
+def _are_weights(found: Any) -> bool:
+    return _has(found, weights=_list_of(is_number), examples=_list_of(_is_example))
+
+
+FORMS: dict[str, Form] = {RISK: _is_risk, LANDSCAPE: _is_landscape, WEIGHTS: _are_weights}
+"""The form of each measurement."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from deltasam.report._figures import look
 from deltasam.report._names import method_name, method_order
 from deltasam.report._runs import Runs
-from deltasam.report._sections import SECTIONS, PageRuns, all_runs, paper_table
-from deltasam.report._table import Table
+from deltasam.report._sections import SECTIONS, PageRuns, Section, all_runs
+from deltasam.report._table import Table, table_notes
 
 
 def html_report(runs: Runs, tables: Sequence[Table], *, title: str = "Runs") -> str:
@@ -22,7 +22,7 @@ def html_report(runs: Runs, tables: Sequence[Table], *, title: str = "Runs") -> 
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     shown = PageRuns(runs)
-    made = [*(make(shown) for make in SECTIONS), *map(paper_table, tables), all_runs(shown)]
+    made = [*(make(shown) for make in SECTIONS), *map(_paper_table, tables), all_runs(shown)]
     methods = sorted({method for _, _, method in shown.cells}, key=method_order)
     environment = Environment(
         loader=PackageLoader(__package__, "templates"),
@@ -37,3 +37,11 @@ def html_report(runs: Runs, tables: Sequence[Table], *, title: str = "Runs") -> 
         sections=[section for section in made if section is not None],
         legend=[(look(method), method_name(method)) for method in methods],
     )
+
+
+def _paper_table(table: Table) -> Section | None:
+    """A table of the paper, if any of its cells has a run."""
+    if not any(cell.values for row in table.rows for cell in row.cells.values()):
+        return None
+    title = f"The paper's table: {table.name}"
+    return Section(name=table.name, title=title, table=table, lines=table_notes(table), template="paper_table.html")

@@ -12,7 +12,7 @@ from sys import intern
 from typing import Any
 
 from deltasam.report._evaluation import Evaluation
-from deltasam.report._measured import READERS, RISK, is_number, read_json
+from deltasam.report._measured import FORMS, RISK, is_number, read_measurement
 from deltasam.spelling import counted
 
 _NOT_RUNS = {"model", "checkpoints", "logs", "locks", "tensorboard", "analysis"}
@@ -60,12 +60,13 @@ class Run:
         return self.train_seconds / self.steps
 
     def risk(self) -> dict[str, Any] | None:
-        """Returns the adversarial risk, or None where it was not measured or the file is truncated or altered."""
-        return self.measured(RISK)
+        """Returns the adversarial risk with its settings, or None where there is none."""
+        found = self.measured(RISK)
+        return None if found is None else {"settings": {}, **found}
 
     def measured(self, name: str) -> dict[str, Any] | None:
         """Returns a measurement in the folder, or None where it is missing, truncated or altered."""
-        return READERS[name](read_json(self.path / "analysis" / name))
+        return read_measurement(self.path / "analysis" / name, name)
 
     def log(self) -> list[dict[str, float]]:
         """Returns the numbers in ``metrics.jsonl``, one entry per logged step; empty if there is no such file."""
@@ -99,7 +100,7 @@ class Runs:
         return [f"{counted(count, 'run')} {what}" for count, what in counts if count]
 
 
-def broken_measurements(runs: Iterable[Run], names: Sequence[str] = tuple(READERS)) -> list[str]:
+def broken_measurements(runs: Iterable[Run], names: Sequence[str] = tuple(FORMS)) -> list[str]:
     """Describes the measurements that exist but cannot be read, one sentence per kind."""
     found: dict[str, list[Path]] = {}
     for run in runs:

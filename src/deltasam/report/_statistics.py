@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TypeVar
@@ -258,15 +258,10 @@ class Wins:
         return f"{self.wins} of {self.setups}" + (f" ({counted(self.ties, 'tie')})" if self.ties else "")
 
 
-def count_wins(
-    first: Mapping[Setup, float], second: Mapping[Setup, float], *, lower_is_better: Collection[Setup] = ()
-) -> Wins:
-    """Counts the setups in which the first method is better. Setups that one method lacks do not count.
+def count_wins(first: Mapping[Setup, float], second: Mapping[Setup, float]) -> Wins:
+    """Counts the setups, such as (model, task), in which the first method has the larger value.
 
-    Args:
-        first: Value of the first method by setup, such as (model, task).
-        second: Value of the second method by setup.
-        lower_is_better: Setups in which the smaller value wins.
+    Setups that one method lacks do not count.
 
     Example:
         >>> str(count_wins({"MRPC": 89.5, "QNLI": 91.5, "RTE": 72.2}, {"MRPC": 88.2, "QNLI": 91.7, "RTE": 69.3}))
@@ -275,7 +270,5 @@ def count_wins(
     common = [setup for setup in first if setup in second]
     # Equal up to rounding; one answer in a million is far more than that.
     ties = {setup for setup in common if math.isclose(first[setup], second[setup], rel_tol=1e-9)}
-    wins = sum(
-        (first[s] < second[s]) if s in lower_is_better else (first[s] > second[s]) for s in common if s not in ties
-    )
+    wins = sum(first[setup] > second[setup] for setup in common if setup not in ties)
     return Wins(wins=wins, ties=len(ties), setups=len(common))

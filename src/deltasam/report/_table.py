@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Literal
 
 from deltasam.report._statistics import Summary, summarize
-from deltasam.report.paper import RUNS
+from deltasam.report.paper import RUNS, Source
 
 AGGREGATES = ("mean", "median", "max")
 MISSING = "no run"
@@ -88,7 +88,7 @@ class Line:
     best: tuple[bool, ...] = ()  #: Which of them are our best of their group.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """A table."""
 
@@ -97,9 +97,8 @@ class Table:
     columns: tuple[Column, ...]  #: Columns.
     rows: tuple[Row, ...]  #: Rows, sorted by group.
     aggregate: str  #: How the runs of a cell become one number.
-    paper_aggregate: str  #: How the paper's do.
-    source: str  #: The paper's table.
-    notes: tuple[str, ...] = field(default=())  #: Explanations below the table.
+    source: Source  #: The paper's table.
+    notes: tuple[str, ...] = ()  #: Explanations below the table.
 
     def aggregate_of(self, column: Column) -> str:
         """How our runs become one number in a column."""
@@ -107,13 +106,8 @@ class Table:
 
     def paper_aggregate_of(self, column: Column) -> str:
         """How the paper's runs do. Falls back to our aggregate where the paper names none."""
-        named = column.paper_aggregate or self.paper_aggregate
+        named = column.paper_aggregate or self.source.aggregate
         return named if named in AGGREGATES else self.aggregate_of(column)
-
-    @property
-    def has_runs(self) -> bool:
-        """Whether any cell has a run."""
-        return any(cell.values for row in self.rows for cell in row.cells.values())
 
     @cached_property
     def usual_seeds(self) -> int:
@@ -124,7 +118,7 @@ class Table:
     def heading(self, *, paper: bool = True) -> str:
         """What the table shows, with the aggregates."""
         ours = ", ".join(dict.fromkeys(map(self.aggregate_of, self.columns)))
-        theirs = f"; paper: {self.source}, {self.paper_aggregate}" if paper else ""
+        theirs = f"; paper: {self.source.table}, {self.source.aggregate}" if paper else ""
         return f"{self.title}. Ours: {ours} over seeds{theirs}."
 
     def lines(self, *, spread: Spread = "std", paper: bool = True) -> Iterator[Line]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 
 import deltasam.report.paper as paper
 from deltasam.report._compare import comparison_notes
@@ -68,29 +68,28 @@ def _score_table(
     of_one_run: bool = False,
 ) -> Table:
     """A table of scores. ``where`` has the task and the metric of each column."""
-    decimals = 2 if of_one_run else 1
-    scores = {}
-
-    def cells(group: str, model: str, method: str, figures: dict[str, float]) -> dict[str, Cell]:
-        found = {
-            column: {run.seed: 100 * run.metrics[metric] for run in chosen.cells.get((task, model, method), [])}
-            for column, (task, metric) in where.items()
-        }
-        scores[group, method] = found
+    scores, rows = {}, []
+    for group, model, figures, methods in _groups(name, chosen.cells, source):
         how = {column: chosen.unusual.get((task, model), "") for column, (task, _) in where.items()}
-        row = {key: Cell(tuple(by_seed.values()), figures.get(key), how[key]) for key, by_seed in found.items()}
-        if not average:
-            return row
-        unusual = "; ".join(dict.fromkeys(filter(None, how.values())))
-        # The paper averages the best run of each column. Columns of one run are averaged seed by seed instead.
-        columns = () if of_one_run else tuple(row.values())
-        return {"avg": Cell(_averages(found), figures.get("avg"), unusual, columns), **row}
-
-    rows = _rows(name, chosen.cells, source, cells)
+        for method in methods:
+            found = {
+                column: {run.seed: 100 * run.metrics[metric] for run in chosen.cells.get((task, model, method), [])}
+                for column, (task, metric) in where.items()
+            }
+            scores[group, method] = found
+            theirs = figures.get(method, {})
+            cells = {key: Cell(tuple(values.values()), theirs.get(key), how[key]) for key, values in found.items()}
+            if average:
+                unusual = "; ".join(dict.fromkeys(filter(None, how.values())))
+                # The paper averages the best run of each column. Columns of one run are averaged seed by seed instead.
+                columns = () if of_one_run else tuple(cells.values())
+                cells = {"avg": Cell(_averages(found), theirs.get("avg"), unusual, columns), **cells}
+            rows.append(Row(group, method, method_name(method), cells))
     headers = ({"avg": "avg."} if average else {}) | _HEADERS[name]
-    columns = [Column(key=key, header=header, decimals=decimals) for key, header in headers.items()]
+    decimals = 2 if of_one_run else 1
+    shown = tuple(Column(key=key, header=header, decimals=decimals) for key, header in headers.items())
     notes = (*comparison_notes(scores, of_one_run=of_one_run), RULE, *chosen.notes, *runs.problems())
-    return _table(name, title, columns, rows, aggregate, source, notes)
+    return Table(name, title, shown, tuple(rows), aggregate, source, notes)
 
 
 def risk_table(runs: Runs, *, aggregate: str = "mean", rho: float | None = None) -> Table:
@@ -103,9 +102,7 @@ def risk_table(runs: Runs, *, aggregate: str = "mean", rho: float | None = None)
     """
     chosen = select(runs.finished)
     risk = chosen_risks(chosen.cells, rho)
-    measured = {
-        task for (task, _, _), found in chosen.cells.items() if any(run.run_id in risk.values for run in found)
-    }
+    measured = {key[0] for key, found in chosen.cells.items() if any(run.run_id in risk.values for run in found)}
     tasks = list(dict.fromkeys(["mrpc", "rte", *sorted(measured)]))
     columns = [
         Column(key=f"{task} risk", header=f"{task} L_adv", paper_aggregate="mean", lower_is_better=True, decimals=2)
@@ -115,115 +112,96 @@ def risk_table(runs: Runs, *, aggregate: str = "mean", rho: float | None = None)
         for task in tasks
         for how in ("median", "max")
     ]
-
-    def cells(group: str, model: str, method: str, figures: dict[str, float]) -> dict[str, Cell]:
-        row = {}
-        for task in tasks:
-            found = chosen.cells.get((task, model, method), [])
-            risks = tuple(risk.values[run.run_id] for run in found if run.run_id in risk.values)
-            row[f"{task} risk"] = Cell(risks, figures.get(f"{task} risk"))
-            scores, unusual = tuple(100 * run.score for run in found), chosen.unusual.get((task, model), "")
-            for how in ("median", "max"):
-                row[f"{task} {how}"] = Cell(scores, figures.get(f"{task} {how}"), unusual)
-        return row
-
     shown = {key: found for key, found in chosen.cells.items() if key[0] in tasks}
-    rows = _rows("adversarial-risk", shown, paper.ADVERSARIAL_RISK, cells)
+    rows = []
+    for group, model, figures, methods in _groups("adversarial-risk", shown, paper.ADVERSARIAL_RISK):
+        for method in methods:
+            cells, theirs = {}, figures.get(method, {})
+            for task in tasks:
+                found = shown.get((task, model, method), [])
+                risks = tuple(risk.values[run.run_id] for run in found if run.run_id in risk.values)
+                cells[f"{task} risk"] = Cell(risks, theirs.get(f"{task} risk"))
+                scores, unusual = tuple(100 * run.score for run in found), chosen.unusual.get((task, model), "")
+                for how in ("median", "max"):
+                    cells[f"{task} {how}"] = Cell(scores, theirs.get(f"{task} {how}"), unusual)
+            rows.append(Row(group, method, method_name(method), cells))
     advice = "`deltasam table adversarial-risk RUNS --measure` measures what is missing."
     broken = broken_measurements(runs.finished, [RISK])
-    unusual = select(runs.finished, lambda run: run.task in tasks).notes
-    notes = (*risk.notes, *broken, advice, RULE, *unusual, *runs.problems())
-    title = "Adversarial risk and primary metric"
-    return _table("adversarial-risk", title, columns, rows, aggregate, paper.ADVERSARIAL_RISK, notes)
+    unusual_notes = select(runs.finished, lambda run: run.task in tasks).notes
+    notes = (*risk.notes, *broken, advice, RULE, *unusual_notes, *runs.problems())
+    title, source = "Adversarial risk and primary metric", paper.ADVERSARIAL_RISK
+    return Table("adversarial-risk", title, tuple(columns), tuple(rows), aggregate, source, notes)
 
 
 def hyperparameter_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 5: rho and eta of SAM and delta-SAM with the best results on the development set."""
     tasks = paper.GLUE_TASKS
     chosen = select(runs.finished, lambda run: run.task in tasks and run.method in ("SAM", "DeltaSAM"))
-    source = paper.HYPERPARAMETERS
     rows = []
-    for group, model, named in _groups("hyperparameters", chosen.cells, source):
-        for name in ("SAM rho", "DeltaSAM rho", "DeltaSAM eta"):
+    for group, model, figures, _ in _groups("hyperparameters", chosen.cells, paper.HYPERPARAMETERS):
+        for name, sign in {"SAM rho": "ρ", "DeltaSAM rho": "ρ", "DeltaSAM eta": "η"}.items():
             method, setting = name.split()
-            figures = source.figures.get(named, {}).get(name, {})
-            found = {}
+            cells = {}
             for task in tasks:
                 best = {dict(run.settings)[setting] for run in chosen.cells.get((task, model, method), [])}
-                found[task] = Cell(tuple(best), figures.get(task), chosen.unusual.get((task, model), ""))
-            sign = {"rho": "ρ", "eta": "η"}[setting]
-            rows.append(Row(group, name, f"{method_name(method)} {sign}", found))
-    columns = [Column(key=task, header=task.upper(), decimals=None) for task in tasks]
-    title = "Hyperparameters with the best mean on the development set"
+                unusual = chosen.unusual.get((task, model), "")
+                cells[task] = Cell(tuple(best), figures.get(name, {}).get(task), unusual)
+            rows.append(Row(group, name, f"{method_name(method)} {sign}", cells))
+    columns = tuple(Column(key=task, header=task.upper(), decimals=None) for task in tasks)
+    title, source = "Hyperparameters with the best mean on the development set", paper.HYPERPARAMETERS
     notes = (RULE, *chosen.notes, *runs.problems())
-    return _table("hyperparameters", title, columns, rows, aggregate, source, notes)
+    return Table("hyperparameters", title, columns, tuple(rows), aggregate, source, notes)
 
 
 def time_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 6: minutes of training, and time per update relative to SAM."""
     chosen = select(runs.finished)
-    source = paper.RUNNING_TIME
     tasks = [*paper.GLUE_TASKS, *sorted({task for task, _, _ in chosen.cells} - set(paper.GLUE_TASKS))]
-
-    def cells(group: str, model: str, method: str, figures: dict[str, float]) -> dict[str, Cell]:
-        found = {task: chosen.cells.get((task, model, method), []) for task in tasks}
-        return {t: Cell(tuple(run.train_seconds / 60 for run in found[t]), figures.get(t)) for t in tasks}
-
-    rows: list[Row] = []
-    for group in _groups("running-time", chosen.cells, source):
-        rows += _rows_of(group, chosen.cells, source, cells)
-        rows += _ratios(group, chosen.cells, tasks, source)
+    rows = []
+    for group, model, figures, methods in _groups("running-time", chosen.cells, paper.RUNNING_TIME):
+        for method in methods:
+            found = {task: chosen.cells.get((task, model, method), []) for task in tasks}
+            minutes = {task: tuple(run.train_seconds / 60 for run in found[task]) for task in tasks}
+            cells = {task: Cell(minutes[task], figures.get(method, {}).get(task)) for task in tasks}
+            rows.append(Row(group, method, method_name(method), cells))
+        for method in ("DeltaSAM", "PerInstanceSAM"):
+            cells = {task: _ratio(method, task, model, chosen.cells, figures) for task in tasks}
+            if any(cell.values or cell.paper is not None for cell in cells.values()):
+                rows.append(Row(group, f"{method} / SAM", f"{method_name(method)} / SAM, per update", cells))
     devices = sorted({run.device for found in chosen.cells.values() for run in found})
-    columns = [Column(key=task, header=task.upper(), lower_is_better=True, decimals=2) for task in tasks]
+    columns = tuple(Column(key=task, header=task.upper(), lower_is_better=True, decimals=2) for task in tasks)
     title = "Minutes of training; per update relative to SAM"
     notes = (f"Ours on: {'; '.join(devices) or 'nothing yet'}.", RULE, *chosen.left_out, *runs.problems())
-    return _table("running-time", title, columns, rows, aggregate, source, notes)
+    return Table("running-time", title, columns, tuple(rows), aggregate, paper.RUNNING_TIME, notes)
 
 
-def _ratios(group: tuple[str, str, str], cells: Cells, tasks: list[str], source: paper.Source) -> Iterable[Row]:
-    """Yields the time per update divided by SAM's: the only numbers that are comparable between machines."""
-    heading, model, named = group
-    figures = source.figures.get(named, {})
-    for method in ("DeltaSAM", "PerInstanceSAM"):
-        found = {}
-        for task in tasks:
-            slow, fast = (cells.get((task, model, name), []) for name in (method, "SAM"))
-            paired = [(a, b) for a in slow for b in fast if a.seed == b.seed and a.device == b.device]
-            theirs, sams = (figures.get(name, {}).get(task) for name in (method, "SAM"))
-            ratio = theirs / sams if theirs is not None and sams else None
-            found[task] = Cell(tuple(a.step_seconds / b.step_seconds for a, b in paired), ratio)
-        if any(cell.values or cell.paper is not None for cell in found.values()):
-            yield Row(heading, f"{method} / SAM", f"{method_name(method)} / SAM, per update", found)
+def _ratio(method: str, task: str, model: str, cells: Cells, figures: dict[str, dict[str, float]]) -> Cell:
+    """The time per update divided by SAM's: the only number of this table that is comparable between machines."""
+    slow, fast = (cells.get((task, model, name), []) for name in (method, "SAM"))
+    pairs = [(a, b) for a in slow for b in fast if a.seed == b.seed and a.device == b.device]
+    theirs, sams = (figures.get(name, {}).get(task) for name in (method, "SAM"))
+    ratio = theirs / sams if theirs is not None and sams else None
+    return Cell(tuple(a.step_seconds / b.step_seconds for a, b in pairs), ratio)
 
 
-MakeCells = Callable[[str, str, str, dict[str, float]], dict[str, Cell]]
-"""Makes the cells of a row from group, model, method and the paper's figures."""
-
-
-def _rows(name: str, cells: Cells, source: paper.Source, make: MakeCells) -> list[Row]:
-    return [row for group in _groups(name, cells, source) for row in _rows_of(group, cells, source, make)]
-
-
-def _rows_of(group: tuple[str, str, str], cells: Cells, source: paper.Source, make: MakeCells) -> list[Row]:
-    """One row for each method that we or the paper have for a model."""
-    heading, model, named = group
-    figures = source.figures.get(named, {})
-    methods = sorted({method for _, at, method in cells if at == model} | set(figures), key=method_order)
-    return [Row(heading, m, method_name(m), make(heading, model, m, figures.get(m, {}))) for m in methods]
-
-
-def _groups(table: str, cells: Cells, source: paper.Source) -> list[tuple[str, str, str]]:
-    """The groups of a table: heading, path of the model in our runs (empty if there is none), name in the paper.
+def _groups(
+    table: str, cells: Cells, source: paper.Source
+) -> Iterator[tuple[str, str, dict[str, dict[str, float]], list[str]]]:
+    """Yields the groups: heading, our model (empty if there is none), the paper's figures, the methods of both.
 
     The paper's models come first. Two models that the paper has one name for, such as cased and uncased, stay apart.
     """
     ours = sorted({model for _, model, _ in cells})
     short = short_models(ours)
-    found = []
+    groups = []
     for named in source.figures:
         same = [model for model in ours if paper_model(table, model) == named]
-        found += [(f"{named} ({short[model]})" if len(same) > 1 else named, model, named) for model in same or [""]]
-    return found + [(short[model], model, "") for model in ours if paper_model(table, model) not in source.figures]
+        groups += [(f"{named} ({short[model]})" if len(same) > 1 else named, model, named) for model in same or [""]]
+    groups += [(short[model], model, "") for model in ours if paper_model(table, model) not in source.figures]
+    for heading, model, named in groups:
+        figures = source.figures.get(named, {})
+        methods = {method for _, at, method in cells if at == model} | set(figures)
+        yield heading, model, figures, sorted(methods, key=method_order)
 
 
 def _averages(found: dict[str, dict[int, float]]) -> tuple[float, ...]:
@@ -232,27 +210,6 @@ def _averages(found: dict[str, dict[int, float]]) -> tuple[float, ...]:
     if len(seeds) != 1:
         return ()
     return tuple(sum(by_seed[seed] for by_seed in found.values()) / len(found) for seed in seeds.pop())
-
-
-def _table(
-    name: str,
-    title: str,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
-    aggregate: str,
-    source: paper.Source,
-    notes: tuple[str, ...],
-) -> Table:
-    return Table(
-        name=name,
-        title=title,
-        columns=tuple(columns),
-        rows=tuple(rows),
-        aggregate=aggregate,
-        paper_aggregate=source.aggregate,
-        source=source.table,
-        notes=notes,
-    )
 
 
 TABLES: dict[str, Callable[..., Table]] = {

@@ -6,7 +6,6 @@ from deltasam.report._sections._base import PageRuns, Section
 from deltasam.report._sections._cost import cost
 from deltasam.report._sections._curves import learning_curves, sharpness
 from deltasam.report._sections._landscape import landscape
-from deltasam.report._sections._paper import paper_table
 from deltasam.report._sections._results import all_runs, results
 from deltasam.report._sections._risk import risk
 from deltasam.report._sections._summary import summary
@@ -24,4 +23,4 @@ SECTIONS: tuple[Callable[[PageRuns], Section | None], ...] = (
 )
 """Each makes a section, or None if the runs have nothing to show. The paper's tables and the list of runs follow."""
 
-__all__ = ["SECTIONS", "PageRuns", "Section", "all_runs", "paper_table"]
+__all__ = ["SECTIONS", "PageRuns", "Section", "all_runs"]
