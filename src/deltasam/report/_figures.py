@@ -121,7 +121,7 @@ def draw_map(ax: Axes, plane: Mapping[str, Any]) -> None:
     """Draws the loss over a plane, dark where it is low. Losses that are not finite stay white."""
     import numpy as np
 
-    loss = np.ma.masked_invalid(np.asarray(plane["loss"], dtype=float))
+    loss = np.ma.masked_where([[not good for good in finite(row)] for row in plane["loss"]], np.array(plane["loss"]))
     # As one image: a fine plane would have thousands of shapes.
     colors = ax.pcolormesh(plane["x"], plane["y"], loss, cmap="viridis", shading="nearest", rasterized=True)
     ax.figure.colorbar(colors, ax=ax, label="loss")

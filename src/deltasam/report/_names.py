@@ -6,26 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 _METHODS = {  # in the order of the tables
-    "ERM": "ERM",
-    "ERM+RDrop": "R-Drop",
-    "FreeLB": "FreeLB",
-    "ERM+SMART": "SMART",
-    "ERM+R3F": "R3F",
-    "ERM+EmbeddingNoise": "random noise",
-    "ERM+VAT": "VAT",
-    "SAM": "SAM",
-    "DeltaSAM": "δ-SAM",
-    "SAM+EmbeddingNoise": "SAM + random noise",
-    "DeltaSAM+EmbeddingNoise": "δ-SAM + random noise",
+    "ERM": "ERM", "ERM+RDrop": "R-Drop", "FreeLB": "FreeLB", "ERM+SMART": "SMART", "ERM+R3F": "R3F",
+    "ERM+EmbeddingNoise": "random noise", "ERM+VAT": "VAT", "SAM": "SAM", "DeltaSAM": "δ-SAM",
+    "SAM+EmbeddingNoise": "SAM + random noise", "DeltaSAM+EmbeddingNoise": "δ-SAM + random noise",
     "PerInstanceSAM": "per-instance SAM",
-}
+}  # fmt: skip
 _WEIGHTS = {
-    "RandomWeights": "weights shuffled",
-    "Directional": "directional weights",
-    "OwnGradient": "weights along own gradients",
-    "LossWeights": "weights by the loss",
-    "Uniform": "uniform weights",
-}
+    "RandomWeights": "weights shuffled", "Directional": "directional weights",
+    "OwnGradient": "weights along own gradients", "LossWeights": "weights by the loss", "Uniform": "uniform weights",
+}  # fmt: skip
 _ORDER = list(_METHODS)
 _MODELS = {"bert-base": "BERT-base", "roberta-large": "RoBERTa-large"}
 _MODELS_OF_TABLES = {

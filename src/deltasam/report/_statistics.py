@@ -141,10 +141,6 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> Comparison:
     Under the null hypothesis, exchanging the two results of a seed flips the sign of their difference. p is the share
     of the 2^n sign patterns whose mean is at least as far from 0. It cannot fall below 2 / 2^n: 0.0625 for 5 seeds.
 
-    Args:
-        first: Results of the first method, one per seed.
-        second: Results of the second method for the same seeds.
-
     Raises:
         ValueError: The results are not paired, or one is not finite.
 

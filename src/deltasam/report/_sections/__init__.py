@@ -12,15 +12,8 @@ from deltasam.report._sections._summary import summary
 from deltasam.report._sections._weights import weights
 
 SECTIONS: tuple[Callable[[PageRuns], Section | None], ...] = (
-    summary,
-    results,
-    learning_curves,
-    risk,
-    sharpness,
-    weights,
-    landscape,
-    cost,
-)
+    summary, results, learning_curves, risk, sharpness, weights, landscape, cost,
+)  # fmt: skip
 """Each makes a section, or None if the runs have nothing to show. The paper's tables and the list of runs follow."""
 
 __all__ = ["SECTIONS", "PageRuns", "Section", "all_runs"]
