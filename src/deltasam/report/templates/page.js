@@ -5,7 +5,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
     const cells = [...body.rows].map((row) => row.cells[column]);
-    const numeric = cells.every((cell) => /^([−+-]?[.\d]|–|not measured)/.test(cell.textContent));
+    const numeric = cells.every((cell) => /^(-?[.\d]|–|not measured)/.test(cell.textContent));
     if (numeric) for (const cell of [head, ...cells]) cell.classList.add("number");
     const key = (row) => numeric ? parseFloat(row.cells[column].textContent) : row.cells[column].textContent;
     const button = document.createElement("button");
