@@ -33,7 +33,7 @@ from deltasam.report import (
     to_markdown,
 )
 
-# Made with `deltasam sweep` from the files beside it: models of a few thousand weights, a few rows, a dozen updates.
+# Made with `deltasam sweep` from its YAML files: models of a few thousand weights, a few rows, a dozen updates.
 GOLDEN = Path(__file__).parent / "golden"
 WRITERS = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
 
@@ -160,7 +160,7 @@ def test_the_papers_averages_come_out_of_its_columns() -> None:
                     assert row["avg"] == pytest.approx(fmean(columns), abs=0.11), (model, method)
 
 
-def test_broken_and_unfinished_folders_are_told_of(tmp_path: Path) -> None:
+def test_broken_and_unfinished_folders_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/config.yaml").write_text("task: mrpc")
     (tmp_path / "b").mkdir()
@@ -197,8 +197,8 @@ def test_the_same_run_in_two_folders_counts_once(tmp_path: Path, runs) -> None:
 def test_command_writes_every_format(tmp_path: Path, runs) -> None:
     for form, writer in (("markdown", to_markdown), ("latex", to_latex), ("csv", to_csv)):
         out = tmp_path / form
-        words = ["table", "glue", str(GOLDEN / "runs"), "--format", form, "--output", str(out)]
-        subprocess.run([sys.executable, "-m", "deltasam", *words], check=True)
+        arguments = ["table", "glue", str(GOLDEN / "runs"), "--format", form, "--output", str(out)]
+        subprocess.run([sys.executable, "-m", "deltasam", *arguments], check=True)
         assert out.read_text(encoding="utf-8") == writer(TABLES["glue"](runs))
     shown = subprocess.run(
         [sys.executable, "-m", "deltasam", "table", "adversarial-risk", str(GOLDEN / "runs")],
@@ -213,18 +213,6 @@ def test_command_writes_every_format(tmp_path: Path, runs) -> None:
     )  # fmt: skip
     assert missing.returncode == 2
     assert "no such folder" in missing.stderr
-
-
-def test_methods_are_compared_seed_by_seed() -> None:
-    scores = {
-        ("m", "SAM"): {"mrpc": {1: 1.0, 2: 2.0, 3: 3.0}, "rte": {7: 1.0}},
-        ("m", "DeltaSAM"): {"mrpc": {3: 3.5, 1: 1.5, 4: 9.0}, "rte": {8: 2.0}},
-    }
-    comparison, wins = compare(scores, "DeltaSAM", "SAM")
-    assert (comparison.pairs, comparison.tasks) == (2, 1)
-    assert comparison.difference == pytest.approx(0.5)
-    assert str(wins) == "1 of 1"
-    assert compare(scores, "DeltaSAM", "ERM") is None
 
 
 def test_several_measures_of_one_run_are_one_pair() -> None:

@@ -1,6 +1,6 @@
 """Writes tables as Markdown, LaTeX, CSV, and for the terminal.
 
-Markdown and LaTeX are written here because pandas' writers have no headings of groups, and pad or need tabulate.
+Not with pandas: importing it takes a second, and its writers of Markdown and LaTeX know no headings inside a table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deltasam.report._table import Cell, Spread, Table, table_notes
+from deltasam.report._table import Cell, Column, Row, Spread, Table, table_notes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -63,47 +63,39 @@ def to_latex(table: Table, *, spread: Spread = "std", paper: bool = True) -> str
     return "\n".join(out) + "\n"
 
 
-def to_frame(table: Table) -> DataFrame:
-    """Returns the table as a :class:`pandas.DataFrame`: one row per cell, with all statistics."""
-    import pandas as pd
-
-    rows: list[dict[str, Any]] = []
+def to_csv(table: Table) -> str:
+    """Returns one line per cell with all its statistics. :func:`from_csv` reads it back."""
+    out = io.StringIO()
+    fields = _statistics(table, Row("", "", "", {}), Column(key="", header=""))
+    writer = csv.DictWriter(out, list(fields), lineterminator="\n")
+    writer.writeheader()
     for row in table.rows:
         for column in table.columns:
-            cell = row.cells.get(column.key, Cell())
-            found, aggregate, theirs = cell.summary, table.aggregate_of(column), table.paper_aggregate_of(column)
-            names = {
-                "mean": "mean",
-                "median": "median",
-                "max": "max",
-                "std": "std",
-                "ci_low": "low",
-                "ci_high": "high",
-            }
-            rows.append(
-                {
-                    "table": table.name,
-                    "group": row.group,
-                    "method": row.method,
-                    "column": column.key,
-                    "aggregate": aggregate,
-                    "ours": cell.ours(aggregate),
-                    "n": len(cell.values),
-                    **{name: getattr(found, attribute, None) for name, attribute in names.items()},
-                    "values": " ".join(map(repr, cell.values)),
-                    "paper": cell.paper,
-                    "paper_aggregate": theirs if cell.paper is not None else "",
-                    "difference": cell.difference(theirs),
-                    "source": table.source.table if cell.paper is not None else "",
-                    "evaluation": cell.evaluation if cell.values else "",
-                }
-            )
-    return pd.DataFrame(rows)
+            found = _statistics(table, row, column)
+            writer.writerow({name: "" if value != value else value for name, value in found.items()})  # no nan
+    return out.getvalue()
 
 
-def to_csv(table: Table) -> str:
-    """Returns :func:`to_frame` as CSV. :func:`from_csv` reads it back."""
-    return str(to_frame(table).to_csv(index=False, lineterminator="\n"))
+def _statistics(table: Table, row: Row, column: Column) -> dict[str, Any]:
+    cell = row.cells.get(column.key, Cell())
+    found, aggregate, theirs = cell.summary, table.aggregate_of(column), table.paper_aggregate_of(column)
+    names = {"mean": "mean", "median": "median", "max": "max", "std": "std", "ci_low": "low", "ci_high": "high"}
+    return {
+        "table": table.name,
+        "group": row.group,
+        "method": row.method,
+        "column": column.key,
+        "aggregate": aggregate,
+        "ours": cell.ours(aggregate),
+        "n": len(cell.values),
+        **{name: getattr(found, attribute, None) for name, attribute in names.items()},
+        "values": " ".join(map(repr, cell.values)),
+        "paper": cell.paper,
+        "paper_aggregate": theirs if cell.paper is not None else "",
+        "difference": cell.difference(theirs),
+        "source": table.source.table if cell.paper is not None else "",
+        "evaluation": cell.evaluation if cell.values else "",
+    }
 
 
 def from_csv(text: str) -> list[dict[str, Any]]:
@@ -114,6 +106,13 @@ def from_csv(text: str) -> list[dict[str, Any]]:
         read: dict[str, Any] = {k: (float(v) if v else None) if k in numeric else v for k, v in line.items()}
         found.append({**read, "n": int(line["n"]), "values": tuple(map(float, line["values"].split()))})
     return found
+
+
+def to_frame(table: Table) -> DataFrame:
+    """Returns the rows of :func:`to_csv` as a :class:`pandas.DataFrame`."""
+    import pandas as pd
+
+    return pd.DataFrame(from_csv(to_csv(table)))
 
 
 def to_terminal(table: Table, *, spread: Spread = "std", paper: bool = True) -> RichTable:
