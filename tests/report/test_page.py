@@ -124,6 +124,12 @@ def test_command(tmp_path: Path) -> None:
     assert "no finished run" in empty.stderr
 
 
+def test_the_import_loads_nothing_heavy() -> None:
+    heavy = ("torch", "pandas", "matplotlib", "jinja2", "scipy", "rich")
+    code = f"import deltasam.report, sys; print(*(name for name in {heavy} if name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
 def test_an_empty_page_says_so(tmp_path: Path) -> None:
     assert "no finished run" in html_report(read_runs(tmp_path), [])
 

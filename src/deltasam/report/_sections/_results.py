@@ -39,7 +39,7 @@ def results(runs: PageRuns) -> Section | None:
                     "median": f"{values.median:.4f}",
                     "max": f"{values.max:.4f}",
                     "adversarial risk": f"{fmean(risks):.3f}" if risks else "not measured",
-                    "ms per update": f"{1000 * fmean(run.step_seconds for run in found):.1f}",
+                    "ms per update": f"{fmean(1000 * run.train_seconds / run.steps for run in found):.1f}",
                     "time / ERM": _relative_time(found, methods.get("ERM", [])),
                     "forward/backward": "/".join(
                         f"{fmean(counts):.0f}"
