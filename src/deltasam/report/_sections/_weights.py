@@ -35,5 +35,7 @@ def weights(runs: PageRuns) -> Section | None:
                     ax.set_ylabel("g")
                     title = f"Weights g at the end: {task}, {model}, {method_name(method)}, seed {run.seed}"
                     figures.append((title, ax.figure))
+    if not figures and not rows:
+        return None
     frame = pd.DataFrame(rows) if rows else None
-    return Section(name="weights", title="Instance weights", figures=figures, frame=frame) if figures else None
+    return Section(name="weights", title="Instance weights", figures=figures, frame=frame)
