@@ -29,7 +29,7 @@ from deltasam.report import (
 )
 from deltasam.report._evaluation import STANDARD, Evaluation, usual
 from deltasam.report._runs import _LATER, _NOT_VARIANT, _SCHEMA
-from deltasam.report._sections import PageRuns
+from deltasam.report._sections._base import PageRuns
 from deltasam.report._sections._summary import summary
 from deltasam.tasks import find_task
 

@@ -16,7 +16,9 @@ import pytest
 
 from deltasam.report import TABLES, html_report, read_runs
 from deltasam.report._figures import axes, draw_line, draw_map, look, svg
-from deltasam.report._sections import SECTIONS, PageRuns, Section, _results, all_runs
+from deltasam.report._sections import SECTIONS, _results
+from deltasam.report._sections._base import PageRuns, Section
+from deltasam.report._sections._results import all_runs
 from helpers.hostile import HOSTILE, hostile_runs
 
 GOLDEN = Path(__file__).parent / "golden"

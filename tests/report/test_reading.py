@@ -11,7 +11,7 @@ import pytest
 
 from deltasam.report import TABLES, Run, Runs, by_cell, read_runs, run_folders
 from deltasam.report._evaluation import Evaluation
-from deltasam.report._sections import PageRuns
+from deltasam.report._sections._base import PageRuns
 from deltasam.report._sections._results import results
 from deltasam.report._select import select
 from deltasam.report._statistics import _resampled_means

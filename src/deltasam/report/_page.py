@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from deltasam.report._figures import look
 from deltasam.report._names import method_name, method_order
 from deltasam.report._runs import Runs
-from deltasam.report._sections import SECTIONS, PageRuns, Section, all_runs
+from deltasam.report._sections import SECTIONS
+from deltasam.report._sections._base import PageRuns, Section
+from deltasam.report._sections._results import all_runs
 from deltasam.report._table import Table, table_notes
 
 

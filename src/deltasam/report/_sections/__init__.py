@@ -6,7 +6,7 @@ from deltasam.report._sections._base import PageRuns, Section
 from deltasam.report._sections._cost import cost
 from deltasam.report._sections._curves import learning_curves, sharpness
 from deltasam.report._sections._landscape import landscape
-from deltasam.report._sections._results import all_runs, results
+from deltasam.report._sections._results import results
 from deltasam.report._sections._risk import risk
 from deltasam.report._sections._summary import summary
 from deltasam.report._sections._weights import weights
@@ -15,5 +15,3 @@ SECTIONS: tuple[Callable[[PageRuns], Section | None], ...] = (
     summary, results, learning_curves, risk, sharpness, weights, landscape, cost,
 )  # fmt: skip
 """Each makes a section, or None if the runs have nothing to show. The paper's tables and the list of runs follow."""
-
-__all__ = ["SECTIONS", "PageRuns", "Section", "all_runs"]
