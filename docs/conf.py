@@ -16,7 +16,7 @@ from sphinx.util import logging
 import deltasam
 
 sys.path.insert(0, str(Path(__file__).parent))
-import rooms  # noqa: E402
+import rooms
 
 project = "deltasam"
 author = "The deltasam authors"

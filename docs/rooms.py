@@ -68,6 +68,4 @@ def table(contract: str, inside: str = "") -> str:
 def fill(text: str) -> str:
     """The page with the picture and the tables in their places."""
     text = text.replace("<!-- picture -->", f"```{{raw}} html\n{picture()}\n```")
-    return re.sub(
-        r"<!-- table (\w+)(?: of (\w+))? -->", lambda found: table(found[1], found[2] or ""), text
-    )
+    return re.sub(r"<!-- table (\w+)(?: of (\w+))? -->", lambda found: table(found[1], found[2] or ""), text)

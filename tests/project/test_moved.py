@@ -26,8 +26,8 @@ def test_a_path_of_the_last_version_is_the_module_of_today(old: str) -> None:
 def test_from_imports_and_sweeps() -> None:
     code = (
         "import warnings; warnings.simplefilter('ignore')\n"
-        "from deltasam.capture import Captured; from deltasam.speed.capture import Captured as new\n"
-        "from deltasam.experiments.sweeps import Sweep; from deltasam.lab.sweeps import Sweep as new_sweep\n"
+        "from deltasam.speed.capture import Captured; from deltasam.speed.capture import Captured as new\n"
+        "from deltasam.lab.sweeps import Sweep; from deltasam.lab.sweeps import Sweep as new_sweep\n"
         "assert Captured is new and Sweep is new_sweep"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -29,7 +29,8 @@ from deltasam.lab.report import (
 )
 from deltasam.lab.report._evaluation import STANDARD, Evaluation, usual
 from deltasam.lab.report._runs import _LATER, _NOT_VARIANT, _SCHEMA
-from deltasam.lab.report._words import summary_sentences
+from deltasam.lab.report._sections._base import PageRuns
+from deltasam.lab.report._sections._summary import summary
 from deltasam.lab.tasks import find_task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -82,7 +83,7 @@ def test_the_average_of_the_best_runs_is_that_of_the_columns(tmp_path: Path) -> 
     assert cell.ours("mean") == pytest.approx(cell.summary.mean) == pytest.approx(82.0)
 
 
-def test_the_best_beside_the_papers_is_of_as_many_runs(tmp_path: Path) -> None:
+def test_the_best_is_taken_over_as_many_runs_as_the_paper_has(tmp_path: Path) -> None:
     write_glue(tmp_path, lambda task, seed: 0.8 + 0.01 * seed, lambda task: 10)
     table = TABLES["glue"](read_runs(tmp_path), aggregate="max")
     cells = row(table, "SAM").cells
@@ -101,7 +102,7 @@ def test_tasks_with_other_numbers_of_seeds_have_an_average(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "note"),
     [
         ({"task": {"eval_split": "train"}}, "1 run on train"),
         ({"task": {"eval_rows": 20}, "eval_rows": 20}, "1 run on a sample of 20 rows"),
@@ -110,15 +111,15 @@ def test_tasks_with_other_numbers_of_seeds_have_an_average(tmp_path: Path) -> No
         ({"eval_rows": 12}, "1 run on 12 rows"),
     ],
 )
-def test_the_development_set_is_the_whole_development_set(tmp_path: Path, other: dict[str, Any], told: str) -> None:
+def test_the_development_set_is_the_whole_development_set(tmp_path: Path, other: dict[str, Any], note: str) -> None:
     write(tmp_path / "whole", 0.80)
     write(tmp_path / "other", 0.99, **other)
     table = TABLES["glue"](read_runs(tmp_path))
     assert row(table, "SAM").cells["mrpc"].values == (80.0,)
-    assert f"Left out, since they were evaluated otherwise: {told}." in table.notes
+    assert f"Left out, since they were evaluated otherwise: {note}." in table.notes
     assert {key[0] for key in by_cell(read_runs(tmp_path).finished)} == {
         "mrpc",
-        f"mrpc ({told.removeprefix('1 run ')})",
+        f"mrpc ({note.removeprefix('1 run ')})",
     }
 
 
@@ -155,7 +156,7 @@ def test_models_of_one_name_in_two_places_are_two_models(tmp_path: Path) -> None
     assert row(table, "SAM").group == "b/final"
     assert not any("SAM − ERM" in note for note in table.notes)
     assert {model for _, model, _ in by_cell(runs.finished)} == {"/a/final", "/b/final"}
-    assert "On mrpc" not in html_report(runs, [])  # there is nothing to compare
+    assert "SAM − ERM" not in html_report(runs, [])
     assert short_models(["x", "y/x", "/y/x", "m"]) == {"x": "x", "y/x": "y/x", "/y/x": "/y/x", "m": "m"}
 
 
@@ -304,7 +305,7 @@ def test_risks_of_other_radii_are_not_averaged(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_broken_measurements_are_not_measured_and_told_of(tmp_path: Path, text: str) -> None:
+def test_broken_measurements_are_not_measured_and_are_reported(tmp_path: Path, text: str) -> None:
     folder = write(tmp_path / "one", 0.8)
     (folder / "analysis").mkdir()
     for name in ("adversarial-risk", "landscape", "instance-weights"):
@@ -325,9 +326,9 @@ def test_a_result_of_a_newer_version_is_neither_misread_nor_to_be_removed(tmp_pa
     runs = read_runs(tmp_path)
     assert [run.path.name for run in runs.finished] == ["old"]
     assert "newer version" in runs.unreadable[newer]
-    with pytest.raises(ConfigError, match=r"written by a newer version of deltasam .*update") as told:
+    with pytest.raises(ConfigError, match=r"written by a newer version of deltasam .*update") as error:
         Result.read(newer / "result.json")
-    assert "remove" not in str(told.value)
+    assert "remove" not in str(error.value)
 
 
 def test_what_is_not_in_points_is_compared_by_itself(tmp_path: Path) -> None:
@@ -342,10 +343,10 @@ def test_what_is_not_in_points_is_compared_by_itself(tmp_path: Path) -> None:
             found["config"]["task"] |= {"name": "regression", "dataset": "own"}
             less["metrics"] = {"mse": error + seed / 1000}
             (folder / "result.json").write_text(json.dumps({**found, **less}))
-    told = [one for one in summary_sentences(read_runs(tmp_path), by_cell(read_runs(tmp_path).finished)) if "−" in one]
-    assert len(told) == 2
-    assert "SAM − ERM: +1.00 points, by mean better in 1 of 1 setups" in told[0]
-    assert "SAM − ERM: -0.1 of mse (less is better), by mean better in 1 of 1 setups" in told[1]
+    lines = [line for line in summary(PageRuns(read_runs(tmp_path))).lines if "−" in line]
+    assert len(lines) == 2
+    assert "SAM − ERM: +1.00 points, by mean better in 1 of 1 setups" in lines[0]
+    assert "SAM − ERM: -0.1 of mse (less is better), by mean better in 1 of 1 setups" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -383,4 +384,4 @@ def test_a_training_that_took_no_time_does_not_break_the_ratios(tmp_path: Path) 
     for method in ("ERM", "SAM", "PerInstanceSAM"):
         write(tmp_path / method, 0.8, method=method, train_seconds=0.0)
     runs = read_runs(tmp_path)
-    assert "Time of an update relative to ERM" in html_report(runs, [make(runs) for make in TABLES.values()])
+    assert html_report(runs, [make(runs) for make in TABLES.values()]).count("<td>1.00</td>") == 3  # time / ERM

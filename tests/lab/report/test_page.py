@@ -1,4 +1,4 @@
-"""The report as text: complete, self-contained, and nothing in a run's names gets out of its place."""
+"""The page: complete, self-contained, and safe against the names and texts of runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from deltasam.lab.report import TABLES, _html_tables, html_report, read_runs
-from deltasam.lab.report._colors import look
-from deltasam.lab.report._html_tables import runs_table
-from deltasam.lab.report._svg import Series, line_chart, map_chart
+from deltasam.lab.report import TABLES, html_report, read_runs
+from deltasam.lab.report._figures import axes, draw_line, draw_map, look, svg
+from deltasam.lab.report._sections import SECTIONS, _results
+from deltasam.lab.report._sections._base import PageRuns, Section
+from deltasam.lab.report._sections._results import all_runs
 from helpers.hostile import HOSTILE, hostile_runs
 
 GOLDEN = Path(__file__).parent / "golden"
+MAKE = {make.__name__: make for make in SECTIONS}
 
 
 class Checker(HTMLParser):
@@ -49,33 +51,44 @@ def page(folder: Path) -> str:
     return html_report(runs, [make(runs) for make in TABLES.values()], title="Test")
 
 
-def test_every_section_and_plot_is_there() -> None:
-    text = page(GOLDEN / "runs")
-    for section in ("summary", "results", "curves", "risk", "sharpness", "weights", "cost", "glue", "sts", "runs"):
-        assert f'<section id="{section}">' in text
+@pytest.fixture(scope="module")
+def golden() -> str:
+    return page(GOLDEN / "runs")
+
+
+def section(name: str, folder: Path) -> Section | None:
+    """A section of the page of a folder."""
+    return MAKE[name](PageRuns(read_runs(folder)))
+
+
+def test_every_section_and_figure_is_there(golden: str) -> None:
+    for name in ("summary", "results", "curves", "risk", "sharpness", "weights", "cost", "glue", "sts", "runs"):
+        assert f'<section id="{name}">' in golden
+        assert f'<a href="#{name}">' in golden
     checker = Checker()
-    checker.feed(text)
+    checker.feed(golden)
     assert not checker.open
-    assert checker.seen.count("figure") == text.count("<figcaption>") > 20
+    assert checker.seen.count("figure") == golden.count("<figcaption>") == golden.count('<svg role="img"') > 20
     assert checker.seen.count("script") == 1
+    assert "rise of the loss when perturbed" in golden
+    assert "cpu, 1 thread)" in golden
 
 
-def test_no_word_of_the_page_is_cut_off_or_counted_wrong() -> None:
-    text = page(GOLDEN / "runs")
-    axes = set(re.findall(r'class="axis">([^<]*)<', text))
-    assert "rise of the loss when perturbed" in axes
-    assert not [words for words in axes if words.endswith("…")]
-    assert "cpu, 1 thread)" in text
-    assert "1 threads" not in text
+def test_the_same_runs_give_the_same_page() -> None:
+    assert page(GOLDEN / "runs/summarization") == page(GOLDEN / "runs/summarization")
 
 
-def test_nothing_is_loaded_from_anywhere() -> None:
-    text = page(GOLDEN / "runs")
-    assert "default-src 'none'" in text
-    assert not re.search(r"""(src|href)=["'](?!#|data:)""", text)
-    assert "url(" not in text
-    assert "@import" not in text
-    assert len(text) < 1_000_000
+def test_ids_in_figures_are_unique(golden: str) -> None:
+    ids = re.findall(r' id="([^"]*)"', golden)
+    assert len(ids) == len(set(ids))
+
+
+def test_nothing_is_loaded_from_anywhere(golden: str) -> None:
+    assert "default-src 'none'" in golden
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", golden)
+    assert not re.search(r"url\((?!#)", golden)
+    assert "@import" not in golden
+    assert len(golden) < 1_000_000
 
 
 def test_hostile_strings_are_shown_as_text(tmp_path: Path) -> None:
@@ -86,70 +99,95 @@ def test_hostile_strings_are_shown_as_text(tmp_path: Path) -> None:
     assert checker.seen.count("script") == 1
     assert "img" not in checker.seen
     for value in HOSTILE:
-        assert value not in text.replace("&#x27;", "'") or "<" not in value
+        assert value not in text or "<" not in value
     assert "&lt;script&gt;" in text
 
 
-def test_the_same_colour_for_a_method_everywhere() -> None:
+def test_names_with_dollars_are_no_formulas() -> None:
+    (ax,) = axes()
+    ax.set_ylabel("$x^2$ & <b>")
+    assert "$x^2$ &amp; &lt;b&gt;" in svg(ax.figure, "title")
+
+
+def test_the_same_look_for_a_method_everywhere(golden: str) -> None:
     looks = [look(m) for m in ("ERM", "SAM", "DeltaSAM", "PerInstanceSAM", "ERM+RDrop", "ERM+R3F", "FreeLB")]
     assert len({one.color for one in looks}) == len(looks)
     assert look("GSAM") == look("GSAM")
-    text = page(GOLDEN / "runs")
-    assert text.count(look("DeltaSAM").color) > 10
+    assert golden.count(look("DeltaSAM").color) > 10
 
 
 def test_command(tmp_path: Path) -> None:
     out = tmp_path / "deep/report.html"
     command = [sys.executable, "-m", "deltasam", "report"]
-    subprocess.run([*command, str(GOLDEN / "runs"), "-o", str(out)], check=True, capture_output=True)
+    subprocess.run([*command, str(GOLDEN / "runs/summarization"), "-o", str(out)], check=True, capture_output=True)
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     empty = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
     assert empty.returncode == 2
     assert "no finished run" in empty.stderr
 
 
-def test_an_empty_report_says_so(tmp_path: Path) -> None:
+def test_the_import_loads_nothing_heavy() -> None:
+    heavy = ("torch", "pandas", "matplotlib", "jinja2", "scipy", "rich")
+    code = f"import deltasam.lab.report, sys; print(*(name for name in {heavy} if name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_an_empty_page_says_so(tmp_path: Path) -> None:
     assert "no finished run" in html_report(read_runs(tmp_path), [])
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1e300, 10**400], ids=["nan", "1e300", "400 digits"])
-def test_odd_numbers_in_a_log_do_not_break_the_plots(tmp_path: Path, value: float) -> None:
-    hostile_runs(GOLDEN / "runs", tmp_path)
+@pytest.mark.parametrize("value", [math.nan, 1e300, 10**400], ids=["nan", "1e300", "400 digits"])
+def test_odd_numbers_in_a_log_do_not_break_the_figures(tmp_path: Path, value: float) -> None:
+    shutil.copytree(GOLDEN / "runs/summarization", tmp_path, dirs_exist_ok=True)
     for log in tmp_path.rglob("metrics.jsonl"):
         lines = [json.dumps({"step": 1, "loss": value}), json.dumps({"step": 2, "loss": 0.5}), '{"step": 3, "lo']
         log.write_text("\n".join(lines))
-    text = page(tmp_path)
-    assert "nan," not in text
+    found = section("learning_curves", tmp_path)
+    assert found is not None
+    (title, figure), *_ = found.figures
+    assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[2.0]] * 2
+    assert "nan" not in svg(figure, title)
 
 
-def page_with(tmp_path: Path, measurement: str, found: dict[str, Any]) -> str:
-    """The page of one run with one measurement."""
+@pytest.mark.parametrize(
+    "line", ['{"step": 1, "loss": null}', '{"step": 1, "loss": "0.5"}', '{"loss": 0.5}', '{"step": "x"}']
+)
+def test_entries_of_a_log_that_make_no_sense_are_left_out(tmp_path: Path, line: str) -> None:
+    before = [run.log() for run in read_runs(GOLDEN / "runs/summarization").finished]
+    shutil.copytree(GOLDEN / "runs/summarization", tmp_path, dirs_exist_ok=True)
+    for log in tmp_path.rglob("metrics.jsonl"):
+        log.write_text(f"{line}\n{log.read_text()}")
+    after = [[entry for entry in run.log() if entry != {"step": 1}] for run in read_runs(tmp_path).finished]
+    assert after == before
+
+
+def measured(tmp_path: Path, measurement: str, found: dict[str, Any]) -> Path:
+    """A folder with one run that has one measurement."""
     one = next(path.parent for path in sorted((GOLDEN / "runs").rglob("result.json")))
     shutil.copytree(one, tmp_path / "one", ignore=shutil.ignore_patterns("analysis"))
     (tmp_path / "one/analysis").mkdir()
     (tmp_path / f"one/analysis/{measurement}.json").write_text(json.dumps(found))
-    return html_report(read_runs(tmp_path), [])
+    return tmp_path
 
 
-def landscape(tmp_path: Path, losses: list[float], plane: dict[str, Any]) -> str:
+def with_landscape(tmp_path: Path, losses: list[float], plane: dict[str, Any]) -> Path:
     lines = {"a line": {"x": list(range(len(losses))), "loss": losses}}
-    return page_with(tmp_path, "landscape", {"lines": lines, "planes": {"a plane": plane}})
-
-
-NOWHERE = [[math.nan, math.inf], [math.inf, math.nan]]
+    return measured(tmp_path, "landscape", {"lines": lines, "planes": {"a plane": plane}})
 
 
 def test_losses_that_are_not_finite_are_left_out_of_the_landscape(tmp_path: Path) -> None:
     plane = {"x": [0.0, 1.0], "y": [0.0, 1.0]}
     partly = {**plane, "loss": [[0.1, math.nan], [0.2, 0.3]]}
-    some = landscape(tmp_path / "some", [0.5, math.inf, math.nan, 0.7], partly)
-    assert "Loss along a line" in some
-    assert "Loss along a plane" in some
-    across, _ = points(some.partition("Loss along a line")[2])
-    assert len(across) == 2
-    none = landscape(tmp_path / "none", [math.nan, math.inf], {**plane, "loss": NOWHERE})
-    assert "Loss along" not in none
-    assert "altered" not in none
+    found = section("landscape", with_landscape(tmp_path / "some", [0.5, math.inf, math.nan, 0.7], partly))
+    assert found is not None
+    (map_title, _), (line_title, figure) = found.figures
+    assert map_title.startswith("Loss along a plane")
+    assert line_title.startswith("Loss along a line")
+    assert list(figure.axes[0].lines[0].get_xdata()) == [0, 3]
+    nowhere = {**plane, "loss": [[math.nan, math.inf], [math.inf, math.nan]]}
+    none = with_landscape(tmp_path / "none", [math.nan, math.inf], nowhere)
+    assert section("landscape", none) is None
+    assert not any("altered" in line for line in section("summary", none).lines)
 
 
 @pytest.mark.parametrize(
@@ -159,60 +197,54 @@ def test_losses_that_are_not_finite_are_left_out_of_the_landscape(tmp_path: Path
         {"x": [0, 1, 2], "y": [0, 1], "loss": [[1, 2], [1, 2], [1, 2]]},
         {"x": [0, math.nan], "y": [0, 1], "loss": [[1, 2], [1, 2]]},
     ],
-    ids=["empty", "turned", "nowhere"],
+    ids=["empty", "transposed", "nan on the axis"],
 )
-def test_a_plane_whose_rows_are_not_those_of_its_axes_is_altered(tmp_path: Path, plane: dict[str, Any]) -> None:
-    assert "landscape.json is cut short or altered" in landscape(tmp_path, [0.5, 0.7], plane)
+def test_a_plane_whose_shape_does_not_match_its_axes_is_altered(tmp_path: Path, plane: dict[str, Any]) -> None:
+    folder = with_landscape(tmp_path, [0.5, 0.7], plane)
+    assert section("landscape", folder) is None
+    assert any("landscape.json is cut short or altered" in line for line in section("summary", folder).lines)
 
 
-def points(svg: str) -> tuple[list[float], list[float]]:
-    """Where the first line of a chart goes: from the left, and from the top."""
-    pairs = [pair.split(",") for pair in re.findall(r'<polyline points="([^"]*)"', svg)[0].split()]
-    return [float(across) for across, _ in pairs], [float(down) for _, down in pairs]
+def test_a_line_has_a_band_only_where_the_runs_differ() -> None:
+    one, other = axes(2)
+    draw_line(one, "SAM", [1, 2], [0.1, 0.9], ([0.1, 0.9], [0.1, 0.9]))
+    draw_line(other, "SAM", [1, 2], [0.1, 0.9], ([0.0, 0.9], [0.2, 0.9]))
+    assert [len(ax.collections) for ax in (one, other)] == [0, 1]
 
 
-def test_larger_numbers_are_drawn_higher_and_no_tick_is_between_two_updates() -> None:
-    drawn = line_chart([Series("SAM", look("SAM"), [1, 2], [0.1, 0.9])], title="", x="update", y="")
-    across, down = points(drawn)
-    assert across[0] < across[1]
-    assert down[0] > down[1]
-    assert re.findall(r'text-anchor="middle">([^<]+)<', drawn) == ["1", "2"]
-
-
-def test_weights_are_drawn_from_the_lightest_to_the_heaviest_and_examples_listed(tmp_path: Path) -> None:
-    examples = [{"weight": 2.0, "rank": 1, "text": "heavy <b>"}, {"weight": 0.125, "rank": 3, "text": "light"}]
-    text = page_with(tmp_path, "instance-weights", {"weights": [0.125, 0.5, 2.0], "examples": examples})
-    across, down = points(text.partition("Weights g at the end")[2])
-    assert across == sorted(across)
-    assert down == sorted(down, reverse=True)
-    assert '<td class="example">heavy &lt;b&gt;</td><td data-value="2.0">2</td><td data-value="1">1</td>' in text
-    assert '<td class="example">light</td><td data-value="0.125">0.125</td><td data-value="3">3</td>' in text
-
-
-def test_rows_that_are_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = read_runs(GOLDEN / "runs").finished
-    assert "more;" not in runs_table(runs)
-    monkeypatch.setattr(_html_tables, "_MOST_ROWS", len(runs) - 3)
-    assert "and 3 more;" in runs_table(runs)
+def test_no_tick_is_between_two_updates() -> None:
+    found = section("learning_curves", GOLDEN / "runs/summarization")
+    ticks = [tick for _, figure in found.figures for ax in figure.axes for tick in ax.get_xticks()]
+    assert ticks
+    assert all(float(tick).is_integer() for tick in ticks)
 
 
 def test_a_map_has_its_first_row_at_the_bottom_and_its_lowest_loss_darkest() -> None:
-    drawn = map_chart([0.0, 1.0], [0.0, 1.0], [[1.0, 2.0], [3.0, 4.0]], title="", unit="loss")
-    found = {
-        title: (float(down), color)
-        for down, color, title in re.findall(r'y="([\d.]+)" width[^>]*fill="([^"]+)"><title>([^<]+)<', drawn)
-    }
-    assert len(found) == 4
-    assert found["(0, 0): 1"][0] == found["(1, 0): 2"][0] > found["(0, 1): 3"][0] == found["(1, 1): 4"][0]
-    assert found["(0, 0): 1"][1] == "rgb(20,30,80)"
-    assert found["(1, 1): 4"][1] == "rgb(250,240,160)"
+    (ax,) = axes()
+    draw_map(ax, {"x": [0.0, 1.0], "y": [0.0, 1.0], "loss": [[1.0, 2.0], [3.0, math.nan]]})
+    (mesh,) = ax.collections
+    assert not ax.yaxis_inverted()
+    assert mesh.get_array().filled(-1).ravel().tolist() == [1, 2, 3, -1]
+    colors = mesh.to_rgba(mesh.get_array()).reshape(4, 4)
+    assert list(colors[:3, :3].sum(axis=1)) == sorted(colors[:3, :3].sum(axis=1))
+    assert colors[:, 3].tolist() == [1, 1, 1, 0]  # what is not finite is transparent
 
 
-@pytest.mark.parametrize(
-    "line", ['{"step": 1, "loss": null}', '{"step": 1, "loss": "0.5"}', '{"loss": 0.5}', '{"step": "x"}']
-)
-def test_entries_of_a_log_that_make_no_sense_are_left_out(tmp_path: Path, line: str) -> None:
-    shutil.copytree(GOLDEN / "runs", tmp_path, dirs_exist_ok=True)
-    for log in tmp_path.rglob("metrics.jsonl"):
-        log.write_text(f"{line}\n{log.read_text()}")
-    assert page(tmp_path) == page(GOLDEN / "runs")
+def test_weights_are_drawn_and_examples_listed(tmp_path: Path) -> None:
+    examples = [{"weight": 2.0, "rank": 1, "text": "heavy <b>"}, {"weight": 0.125, "rank": 3, "text": "light" * 50}]
+    folder = measured(tmp_path, "instance-weights", {"weights": [0.125, 0.5, 2.0], "examples": examples})
+    found = section("weights", folder)
+    (figure,) = [figure for title, figure in found.figures if title.startswith("Weights g at the end")]
+    assert list(figure.axes[0].lines[0].get_ydata()) == [0.125, 0.5, 2.0]
+    text = found.frame_html()
+    assert "<td>heavy &lt;b&gt;</td>" in text
+    assert f"<td>{'light' * 50}</td>" in text
+    assert found.frame[["g", "rank"]].values.tolist() == [["2", 1], ["0.125", 3]]
+
+
+def test_rows_that_are_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = PageRuns(read_runs(GOLDEN / "runs"))
+    assert all_runs(runs).note == ""
+    monkeypatch.setattr(_results, "_MOST_ROWS", len(runs.runs.finished) - 3)
+    assert "and 3 more;" in all_runs(runs).note
+    assert len(all_runs(runs).frame) == len(runs.runs.finished) - 3

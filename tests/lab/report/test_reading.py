@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltasam.lab.report import TABLES, Run, by_cell, read_runs, run_folders
-from deltasam.lab.report._evaluation import Evaluation, words
+from deltasam.lab.report import TABLES, Run, Runs, by_cell, read_runs, run_folders
+from deltasam.lab.report._evaluation import Evaluation
+from deltasam.lab.report._sections._base import PageRuns
+from deltasam.lab.report._sections._results import results
 from deltasam.lab.report._select import select
-from deltasam.lab.report._summary import _resampled_means
-from deltasam.lab.report._words import summary_sentences
+from deltasam.lab.report._statistics import _resampled_means
 
 GOLDEN = Path(__file__).parent / "golden/runs"
 
@@ -99,30 +100,33 @@ def test_times_of_two_devices_are_not_compared(tmp_path: Path, same: bool) -> No
     runs = read_runs(tmp_path)
     ratios = [row for row in TABLES["running-time"](runs).rows if row.method == "PerInstanceSAM / SAM"]
     assert any(row.cells["mrpc"].values for row in ratios) == same
-    told = summary_sentences(runs, by_cell(runs.finished))
-    assert any("Time of an update relative to ERM" in one for one in told) == same
+    assert (column("time / ERM", runs)["per-instance SAM"] != "–") == same
+
+
+def column(name: str, runs: Runs) -> dict[str, str]:
+    """A column of the table of results, by method."""
+    frame = results(PageRuns(runs)).frame
+    return dict(zip(frame["method"], frame[name], strict=True))
 
 
 def test_the_time_of_an_update_is_a_multiple_of_erms(tmp_path: Path) -> None:
     base = result("mrpc*-SAM-*")
     costs = {"ERM": (10.0, 10), "SAM": (40.0, 20), "PerInstanceSAM": (25.0, 10)}
     read(tmp_path, *({**base, "method": m, "train_seconds": s, "steps": n} for m, (s, n) in costs.items()))
-    runs = read_runs(tmp_path)
-    told = summary_sentences(runs, by_cell(runs.finished))
-    assert "Time of an update relative to ERM: SAM 2.00, per-instance SAM 2.50." in told
+    ratios = column("time / ERM", read_runs(tmp_path))
+    assert ratios == {"ERM": "1.00", "SAM": "2.00", "per-instance SAM": "2.50"}
 
 
-@pytest.mark.parametrize(("higher", "leader"), [(True, "SAM"), (False, "ERM")])
-def test_the_leader_has_the_least_where_less_is_better(tmp_path: Path, higher: bool, leader: str) -> None:
+@pytest.mark.parametrize(("higher", "best"), [(True, "SAM"), (False, "ERM")])
+def test_the_best_has_the_least_where_less_is_better(tmp_path: Path, higher: bool, best: str) -> None:
     base = {**result("mrpc*-SAM-*"), "higher_is_better": higher}
     read(tmp_path, *({**base, "method": m, "metrics": {"accuracy": v}} for m, v in (("ERM", 0.5), ("SAM", 0.6))))
-    runs = read_runs(tmp_path)
-    assert any(f", {leader} has the best mean" in one for one in summary_sentences(runs, by_cell(runs.finished)))
+    assert [method for method, mean in column("mean", read_runs(tmp_path)).items() if "★" in mean] == [best]
 
 
 def test_a_number_of_rows_that_is_not_known_is_no_other_number() -> None:
     known, unknown = Evaluation("validation", "accuracy", rows=408), Evaluation("validation", "accuracy")
-    assert words(known, unknown) == words(unknown, known) == ""
+    assert known.difference(unknown) == unknown.difference(known) == ""
 
 
 def test_up_to_six_values_every_resample_is_taken() -> None:

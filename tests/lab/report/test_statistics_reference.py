@@ -1,4 +1,4 @@
-"""The statistics beside slow, obvious ones: exact integers, ties, one and two seeds, unequal seeds, all methods."""
+"""The statistics against slow, obvious ones: exact integers, ties, one and two seeds, unequal seeds, all methods."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deltasam.lab.report import (
+    Cell,
     bootstrap_interval,
     compare,
     comparison_notes,
@@ -22,7 +23,6 @@ from deltasam.lab.report import (
     paired_test,
     pooled_test,
 )
-from deltasam.lab.report._table import Cell
 
 right = st.integers(0, 277)  # answers of a small development set: ties are common
 
@@ -113,7 +113,7 @@ def test_what_is_no_p_is_refused(ps: list[float]) -> None:
 @settings(max_examples=100, deadline=None)
 def test_means_that_are_equal_are_a_tie_however_they_round(pairs: list[tuple[int, int]], unit: float) -> None:
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
-    assume(any(first))  # beside a mean of 0 no rounding is small; the other would have answers below 0
+    assume(any(first))  # relative to a mean of 0 no rounding is small
     second[-1] += sum(first) - sum(second)  # as many right answers over all seeds
     wins = count_wins({"rte": fmean(a * unit for a in first)}, {"rte": fmean(b * unit for b in second)})
     assert (wins.wins, wins.ties, wins.setups) == (0, 1, 1)

@@ -18,21 +18,22 @@ import pytest
 from deltasam.lab.report import (
     TABLES,
     Cell,
+    Column,
+    Row,
+    Table,
     by_cell,
     compare,
     count_wins,
     from_csv,
     paper,
     read_runs,
+    table_notes,
     to_csv,
     to_latex,
     to_markdown,
 )
-from deltasam.lab.report import _formats as formats
-from deltasam.lab.report._lines import lines, usual_note
-from deltasam.lab.report._table import Column, Row, Table
 
-# Made with `deltasam sweep` from the files beside it: models of a few thousand weights, a few rows, a dozen updates.
+# Made with `deltasam sweep` from its YAML files: models of a few thousand weights, a few rows, a dozen updates.
 GOLDEN = Path(__file__).parent / "golden"
 WRITERS = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
 
@@ -62,7 +63,7 @@ def _to_ten_places(text: str) -> str:
 def test_without_the_paper_only_what_was_run_is_left(name: str, runs) -> None:
     table = TABLES[name](runs)
     ran = {row.label for row in table.rows if any(cell.values for cell in row.cells.values())}
-    shown = list(lines(table, paper=False))
+    shown = list(table.lines(paper=False))
     assert {line.label for line in shown if line.kind != "group"} == ran
     assert all(after.kind == "ours" for line, after in itertools.pairwise(shown) if line.kind == "group")
     for write in (to_markdown, to_latex):
@@ -159,7 +160,7 @@ def test_the_papers_averages_come_out_of_its_columns() -> None:
                     assert row["avg"] == pytest.approx(fmean(columns), abs=0.11), (model, method)
 
 
-def test_broken_and_unfinished_folders_are_told_of(tmp_path: Path) -> None:
+def test_broken_and_unfinished_folders_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/config.yaml").write_text("task: mrpc")
     (tmp_path / "b").mkdir()
@@ -196,8 +197,8 @@ def test_the_same_run_in_two_folders_counts_once(tmp_path: Path, runs) -> None:
 def test_command_writes_every_format(tmp_path: Path, runs) -> None:
     for form, writer in (("markdown", to_markdown), ("latex", to_latex), ("csv", to_csv)):
         out = tmp_path / form
-        words = ["table", "glue", str(GOLDEN / "runs"), "--format", form, "--output", str(out)]
-        subprocess.run([sys.executable, "-m", "deltasam", *words], check=True)
+        arguments = ["table", "glue", str(GOLDEN / "runs"), "--format", form, "--output", str(out)]
+        subprocess.run([sys.executable, "-m", "deltasam", *arguments], check=True)
         assert out.read_text(encoding="utf-8") == writer(TABLES["glue"](runs))
     shown = subprocess.run(
         [sys.executable, "-m", "deltasam", "table", "adversarial-risk", str(GOLDEN / "runs")],
@@ -205,25 +206,13 @@ def test_command_writes_every_format(tmp_path: Path, runs) -> None:
     )  # fmt: skip
     assert "per-instance SAM" in shown.stdout
     assert "Ours at rho = 0.05." in shown.stdout
-    assert formats.table_notes(TABLES["glue"](runs))[0].startswith("n = ")
+    assert table_notes(TABLES["glue"](runs))[0].startswith("n = ")
     missing = subprocess.run(
         [sys.executable, "-m", "deltasam", "table", "glue", str(tmp_path / "nowhere")], capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     assert missing.returncode == 2
     assert "no such folder" in missing.stderr
-
-
-def test_methods_are_compared_seed_by_seed() -> None:
-    scores = {
-        ("m", "SAM"): {"mrpc": {1: 1.0, 2: 2.0, 3: 3.0}, "rte": {7: 1.0}},
-        ("m", "DeltaSAM"): {"mrpc": {3: 3.5, 1: 1.5, 4: 9.0}, "rte": {8: 2.0}},
-    }
-    comparison, wins = compare(scores, "DeltaSAM", "SAM")
-    assert (comparison.pairs, comparison.tasks) == (2, 1)
-    assert comparison.difference == pytest.approx(0.5)
-    assert str(wins) == "1 of 1"
-    assert compare(scores, "DeltaSAM", "ERM") is None
 
 
 def test_several_measures_of_one_run_are_one_pair() -> None:
@@ -273,10 +262,8 @@ def test_other_numbers_of_seeds_are_written_into_the_cells() -> None:
     """More of them as well as fewer, since the note below the table says how many the others have."""
     columns = tuple(Column(key=key, header=key) for key in "abcd")
     cells = {key: Cell(tuple(range(1, n + 1))) for key, n in zip("abcd", (2, 2, 3, 1), strict=True)}
-    table = Table(
-        name="own", title="Own", columns=columns, rows=(Row("model", "SAM", "SAM", cells),), aggregate="mean",
-        paper_aggregate="mean", source="Table 0",
-    )  # fmt: skip
-    (ours,) = [line for line in lines(table, spread="none") if line.kind == "ours"]
+    source = paper.Source(table="Table 0", aggregate="mean", figures={})
+    table = Table("own", "Own", columns, (Row("model", "SAM", "SAM", cells),), "mean", source)
+    (ours,) = [line for line in table.lines(spread="none") if line.kind == "ours"]
     assert ours.cells == ("1.5", "1.5", "2.0 (n=3)", "1.0 (n=1)")
-    assert usual_note(table) == "n = 2 where a cell does not say otherwise."
+    assert table_notes(table)[0] == "n = 2 where a cell does not say otherwise."

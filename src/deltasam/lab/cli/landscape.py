@@ -75,8 +75,7 @@ class Landscape:
     def measured(self, folder: Path) -> dict[str, Any]:
         """The slices of one run, from its folder if they are there and whole."""
         from deltasam.integrations.storage import explain_storage_errors, write_text
-        from deltasam.lab.report import read_landscape
-        from deltasam.lab.report._measured import LANDSCAPE
+        from deltasam.lab.report import LANDSCAPE, read_landscape
 
         settings = {
             "points": self.points, "reach": self.reach, "rho": self.rho, "plane": self.plane, "rows": self.rows,

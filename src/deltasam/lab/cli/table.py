@@ -98,8 +98,7 @@ class TableCommand:
         self._tell_of_others(runs)
 
     def _show(self, runs: Runs, table: Table) -> None:
-        from deltasam.lab.report import table_notes
-        from deltasam.lab.report._formats import terminal_parts
+        from deltasam.lab.report import table_notes, terminal_parts
 
         console = wide_console()
         for part in terminal_parts(table, console.width, spread=self.spread, paper=not self.no_paper):
@@ -113,10 +112,10 @@ class TableCommand:
 
     def _tell_of_others(self, runs: Runs) -> None:
         """One line about runs of tasks that the table does not have, beside the output."""
-        from deltasam.lab.report._scores import TASKS
+        from deltasam.lab.report import TABLE_TASKS
         from deltasam.step.names import counted
 
-        others = [run.task for run in runs.finished if run.task not in TASKS.get(self.table, (run.task,))]
+        others = [run.task for run in runs.finished if run.task not in TABLE_TASKS.get(self.table, (run.task,))]
         if others:
             there = f"{counted(len(others), 'finished run')} of other tasks ({', '.join(sorted(set(others)))})"
             where = f"deltasam report {' '.join(map(str, self.folders))}"

@@ -1,4 +1,4 @@
-"""Methods against each other in words: pooled paired tests with Holm, and how often one wins."""
+"""Compares methods: pooled paired tests with Holm's adjustment, and how often one wins."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from deltasam.lab.report._names import method_name, method_order
-from deltasam.lab.report._tests import Comparison, holm, pooled_test
-from deltasam.lab.report._wins import Wins, count_wins
+from deltasam.lab.report._statistics import Comparison, Wins, count_wins, holm, pooled_test
 from deltasam.step.names import counted
 
 Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
@@ -15,64 +14,41 @@ Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 
 
 def compare(scores: Scores, first: str, second: str, *, of_one_run: bool = False) -> tuple[Comparison, Wins] | None:
-    """Two methods over all models and columns, paired by the seeds that both have; None if there is no pair.
+    """Compares two methods over all models and columns, paired by common seeds. Returns None if there is no pair.
 
     Args:
-        scores: The values of every run.
-        first: A method,
-        second: and another.
-        of_one_run: The columns are measures of the same runs, such as ROUGE-1 and ROUGE-2, not runs of their own: what
-            is tested is their mean, one pair per seed. Counted one by one they would look like so many more runs.
+        scores: The values of all runs.
+        first: The first method.
+        second: The second method.
+        of_one_run: Whether the columns are measures of the same runs, such as ROUGE-1 and ROUGE-2. The test then uses
+            their mean, one pair per seed. Pooled as separate columns they would count as that many more runs.
     """
     pairs = _pairs(scores, first, second)
-    if not pairs:
-        return None
-    means = [{cell: fmean(both[side]) for cell, both in pairs.items()} for side in (0, 1)]
     tested = _pairs(_means_of_runs(scores), first, second) if of_one_run else pairs
-    return (pooled_test(tested), count_wins(means[0], means[1])) if tested else None
-
-
-def _means_of_runs(scores: Scores) -> Scores:
-    """One column, the mean over all, of the seeds that every column has."""
-    found = {}
-    for key, columns in scores.items():
-        seeds = set.intersection(*(set(values) for values in columns.values())) if columns else set()
-        found[key] = {"mean": {seed: fmean(values[seed] for values in columns.values()) for seed in sorted(seeds)}}
-    return found
-
-
-def _pairs(scores: Scores, first: str, second: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Model and column -> the values of both methods, by common seed."""
-    pairs: dict[str, tuple[list[float], list[float]]] = {}
-    for (group, method), columns in scores.items():
-        other = scores.get((group, second), {})
-        if method == first:
-            for column, values in columns.items():
-                seeds = [seed for seed in values if seed in other.get(column, {})]
-                if seeds:
-                    pairs[f"{group} {column}"] = [values[s] for s in seeds], [other[column][s] for s in seeds]
-    return pairs
+    if not pairs or not tested:
+        return None
+    ours, theirs = ({cell: fmean(both[side]) for cell, both in pairs.items()} for side in (0, 1))
+    return pooled_test(tested), count_wins(ours, theirs)
 
 
 def comparison_notes(scores: Scores, *, of_one_run: bool = False, less_of: str = "") -> list[str]:
-    """Every method against ERM, and delta-SAM against SAM: difference of the means, Holm-adjusted p, wins.
+    """Describes every method against ERM, and delta-SAM against SAM: difference, Holm-adjusted p, wins.
 
     Args:
-        scores: The values of every run, in points, of which more is better.
+        scores: The values of all runs, in points; more is better.
         of_one_run: See :func:`compare`.
-        less_of: A metric of which less is better: ``scores`` are then its values times -1.
+        less_of: A metric of which less is better. ``scores`` are then its values times -1.
     """
     methods = sorted({method for _, method in scores}, key=method_order)
-    wanted = [(m, "ERM") for m in methods if m != "ERM"] + [
-        (f"DeltaSAM{end}", f"SAM{end}") for end in ("", "+EmbeddingNoise")
-    ]
+    wanted = [(method, "ERM") for method in methods if method != "ERM"]
+    wanted += [(f"DeltaSAM{end}", f"SAM{end}") for end in ("", "+EmbeddingNoise")]
     found = [
         (first, second, both)
         for first, second in wanted
         if (both := compare(scores, first, second, of_one_run=of_one_run)) is not None
     ]
     over = "columns" if of_one_run else "setups"
-    adjusted = holm([comparison.p for _, _, (comparison, _) in found])
+    adjusted = holm([test.p for _, _, (test, _) in found])
     return [
         f"{method_name(first)} − {method_name(second)}: {_difference(test, less_of)}, by mean better in {wins} "
         f"{over}; paired permutation test{'' if test.exact else ' (drawn)'} p = {test.p:.3g}, Holm {p:.3g} "
@@ -83,3 +59,25 @@ def comparison_notes(scores: Scores, *, of_one_run: bool = False, less_of: str =
 
 def _difference(test: Comparison, less_of: str) -> str:
     return f"{-test.difference:+.3g} of {less_of} (less is better)" if less_of else f"{test.difference:+.2f} points"
+
+
+def _means_of_runs(scores: Scores) -> Scores:
+    """One column with the mean over all columns, for the seeds that every column has."""
+    found = {}
+    for key, columns in scores.items():
+        seeds = set.intersection(*(set(values) for values in columns.values())) if columns else set()
+        found[key] = {"mean": {seed: fmean(values[seed] for values in columns.values()) for seed in sorted(seeds)}}
+    return found
+
+
+def _pairs(scores: Scores, first: str, second: str) -> dict[str, tuple[list[float], list[float]]]:
+    """The values of both methods for each model and column, in the order of their common seeds."""
+    pairs: dict[str, tuple[list[float], list[float]]] = {}
+    for (model, method), columns in scores.items():
+        if method == first:
+            for column, values in columns.items():
+                others = scores.get((model, second), {}).get(column, {})
+                seeds = [seed for seed in values if seed in others]
+                if seeds:
+                    pairs[f"{model} {column}"] = [values[s] for s in seeds], [others[s] for s in seeds]
+    return pairs

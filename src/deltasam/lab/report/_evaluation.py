@@ -1,4 +1,4 @@
-"""What a run was evaluated on and by: runs that differ in it cannot stand in one cell, nor in one test."""
+"""How a run was evaluated. Runs that differ in it share neither a table cell nor a test."""
 
 from __future__ import annotations
 
@@ -10,30 +10,49 @@ from deltasam.step.names import counted
 
 
 class Evaluation(NamedTuple):
-    """How the metrics of a run came about.
+    """How the metrics of a run were computed."""
 
-    Attributes:
-        split: The split.
-        metric: The primary metric.
-        sample: Size of the sample that the configuration asks for; None for the whole split.
-        rows: Rows that were evaluated; None where it is not known or does not matter.
-        data: The file or the dataset that the rows came from; empty where it does not matter.
-    """
-
-    split: str
-    metric: str
-    sample: int | None = None
-    rows: int | None = None
-    data: str = ""
+    split: str  #: Split.
+    metric: str  #: Primary metric.
+    sample: int | None = None  #: Size of the sample that the configuration asks for; None for the whole split.
+    rows: int | None = None  #: Rows evaluated; None where unknown or irrelevant.
+    data: str = ""  #: File or dataset of the rows; empty where irrelevant.
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of a split, such as ``train[90%:]``: that chose the settings, on other rows."""
+        """Whether it used a part of a split, such as ``train[90%:]``. Such runs choose settings."""
         return self.split.endswith("]")
 
+    def difference(self, other: Evaluation) -> str:
+        """Describes how it differs from another, such as ``on a sample of 256 rows``; empty if it does not."""
+        parts = []
+        if self.split != other.split:
+            parts.append(f"on {self.split}")
+        same_rows = self.sample == other.sample and (None in (self.rows, other.rows) or self.rows == other.rows)
+        if not self.is_part and not same_rows:  # a part of a split is never shown
+            parts.append(self._rows())
+        if self.metric != other.metric:
+            parts.append(f"by {self.metric}")
+        if not self._same_data(other):
+            parts.append(f"with {self.data}")
+        return ", ".join(parts)
 
-# Split, metric, rows and dataset of the paper's tasks, as `deltasam.lab.tasks` has them; a test compares them. Not taken
-# from there: this package is read without torch. The seven sets of mirror have no one number of rows.
+    def is_like(self, other: Evaluation) -> bool:
+        """Whether split, metric and data are the same, on any number of rows."""
+        return self[:2] == other[:2] and self._same_data(other)
+
+    def _same_data(self, other: Evaluation) -> bool:
+        return "" in (self.data, other.data) or self.data == other.data
+
+    def _rows(self) -> str:
+        if self.sample is None:
+            return "on all rows" if self.rows is None else f"on {counted(self.rows, 'row')}"
+        evaluated = f" ({self.rows})" if self.rows not in (None, self.sample) else ""
+        return f"on a sample of {counted(self.sample, 'row')}{evaluated}"
+
+
+# The paper's tasks as `deltasam.lab.tasks` defines them; a test compares the two. Not imported from there, since this
+# package does not import torch. The seven sets of mirror have no common number of rows.
 STANDARD: dict[str, Evaluation] = {
     "mnli": Evaluation("validation_matched", "accuracy", rows=9815, data="mnli"),
     "qqp": Evaluation("validation", "accuracy", rows=40430, data="qqp"),
@@ -49,10 +68,10 @@ STANDARD: dict[str, Evaluation] = {
 
 
 def usual(found: Iterable[tuple[str, Evaluation]]) -> dict[str, Evaluation]:
-    """The evaluation of each task that goes without saying: the paper's, or else the most frequent one.
+    """Returns the standard evaluation of each task: the paper's, otherwise the preferred one among the runs.
 
     Args:
-        found: Task and evaluation of every run.
+        found: Task and evaluation of each run.
     """
     counts: dict[str, Counter[Evaluation]] = {}
     for task, evaluation in found:
@@ -64,37 +83,5 @@ def usual(found: Iterable[tuple[str, Evaluation]]) -> dict[str, Evaluation]:
 
 
 def preference(evaluation: Evaluation, runs: int) -> tuple[bool, bool, int, int, str]:
-    """Which of several evaluations stands for a task: whole splits first, then the one of the most runs."""
+    """Sorting key of the evaluations of a task: whole splits first, then the most runs."""
     return not evaluation.is_part, evaluation.sample is None, runs, evaluation.rows or 0, repr(evaluation)
-
-
-def same_rows(one: Evaluation, other: Evaluation) -> bool:
-    """Whether as many rows were evaluated, drawn in the same way; numbers that are not known do not count."""
-    return one.sample == other.sample and (None in (one.rows, other.rows) or one.rows == other.rows)
-
-
-def same_kind(one: Evaluation, other: Evaluation) -> bool:
-    """Whether split, metric and data are the same, on however many rows."""
-    return one[:2] == other[:2] and ("" in (one.data, other.data) or one.data == other.data)
-
-
-def words(one: Evaluation, reference: Evaluation) -> str:
-    """In what an evaluation differs from another, as in ``on a sample of 256 rows``; empty if in nothing."""
-    told = []
-    if one.split != reference.split:
-        told.append(f"on {one.split}")
-    if not one.is_part and not same_rows(one, reference):  # a part of a split is never shown, and says enough
-        told.append(_rows(one))
-    if one.metric != reference.metric:
-        told.append(f"by {one.metric}")
-    if "" not in (one.data, reference.data) and one.data != reference.data:
-        told.append(f"with {one.data}")
-    return ", ".join(told)
-
-
-def _rows(one: Evaluation) -> str:
-    if one.sample is None:
-        return "on all rows" if one.rows is None else f"on {counted(one.rows, 'row')}"
-    return f"on a sample of {counted(one.sample, 'row')}" + (
-        f" ({one.rows})" if one.rows not in (None, one.sample) else ""
-    )

@@ -1,42 +1,30 @@
-"""Names for people: methods and models as the paper writes them, and the order they are listed in."""
+"""Names to display: methods and models as the paper writes them, and the order of the methods."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-_METHODS = {
-    "ERM": "ERM",
-    "ERM+RDrop": "R-Drop",
-    "ERM+R3F": "R3F",
-    "ERM+SMART": "SMART",
-    "ERM+VAT": "VAT",
-    "ERM+EmbeddingNoise": "random noise",
-    "FreeLB": "FreeLB",
-    "SAM": "SAM",
-    "DeltaSAM": "δ-SAM",
+_METHODS = {  # in the order of the tables
+    "ERM": "ERM", "ERM+RDrop": "R-Drop", "FreeLB": "FreeLB", "ERM+SMART": "SMART", "ERM+R3F": "R3F",
+    "ERM+EmbeddingNoise": "random noise", "ERM+VAT": "VAT", "SAM": "SAM", "DeltaSAM": "δ-SAM",
+    "SAM+EmbeddingNoise": "SAM + random noise", "DeltaSAM+EmbeddingNoise": "δ-SAM + random noise",
     "PerInstanceSAM": "per-instance SAM",
-    "SAM+EmbeddingNoise": "SAM + random noise",
-    "DeltaSAM+EmbeddingNoise": "δ-SAM + random noise",
-}
+}  # fmt: skip
 _WEIGHTS = {
-    "RandomWeights": "weights shuffled",
-    "Directional": "directional weights",
-    "OwnGradient": "weights along own gradients",
-    "LossWeights": "weights by the loss",
-    "Uniform": "uniform weights",
+    "RandomWeights": "weights shuffled", "Directional": "directional weights",
+    "OwnGradient": "weights along own gradients", "LossWeights": "weights by the loss", "Uniform": "uniform weights",
+}  # fmt: skip
+_ORDER = list(_METHODS)
+_MODELS = {"bert-base": "BERT-base", "roberta-large": "RoBERTa-large"}
+_MODELS_OF_TABLES = {
+    "sts": {"bert-base": "Mirror-BERT-base", "roberta-base": "Mirror-RoBERTa-base"},
+    "summarization": {"bart-large": "BART-large", "pegasus": "PEGASUS"},
 }
-_ORDER = [
-    "ERM", "ERM+RDrop", "FreeLB", "ERM+SMART", "ERM+R3F", "ERM+EmbeddingNoise", "ERM+VAT", "SAM", "DeltaSAM",
-    "SAM+EmbeddingNoise", "DeltaSAM+EmbeddingNoise", "PerInstanceSAM",
-]  # fmt: skip
-_MODELS = (("bert-base", "BERT-base"), ("roberta-large", "RoBERTa-large"))
-_MIRRORED = (("bert-base", "Mirror-BERT-base"), ("roberta-base", "Mirror-RoBERTa-base"))
-_SUMMARISERS = (("bart-large", "BART-large"), ("pegasus", "PEGASUS"))
 
 
 def method_name(method: str) -> str:
-    """A method as people write it.
+    """Returns the name of a method to display.
 
     Example:
         >>> method_name("DeltaSAM+RDrop"), method_name("ERM+RDrop"), method_name("LookSAM")
@@ -53,12 +41,12 @@ def method_name(method: str) -> str:
 
 
 def method_order(method: str) -> tuple[int, str]:
-    """Sorts methods as the paper lists them, others after them by name."""
+    """Sorting key: methods in the order of the paper, then the others by name."""
     return (_ORDER.index(method) if method in _ORDER else len(_ORDER), method)
 
 
 def paper_model(table: str, model: str) -> str:
-    """The paper's name of a model, by the beginning of its name on the hub; otherwise the model's own name.
+    """Returns the paper's name of a model, found by the start of its hub name, or the name unchanged.
 
     Example:
         >>> paper_model("glue", "bert-base-cased"), paper_model("sts", "bert-base-uncased")
@@ -66,20 +54,20 @@ def paper_model(table: str, model: str) -> str:
         >>> paper_model("glue", "minilm-l6")
         'minilm-l6'
     """
-    known = {"sts": _MIRRORED, "summarization": _SUMMARISERS}.get(table, _MODELS)
-    own = model.rpartition("/")[2].lower()
-    return next((name for start, name in known if own.startswith(start)), model)
+    base = model.rpartition("/")[2].lower()
+    known = _MODELS_OF_TABLES.get(table, _MODELS)
+    return next((name for start, name in known.items() if base.startswith(start)), model)
 
 
 def short_models(models: Iterable[str]) -> dict[str, str]:
-    """Names to show: the last part of each path, with as many parts before it as it takes to tell them apart.
+    """Returns short names: the last part of each path, with as many parts before it as keep the names distinct.
 
     Example:
         >>> short_models(["models/minilm-l6", "/a/final", "/b/final"])
         {'models/minilm-l6': 'minilm-l6', '/a/final': 'a/final', '/b/final': 'b/final'}
     """
-    left = list(dict.fromkeys(models))
-    given, found = left, {model: model for model in left}
+    given = list(dict.fromkeys(models))
+    left, found = given, {model: model for model in given}
     for count in range(1, max((model.count("/") for model in given), default=0) + 1):
         ends = {model: "/".join(model.split("/")[-count:]) for model in given}
         times = Counter(ends.values())

@@ -1,138 +1,122 @@
-"""Reads a tree of run folders, ten thousand in a few seconds, into small records; without torch."""
+"""Reads run folders into small records, without torch: ten thousand folders in a few seconds."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
 from typing import Any
 
 from deltasam.lab.report._evaluation import Evaluation
-from deltasam.lab.report._measured import RISK, is_float, listed, risk_in
+from deltasam.lab.report._measured import FORMS, RISK, is_number, read_measurement
 from deltasam.step.names import counted
 
 _NOT_RUNS = {"model", "checkpoints", "logs", "locks", "tensorboard", "analysis"}
-_FAILURES = "failures"  # of a sweep: a traceback for each run that failed
-_OF_A_RUN = {"config.yaml", "result.json"}
-# What does not make two runs different but for their seed: what a run's id leaves out (`RunConfig.run_id`, which is
-# not imported, for its torch; a test compares them), and options that came after runs were first numbered, at these.
+_RUN_FILES = {"config.yaml", "result.json"}
+# Copies of constants of `deltasam.lab.experiments`, which imports torch; tests compare them. Runs that differ only in
+# these options, or in the seed, are repetitions. `_LATER` holds options that older runs lack, with their old values.
 _NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
-_SCHEMA = 1  # the newest that is known; likewise that of `experiments.Result`
 _LATER = {"PerInstanceSAM": {"factors": ("auto", "exact")}}
+_SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What tables and plots need of one finished run.
+    """What tables and figures need from one finished run."""
 
-    Attributes:
-        path: The run folder.
-        run_id: Hash of its configuration.
-        task: Name of the task.
-        model: The model as the run named it, its whole path; :func:`short_models` makes names to show.
-        method: Class of the method, and of the regularisers, joined by ``+``; weights other than the paper's in
-            brackets, as in ``DeltaSAM(RandomWeights)``.
-        seed: The seed.
-        variant: The configuration but for the seed, as a number: runs of one variant are repetitions of each other.
-        split: What it was evaluated on,
-        evaluation: and how, in full.
-        settings: Hyperparameters by which variants of one method differ: ``rho``, ``eta``, ``scale``, ``lr``, ...
-        primary: Name of the primary metric.
-        higher_is_better: Whether more of it is better.
-        best: Its best value among the evaluations.
-        metrics: Metrics of the final weights.
-        steps: Updates.
-        train_seconds: Time of the training.
-        forwards: Forward passes.
-        backwards: Backward passes.
-        memory: Peak memory in bytes.
-        device: What was computed on.
-    """
+    path: Path  #: Run folder.
+    run_id: str  #: Hash of the configuration.
+    task: str  #: Name of the task.
+    model: str  #: Path of the model; :func:`short_models` makes names to display.
+    method: str  #: Method and regularisers joined by ``+``; other weights than the paper's in parentheses.
+    seed: int  #: Seed.
+    variant: int  #: Hash of the configuration without the seed. Runs of one variant are repetitions.
+    split: str  #: Split of the evaluation.
+    evaluation: Evaluation  #: The evaluation in full.
+    settings: tuple[tuple[str, float], ...]  #: Hyperparameters: ``lr``, ``rho``, ``eta``, ``scale``, ...
+    primary: str  #: Name of the primary metric.
+    higher_is_better: bool  #: Whether a larger primary metric is better.
+    best: float  #: Best value of the primary metric among the evaluations.
+    metrics: Mapping[str, float]  #: Metrics of the final weights.
+    steps: int  #: Updates.
+    train_seconds: float  #: Training time.
+    forwards: int  #: Forward passes.
+    backwards: int  #: Backward passes.
+    memory: int  #: Peak memory in bytes.
+    device: str  #: Device.
 
-    path: Path
-    run_id: str
-    task: str
-    model: str
-    method: str
-    seed: int
-    variant: int
-    split: str
-    evaluation: Evaluation
-    settings: tuple[tuple[str, float], ...]
-    primary: str
-    higher_is_better: bool
-    best: float
-    metrics: Mapping[str, float]
-    steps: int
-    train_seconds: float
-    forwards: int
-    backwards: int
-    memory: int
-    device: str
+    @property
+    def score(self) -> float:
+        """Primary metric of the final weights."""
+        return self.metrics[self.primary]
+
+    @property
+    def step_seconds(self) -> float:
+        """Training time per update."""
+        return self.train_seconds / self.steps
 
     def risk(self) -> dict[str, Any] | None:
-        """The adversarial risk, where it was measured; a file that is cut short or altered counts as none."""
-        return risk_in(self.analysis(RISK))
+        """Returns the adversarial risk with its settings, or None where there is none."""
+        found = self.measured(RISK)
+        return None if found is None else {"settings": {}, **found}
 
-    def analysis(self, name: str) -> dict[str, Any] | None:
-        """A measurement in the folder, or None."""
-        try:
-            found = json.loads((self.path / "analysis" / name).read_bytes())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+    def measured(self, name: str) -> dict[str, Any] | None:
+        """Returns a measurement in the folder, or None where it is missing, truncated or altered."""
+        return read_measurement(self.path / "analysis" / name, name)
 
-    def log(self) -> list[dict[str, Any]]:
-        """The numbers in ``metrics.jsonl``, by update; none where there is no such file."""
+    def log(self) -> list[dict[str, float]]:
+        """Returns the numbers in ``metrics.jsonl``, one entry per logged step; empty if there is no such file."""
         try:
             lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         except OSError:
             return []
         found = [entry for line in lines if line.startswith("{") and isinstance(entry := _parsed(line), dict)]
-        numbers = [{name: value for name, value in e.items() if is_float(value)} for e in found]
+        numbers = [{name: value for name, value in entry.items() if is_number(value)} for entry in found]
         return [entry for entry in numbers if "step" in entry]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs under a folder.
+    """All runs below some folders."""
 
-    Attributes:
-        finished: The finished runs, in the order of their paths.
-        unfinished: Run folders without a result.
-        failed: Traceback files of failed runs of sweeps.
-        unreadable: Results that could not be read, with the reason.
-        diverged: Runs with a metric that is not finite: they have no place in a mean, and are not among the finished.
-    """
-
-    finished: list[Run]
-    unfinished: list[Path] = field(default_factory=list)
-    failed: list[Path] = field(default_factory=list)
-    unreadable: dict[Path, str] = field(default_factory=dict)
-    diverged: list[Path] = field(default_factory=list)
+    finished: list[Run]  #: Finished runs, sorted by path.
+    unfinished: list[Path] = field(default_factory=list)  #: Run folders without a result.
+    failed: list[Path] = field(default_factory=list)  #: Traceback files of failed runs of sweeps.
+    unreadable: dict[Path, str] = field(default_factory=dict)  #: Results that cannot be read, with the reason.
+    diverged: list[Path] = field(default_factory=list)  #: Runs with a metric that is not finite.
 
     def problems(self) -> list[str]:
-        """What is missing, in words; tables say it."""
+        """Describes the runs that are missing. Tables and the page show this."""
         counts = (
             (len(self.unfinished), "not finished"),
             (len(self.failed), "failed, see failures/ of the sweep"),
             (len(self.unreadable), f"unreadable, such as {next(iter(self.unreadable), '')}"),
-            (len(self.diverged), f"left out, a metric is not finite: {listed(self.diverged)}"),
+            (len(self.diverged), f"left out, a metric is not finite: {_listed(self.diverged)}"),
         )
         return [f"{counted(count, 'run')} {what}" for count, what in counts if count]
 
 
+def broken_measurements(runs: Iterable[Run], names: Sequence[str] = tuple(FORMS)) -> list[str]:
+    """Describes the measurements that exist but cannot be read, one sentence per kind."""
+    found: dict[str, list[Path]] = {}
+    for run in runs:
+        for name in names:
+            if (run.path / "analysis" / name).is_file() and run.measured(name) is None:
+                found.setdefault(name, []).append(run.path)
+    return [f"{name} is cut short or altered, taken as not measured: {_listed(p)}." for name, p in found.items()]
+
+
 def run_folders(folder: Path) -> list[Path]:
-    """The folder itself if it is a run's, otherwise those of all runs in it at any depth, finished or not."""
-    return sorted(Path(place) for place, files in _folders(folder) if files & _OF_A_RUN)
+    """Returns the folder itself if it is a run's, otherwise the folders of all runs below it, finished or not."""
+    return sorted(Path(place) for place, files in _folders(folder) if files & _RUN_FILES)
 
 
 def read_runs(*folders: Path) -> Runs:
-    """All runs under the folders; of the same run twice the first counts, in the order of folders and paths."""
+    """Reads all runs below the folders. If a run occurs twice, the first in order of folders and paths counts."""
     found: dict[str, Run] = {}
     unfinished: list[Path] = []
     failed: list[Path] = []
@@ -141,45 +125,49 @@ def read_runs(*folders: Path) -> Runs:
         for place, files in _folders(folder):
             if "result.json" in files:
                 try:
-                    run = _run(Path(place))
+                    run = _read(Path(place))
                 except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
                     unreadable[Path(place)] = f"{type(error).__name__}: {error}"
                 else:
                     found.setdefault(run.run_id, run)
             elif "config.yaml" in files:
                 unfinished.append(Path(place))
-            elif Path(place).name == _FAILURES:
+            elif Path(place).name == "failures":
                 failed += sorted(Path(place, name) for name in files if name.endswith(".txt"))
     done = {run.path.name for run in found.values()}
-    failed = [path for path in failed if path.stem not in done]
-    runs = sorted(found.values(), key=lambda run: str(run.path))
-    sound = [run for run in runs if all(map(math.isfinite, run.metrics.values()))]
-    kept = {run.run_id for run in sound}
-    diverged = [run.path for run in runs if run.run_id not in kept]
-    return Runs(sound, unfinished, failed, unreadable, diverged)
+    finished, diverged = [], []
+    for run in sorted(found.values(), key=lambda run: str(run.path)):
+        if all(map(math.isfinite, run.metrics.values())):
+            finished.append(run)
+        else:
+            diverged.append(run.path)
+    return Runs(finished, unfinished, [path for path in failed if path.stem not in done], unreadable, diverged)
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(path.name for path in paths[:3]) + more
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, set[str]]]:
-    """The folder and those in it, with the names of their files, but for what lies inside a run."""
+    """Yields the folder and those below it with the names of their files. Does not descend into runs."""
     for place, inside, files in os.walk(folder):
         names = set(files)
-        if names & _OF_A_RUN:
-            inside.clear()  # no runs inside a run
-        else:
-            inside[:] = sorted(name for name in inside if name not in _NOT_RUNS)
+        inside[:] = [] if names & _RUN_FILES else sorted(name for name in inside if name not in _NOT_RUNS)
         yield place, names
 
 
-def _run(place: Path) -> Run:
+def _read(place: Path) -> Run:
     given = json.loads((place / "result.json").read_bytes())
     if given.get("schema", _SCHEMA) > _SCHEMA:
         raise ValueError(f"written by a newer version of deltasam, schema {given['schema']}; update the package")
     if int(given["steps"]) < 1:
         raise ValueError(f"steps={given['steps']}: no training")
     config = given["config"]
-    metrics = {intern(str(name)): _number(value) for name, value in given["metrics"].items()}
+    metrics = {intern(str(name)): _metric(value) for name, value in given["metrics"].items()}
     primary = intern(str(given["primary_metric"]))
-    metrics.setdefault(primary, _number(given.get("primary_value")))
+    metrics.setdefault(primary, _metric(given.get("primary_value")))
+    evaluation = _evaluation(config["task"], primary, given.get("eval_rows"))
     return Run(
         path=place,
         run_id=str(given["run_id"]),
@@ -188,52 +176,44 @@ def _run(place: Path) -> Run:
         method=intern(_method(str(given["method"]), config["method"])),
         seed=int(given["seed"]),
         variant=_variant(config),
-        split=intern(str(config["task"].get("eval_split", ""))),
-        evaluation=_evaluation(config["task"], primary, given.get("eval_rows")),
+        split=evaluation.split,
+        evaluation=evaluation,
         settings=_settings(config),
         primary=primary,
         higher_is_better=bool(given["higher_is_better"]),
-        best=_number(given["best_value"]),
+        best=_metric(given["best_value"]),
         metrics=metrics,
         steps=int(given["steps"]),
-        train_seconds=max(float(given["train_seconds"]), 0.001),  # rounded to that; ratios divide by it
+        train_seconds=max(float(given["train_seconds"]), 0.001),  # times are rounded to this, and ratios divide by it
         forwards=int(given["forward_passes"]),
         backwards=int(given["backward_passes"]),
         memory=int(given["peak_memory_bytes"]),
-        device=intern(str(given["device"]).replace(", 1 threads", ", 1 thread")),  # as earlier runs wrote it
+        device=intern(str(given["device"]).replace(", 1 threads", ", 1 thread")),  # spelling of earlier runs
     )
 
 
-def _number(value: Any) -> float:
-    """A metric; null is what strict JSON has for one that is not finite."""
+def _metric(value: Any) -> float:
+    """Strict JSON writes null for a metric that is not finite."""
     return math.nan if value is None else float(value)
 
 
 def _variant(config: Mapping[str, Any]) -> int:
-    """What makes a run's id but for the seed, as a number."""
     identity = {key: value for key, value in config.items() if key not in _NOT_VARIANT}
     later = _LATER.get(config["method"].get("name"), {})
-    identity["method"] = {
-        key: value for key, value in config["method"].items() if key not in later or value not in later[key]
-    }
-    return hash(json.dumps(identity, sort_keys=True))
+    method = {key: value for key, value in config["method"].items() if value not in later.get(key, ())}
+    return hash(json.dumps({**identity, "method": method}, sort_keys=True))
 
 
 def _evaluation(task: Mapping[str, Any], metric: str, rows: Any) -> Evaluation:
-    """How it was evaluated; the dataset of mirror is what it was trained on, and does not count."""
+    """The dataset of mirror is its training data and does not count."""
     split = str(task.get("eval_split", ""))
     own = (task.get("files") or {}).get(split.partition("[")[0])
-    return Evaluation(
-        split=intern(split),
-        metric=metric,
-        sample=task.get("eval_rows"),
-        rows=None if rows is None else int(rows),
-        data="" if task.get("name") == "mirror" else intern(str(own or task.get("dataset") or task.get("hub") or "")),
-    )
+    data = "" if task.get("name") == "mirror" else str(own or task.get("dataset") or task.get("hub") or "")
+    return Evaluation(intern(split), metric, task.get("eval_rows"), None if rows is None else int(rows), intern(data))
 
 
 def _method(name: str, config: Mapping[str, Any]) -> str:
-    """The method with its weights, where those are not the paper's: another method as far as tables go."""
+    """Adds the weighting if it is not the paper's. Tables treat it as another method."""
     weighting = config.get("weighting")
     kind = weighting.get("name") if isinstance(weighting, Mapping) else None
     if kind in (None, "FiniteDifference"):
@@ -243,7 +223,7 @@ def _method(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """The numbers; of a regulariser with its name before it where the method has one of that name, as SMART's eta."""
+    """The numbers. A setting of a regulariser gets its prefix if the method has the same name, such as SMART.eta."""
     found: dict[str, float] = {"lr": config["optimizer"]["lr"]}
     for part in (config["method"], *config["regularisers"]):
         for name, value in part.items():

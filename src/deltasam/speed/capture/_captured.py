@@ -201,7 +201,7 @@ class Captured:
         object.__setattr__(self.method, "_steps_read", False)
         with observed(needs):
             step = run(inputs, self.method.run_step)
-        needs.finish()
+        needs.make_step()
         obstacle = needs.obstacle or _may_keep(self.method) or _may_count(self.method)
         self._seen[key] = needs if obstacle is None else obstacle
         while len(self._seen) > self._max_graphs:
