@@ -113,22 +113,30 @@ RESULTS: dict[str, Callable[[Path], str]] = {
     **{
         f"{name}-{kind}": lambda r, statistic=statistic, which=which: statistic(scores(r, which))
         for name, which in {
-            "glue": SMALL, "larger": LARGER, "larger-tuned": LARGER_TUNED, "second": SECOND,
-            "second-tuned": SECOND_TUNED, "second-larger": SECOND_LARGER,
+            "glue": SMALL,
+            "larger": LARGER,
+            "larger-tuned": LARGER_TUNED,
+            "second": SECOND,
+            "second-tuned": SECOND_TUNED,
+            "second-larger": SECOND_LARGER,
         }.items()
         for kind, statistic in {
-            "scores.md": means, "differences.md": lambda frame: differences(frame, PAIRS),
+            "scores.md": means,
+            "differences.md": lambda frame: differences(frame, PAIRS),
         }.items()
     },
     **{
-        name: lambda r, which=which: figures.forest(figures.above(scores(r, which), "ERM"), "points above plain training")
+        name: lambda r, which=which: figures.forest(
+            figures.above(scores(r, which), "ERM"), "points above plain training"
+        )
         for name, which in {"glue.svg": SMALL, "larger.svg": LARGER}.items()
     },
     **{
         f"{name}-{kind}": lambda r, statistic=statistic, which=which: statistic(r, which)
         for name, which in {"glue": SMALL, "larger": LARGER}.items()
         for kind, statistic in {
-            "medians.md": lambda r, which: medians(scores(r, which)), "paper-protocol.md": runs.paper_protocol,
+            "medians.md": lambda r, which: medians(scores(r, which)),
+            "paper-protocol.md": runs.paper_protocol,
         }.items()
     },
     "eta-grid.md": lambda r: runs.grid(r, "glue-eta"),

@@ -171,7 +171,9 @@ def radii(frame: pd.DataFrame) -> str:
         if row != "SAM":
             both = [difference(cells, row, "SAM", c) for c in columns]
             to_sam[method_name(row)] = [None, *(mean_and_ends(values) if values else None for values in both)]
-    return points({"Matthews correlation, times 100": scores, "points above SAM at the same radius": to_sam}, places, "rho")
+    return points(
+        {"Matthews correlation, times 100": scores, "points above SAM at the same radius": to_sam}, places, "rho"
+    )
 
 
 def weights(frame: pd.DataFrame, label: Callable[[str], str]) -> str:
@@ -181,7 +183,9 @@ def weights(frame: pd.DataFrame, label: Callable[[str], str]) -> str:
     for title, condition in (("float32 with float64", "float32"), ("one direction with another", "another direction")):
         rows = [row for row in frame["row"].unique() if row.endswith(f"| {condition}")]
         panels[f"Rank correlation, {title}"] = {
-            label(row.partition(" | ")[0]): [mean_and_ends(cells[row, c]) if (row, c) in cells else None for c in columns]
+            label(row.partition(" | ")[0]): [
+                mean_and_ends(cells[row, c]) if (row, c) in cells else None for c in columns
+            ]
             for row in rows
         }
     return points(panels, [column.removesuffix(" updates") for column in columns], "updates")
@@ -210,7 +214,10 @@ def arrival(results: Path) -> str:
         left.set_xticks([], minor=True)
         left.set(xlabel="updates since the float16 checkpoint", ylabel="rise of the loss / rise in float32")
         left.set(title="bert-small-wiki, all weights trained", ylim=(0, None))
-        styles = [Line2D([], [], color=GREY, linestyle=line, label=f"ρ = {rho}") for rho, line in ((0.003, "-"), (0.01, "--"))]
+        styles = [
+            Line2D([], [], color=GREY, linestyle=line, label=f"ρ = {rho}")
+            for rho, line in ((0.003, "-"), (0.01, "--"))
+        ]
         left.legend(handles=styles, frameon=False, loc="upper right")
         share = {(p["weights"], p["way"]): p["share"] for p in read["smollm2"] if p["rho"] == 0.003}
         for aside, way, (colour, marker) in zip((-0.12, 0.12), ("nearest", "deltasam"), looks.values(), strict=True):

@@ -66,7 +66,7 @@ def weight_lines(results: Path, folders: dict[str, str], field: str) -> pd.DataF
         field: ``spearman``, ``snr``, ``median`` or ``ideal`` of the weights; ``regulariser`` or ``update``, the
             cosines of the methods.
     """
-    rows = []
+    rows: list[tuple[str, str, int, float]] = []
     for folder, heading in folders.items():
         for updates, lines in models(results, folder):
             for line in lines:
@@ -74,7 +74,8 @@ def weight_lines(results: Path, folders: dict[str, str], field: str) -> pd.DataF
                 if field in line["by_batch"] and not _trivial(*key.split(" | "), field=field):
                     values = [np.nan if value is None else value for value in line["by_batch"][field]]
                     rows += [(key, heading.format(updates), unit, value) for unit, value in enumerate(values)]
-    return pd.DataFrame(rows, columns=["row", "column", "unit", "value"])
+    frame = pd.DataFrame(rows, columns=["row", "column", "unit", "value"])
+    return frame.drop_duplicates(["row", "column", "unit"])  # SAM is in both measurements of the cosines
 
 
 def _trivial(first: str, condition: str = "", *, field: str) -> bool:
@@ -121,7 +122,9 @@ def eta_floor(results: Path) -> str:
             cells = [interval(lines["0.0001"]["floor"]), interval(lines["0.001"]["floor"]),
                      interval(lines["0.001"]["cosine"], 3)]  # fmt: skip
             rows.append([TASKS[record["task"]], str(record["updates"]), rho, *cells])
-    return table(["task", "updates", "rho", "at the floor, eta = 0.0001", "eta = 0.001", "cosine of the updates"], rows)
+    return table(
+        ["task", "updates", "rho", "at the floor, eta = 0.0001", "eta = 0.001", "cosine of the updates"], rows
+    )
 
 
 def training_times(results: Path) -> str:

@@ -151,12 +151,16 @@ def grid(results: Path, *folders: str) -> str:
     rows = []
     for method in sorted(tuning["method"].unique(), key=order):
         mine = tuning[tuning["method"] == method]
-        names = [name for name, _ in mine["settings"].iloc[0] if name != "lr" and mine[name].nunique() > 1]
+        names = [
+            name for name, _ in mine["settings"].iloc[0] if name not in ("lr", "seed") and mine[name].nunique() > 1
+        ]
         for point, cell in mine.groupby(names):
             cells = []
             for task in tasks:
                 here = cell[cell["task"] == task]["score"]
-                bold = (task, method) in chosen and all(dict(chosen[task, method])[n] == v for n, v in zip(names, point))
+                bold = (task, method) in chosen and all(
+                    dict(chosen[task, method])[n] == v for n, v in zip(names, point)
+                )
                 cells.append("-" if here.empty else f"**{here.mean():.1f}**" if bold else f"{here.mean():.1f}")
             setting = ", ".join(f"{name} = {value:g}" for name, value in zip(names, point, strict=True))
             rows.append([method_name(method), setting, *cells])
@@ -223,7 +227,11 @@ def risk_table(results: Path, task: str) -> str:
         score = values["accuracy, points"]
         swapped = {"PerInstanceSAM, twice as long": "PerInstanceSAM", "PerInstanceSAM": ""}
         known = theirs.get(swapped.get(str(row), str(row)))
-        of_paper = "{:.2f}; {} / {}".format(*(known[f"{task} {what}"] for what in ("risk", "median", "max"))) if known else "-"
+        of_paper = (
+            "{:.2f}; {} / {}".format(*(known[f"{task} {what}"] for what in ("risk", "median", "max")))
+            if known
+            else "-"
+        )
         rows.append([row_name(str(row)), str(len(score)), interval(values["L_adv"], 2), interval(score, 1),
                      f"{np.median(score):.1f} / {max(score):.1f}", f"{max(score[:5]):.1f}", of_paper])  # fmt: skip
     head = ["method", "seeds", "L_adv", "accuracy", "median / max", "best of 5 seeds", "paper: L_adv; median / max"]

@@ -67,7 +67,7 @@ RATIOS = [
     Ratio("eager exact per-instance / eager SAM", "PerInstanceSAM", "SAM", (1.5, 1.5)),
 ]
 MEMORY = [
-    Ratio(f"{name}, {way or ' eager'}, {scope}".replace(",  ", ", "), f"{step}{way}", f"SAM{way}", (1.4, 1.4), "32 x 128",
+    Ratio(f"{name}, {way.strip() or 'eager'}, {scope}", f"{step}{way}", f"SAM{way}", (1.4, 1.4), "32 x 128",
           memory=scope)
     for (name, step), way, scope in product(
         (("per-instance", "PerInstanceSAM"), ('per-instance, `factors="exact"`', "PerInstanceSAM-exact")),
