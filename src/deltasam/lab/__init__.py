@@ -1,1 +1,1 @@
-"""The laboratory: tasks, experiments, sweeps, reports, benchmarks and the command line. The engine never imports it."""
+"""The laboratory: tasks, experiments, sweeps, reports, benchmarks, the command line. The engine never imports it."""

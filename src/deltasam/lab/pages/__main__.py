@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def differs(name: str, committed: str, made: str) -> bool:
-    """Whether a file has changed. Figures of another version of matplotlib are compared by the digest of their data."""
+    """Whether a file changed. For figures of another version of matplotlib, the digests of the data are compared."""
     version = re.search(r"Matplotlib v[\d.]+", made)
     if name.endswith(".svg") and version is not None and version.group() not in committed:
         return re.findall("data [0-9a-f]{64}", committed) != re.findall("data [0-9a-f]{64}", made)

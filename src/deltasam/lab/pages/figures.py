@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,19 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from deltasam.lab.pages import speed
-from deltasam.lab.pages.statistics import Ends, Pairs, difference, mean_and_ends, pooled_differences, series
-from deltasam.lab.pages.statistics import stratified_interval, without_cola
+from deltasam.lab.pages.statistics import (
+    Ends,
+    Label,
+    Pairs,
+    mean_and_ends,
+    pooled_differences,
+    series,
+    stratified_interval,
+    without_cola,
+)  # fmt: skip
 from deltasam.report import method_name
 
 GREY = "#777777"  # readable on light and dark pages
@@ -48,15 +58,11 @@ def draw(panels: int, size: tuple[float, float], fill: Callable[[Sequence[Any]],
         drawn = fill(axes)
         for each in axes:
             each.spines[["top", "right"]].set_visible(False)
-        digest = hashlib.sha256(json.dumps(drawn, default=lambda value: f"{value:.9g}").encode()).hexdigest()
+        text = re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", json.dumps(drawn))
+        digest = hashlib.sha256(text.encode()).hexdigest()
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Description": f"data {digest}"})
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
-
-
-def rounded(found: Mapping[str, Any]) -> list[Any]:
-    """Numbers as they are compared: nine digits."""
-    return json.loads(json.dumps([*found.items()]), parse_float=lambda text: f"{float(text):.9g}")
 
 
 def forest(panels: Mapping[str, Mapping[str, Ends]], xlabel: str) -> str:
@@ -65,41 +71,40 @@ def forest(panels: Mapping[str, Mapping[str, Ends]], xlabel: str) -> str:
 
     def fill(axes: Sequence[Any]) -> Any:
         for number, (each, (title, values)) in enumerate(zip(axes, panels.items(), strict=True)):
-            for place, name in enumerate(reversed(names)):
-                if name in values:
-                    mean, low, high = values[name]
-                    colour = GREEN if low > 0 else ORANGE if high < 0 else GREY
-                    each.plot([low, high], [place, place], color=colour, linewidth=1.5)
-                    each.plot(mean, place, "o", color=colour, markersize=4)
+            for name, (mean, low, high) in values.items():
+                colour, place = GREEN if low > 0 else ORANGE if high < 0 else GREY, -names.index(name)
+                each.plot([low, high], [place, place], color=colour, linewidth=1.5)
+                each.plot(mean, place, "o", color=colour, markersize=4)
             each.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-            each.set_yticks(range(len(names)), list(reversed(names)) if number % 2 == 0 else [])
-            each.set(title=title, xlabel=xlabel, ylim=(-0.7, len(names) - 0.3))
-        return rounded(panels)
+            each.set_yticks([-place for place in range(len(names))], names if number % 2 == 0 else [""] * len(names))
+            each.set(title=title, xlabel=xlabel)
+        return panels
 
-    rows = -(-len(panels) // 2)
-    return draw(len(panels), (8.4, rows * (0.8 + 0.2 * len(names))), fill)
+    return draw(len(panels), (8.4, -(-len(panels) // 2) * (0.8 + 0.2 * len(names))), fill)
 
 
-def points(panels: Mapping[str, Mapping[str, Sequence[Ends | None]]], places: Sequence[str], xlabel: str) -> str:
-    """Values with their intervals: a panel for each title, a colour for each name, a group for each place."""
-    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+def points(panels: Mapping[str, pd.DataFrame], xlabel: str, label: Label = method_name) -> str:
+    """Means with their intervals: a panel for each frame, a colour for each row, a group for each column."""
+    rows = list(dict.fromkeys(row for frame in panels.values() for row in frame["row"]))
+    places = list(dict.fromkeys(column for frame in panels.values() for column in frame["column"]))
+    colours = {row: GREY if row == "ERM" else CYCLE[n % len(CYCLE)] for n, row in enumerate(rows)}
 
     def fill(axes: Sequence[Any]) -> Any:
-        for each, (title, lines) in zip(axes, panels.items(), strict=True):
-            for number, (name, values) in enumerate(lines.items()):
-                colour = GREY if name == "ERM" else CYCLE[names.index(name) % len(CYCLE)]
-                for place, value in enumerate(values):
-                    if value is not None:
-                        at = place + 0.14 * (number - (len(lines) - 1) / 2)
-                        each.plot([at, at], value[1:], color=colour, linewidth=1.5)
-                        each.plot(at, value[0], "o", color=colour, markersize=4)
-            each.axhline(0, color=GREY, linewidth=0.5, zorder=0) if min(each.get_ylim()) < 0 else None
-            each.set_xticks(range(len(places)), places)
+        drawn = []
+        for each, (title, frame) in zip(axes, panels.items(), strict=True):
+            for (row, column), values in series(frame).items():
+                mean, low, high = mean_and_ends(values)
+                at = places.index(column) + 0.14 * (rows.index(row) - (len(rows) - 1) / 2)
+                each.plot([at, at], [low, high], color=colours[row], linewidth=1.5)
+                each.plot(at, mean, "o", color=colours[row], markersize=4)
+                drawn.append((title, row, column, mean, low, high))
+            if each.get_ylim()[0] < 0:
+                each.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+            each.set_xticks(range(len(places)), [re.sub("[^0-9.]", "", place) for place in places])
             each.set(title=title, xlabel=xlabel)
-        handles = [Line2D([], [], marker="o", linestyle="", label=name,
-                          color=GREY if name == "ERM" else CYCLE[n % len(CYCLE)]) for n, name in enumerate(names)]  # fmt: skip
+        handles = [Line2D([], [], marker="o", linestyle="", label=label(row), color=colours[row]) for row in rows]
         axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-        return rounded(panels)
+        return drawn
 
     return draw(len(panels), (8.4, 3.8), fill)
 
@@ -107,45 +112,47 @@ def points(panels: Mapping[str, Mapping[str, Sequence[Ends | None]]], places: Se
 def growth(results: Path, axis: str) -> str:
     """Time of a captured step, and its ratio to SAM's, captured and eager, along an axis."""
     colours = {"ERM": GREY, "SAM": BLUE, "DeltaSAM-ambient": ORANGE, "PerInstanceSAM": GREEN}
-    found = speed.on_axis(results, axis)
-    places = [place for place, _ in found]
+    found, (xlabel, _, place) = speed.on_axis(results, axis), speed.AXES[axis]
+    places = [place(record) for record in found]
 
     def fill(axes: Sequence[Any]) -> Any:
         drawn: dict[str, Any] = {}
         for method, colour in colours.items():
-            rows = [speed.row_of(record, f"{method} captured") or {} for _, record in found]
+            rows = [speed.row_of(record, f"{method} captured") or {} for record in found]
             drawn[method] = [row["seconds"]["median"] * 1e3 for row in rows]
             axes[0].plot(places, drawn[method], marker="o", markersize=4, color=colour, label=method)
-            for way, line in ((" captured", "-"), ("", "--")):
-                if method in ("DeltaSAM-ambient", "PerInstanceSAM"):
-                    both = [speed.ratio(record, f"{method}{way}", f"SAM{way}") for _, record in found]
-                    drawn[method + way + line] = [pair[0] for pair in both if pair is not None]
-                    axes[1].plot(places, drawn[method + way + line], line, marker="o", markersize=4, color=colour)
+            for way, line in ((" captured", "-"), ("", "--")) if method not in ("ERM", "SAM") else ():
+                key = f"{method}{way} / SAM{way}"
+                drawn[key] = [(speed.ratio(record, f"{method}{way}", f"SAM{way}") or (0,))[0] for record in found]
+                axes[1].plot(places, drawn[key], line, marker="o", markersize=4, color=colour)
         axes[0].set(title="captured step, ms", yscale="log")
+        axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[0].yaxis.set_major_formatter("{x:g}")
+        axes[0].yaxis.set_minor_locator(NullLocator())
         axes[1].set(title="time / SAM's (dashed: eager)")
         for each in axes:
-            each.set(xscale="log", xlabel=speed.AXES[axis][0])
+            each.set(xscale="log", xlabel=xlabel)
             each.set_xticks(places, [f"{place:.0f}" for place in places])
-            each.set_xticks([], minor=True)
-        axes[0].yaxis.set_major_formatter("{x:g}")
-        axes[0].yaxis.set_minor_formatter("{x:g}")
+            each.xaxis.set_minor_locator(NullLocator())
         axes[0].figure.legend(loc="outside lower center", ncols=4, frameon=False)
-        return rounded(drawn)
+        return drawn
 
     return draw(2, (8.4, 3.4), fill)
 
 
-def above(frame: pd.DataFrame, second: str, label: Callable[[str], str] = method_name) -> dict[str, dict[str, Ends]]:
-    """Column -> method -> difference to the second method."""
-    cells, methods = series(frame), list(frame["row"].unique())
-    return {
-        column: {
-            label(row): mean_and_ends(values)
-            for row in methods
-            if row != second and (values := difference(cells, row, second, column))
-        }
-        for column in frame["column"].unique()
-    }
+def above(frame: pd.DataFrame, second: str) -> pd.DataFrame:
+    """The differences to the second method, paired by unit."""
+    base = frame[frame["row"] == second].set_index(["column", "unit"])["value"]
+    others = frame[frame["row"] != second].set_index(["column", "unit"])
+    return others.assign(value=others["value"].sub(base.reindex(others.index))).dropna().reset_index()
+
+
+def above_plain(frame: pd.DataFrame) -> str:
+    """The differences to plain training, a panel for each task."""
+    panels: dict[str, dict[str, Ends]] = {}
+    for (row, column), values in series(above(frame, "ERM")).items():
+        panels.setdefault(column, {})[method_name(row)] = mean_and_ends(values)
+    return forest({column: panels[column] for column in frame["column"].unique()}, "points above plain training")
 
 
 def pooled(frame: pd.DataFrame, pairs: Pairs) -> str:
@@ -160,39 +167,23 @@ def pooled(frame: pd.DataFrame, pairs: Pairs) -> str:
 
 def radii(frame: pd.DataFrame) -> str:
     """Scores on CoLA at every radius, and the difference to SAM at the same radius."""
-    cells, columns = series(frame), list(frame["column"].unique())
-    places = ["0", *(column.removeprefix("rho = ") for column in columns)]
-    scores: dict[str, list[Ends | None]] = {"ERM": [mean_and_ends(cells["ERM", columns[0]]), *[None] * len(columns)]}
-    to_sam: dict[str, list[Ends | None]] = {}
-    for row in [row for row in frame["row"].unique() if row != "ERM"]:
-        scores[method_name(row)] = [
-            None, *(mean_and_ends(cells[row, c]) if (row, c) in cells else None for c in columns)
-        ]  # fmt: skip
-        if row != "SAM":
-            both = [difference(cells, row, "SAM", c) for c in columns]
-            to_sam[method_name(row)] = [None, *(mean_and_ends(values) if values else None for values in both)]
-    return points(
-        {"Matthews correlation, times 100": scores, "points above SAM at the same radius": to_sam}, places, "rho"
-    )
+    to_sam = above(frame[frame["row"] != "ERM"], "SAM")
+    return points({"Matthews correlation, times 100": frame, "points above SAM at the same radius": to_sam}, "rho")
 
 
-def weights(frame: pd.DataFrame, label: Callable[[str], str]) -> str:
+def weights(frame: pd.DataFrame, label: Label) -> str:
     """Rank correlation of the weights in float32 with float64, and of one direction with another, over training."""
-    cells, columns = series(frame), list(frame["column"].unique())
-    panels: dict[str, dict[str, list[Ends | None]]] = {}
-    for title, condition in (("float32 with float64", "float32"), ("one direction with another", "another direction")):
-        rows = [row for row in frame["row"].unique() if row.endswith(f"| {condition}")]
-        panels[f"Rank correlation, {title}"] = {
-            label(row.partition(" | ")[0]): [
-                mean_and_ends(cells[row, c]) if (row, c) in cells else None for c in columns
-            ]
-            for row in rows
-        }
-    return points(panels, [column.removesuffix(" updates") for column in columns], "updates")
+    parts = frame["row"].str.split(" | ", regex=False, expand=True)
+    frame = frame.assign(row=parts[0])
+    panels = {
+        "Rank correlation, float32 with float64": frame[parts[1] == "float32"],
+        "Rank correlation, one direction with another": frame[parts[1] == "another direction"],
+    }
+    return points(panels, "updates", label)
 
 
 def arrival(results: Path) -> str:
-    """How far the loss rises under bfloat16, as a share of the rise in float32: along a training, and frozen weights."""
+    """The rise of the loss under bfloat16 as a share of the rise in float32: along a training, and frozen weights."""
     read = {
         name: json.loads((results / "rounding" / f"{name}.json").read_bytes())["points"]
         for name in ("arrives-before", "arrives-after", "smollm2")
@@ -226,9 +217,9 @@ def arrival(results: Path) -> str:
                 up = value > 1 and way == "nearest"
                 right.plot([place + aside] * 2, [1, value], color=colour, linewidth=1.5)
                 right.plot(place + aside, value, color=colour, marker=marker, markersize=6)
-                right.annotate(f"{value:.0f}" if value >= 10 else f"{value:.2f}", (place + aside, value), (0, 6 if up else -6),
-                               textcoords="offset points", ha="center", va="bottom" if up else "top", color=colour,
-                               fontsize="small")  # fmt: skip
+                number = f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+                right.annotate(number, (place + aside, value), (0, 6 if up else -6), textcoords="offset points",
+                               ha="center", va="bottom" if up else "top", color=colour, fontsize="small")  # fmt: skip
                 drawn.append(value)
         right.set(yscale="log", ylim=(0.1, 3 * max(share.values())), xlim=(-0.5, len(sources) - 0.5))
         right.yaxis.set_major_formatter("{x:g}")
@@ -238,6 +229,6 @@ def arrival(results: Path) -> str:
             each.axhline(1, color=GREY, linewidth=0.8, zorder=0)
         handles = [Line2D([], [], color=colour, marker=m, label=name) for name, (colour, m) in looks.items()]
         left.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        return rounded({"": drawn})
+        return drawn
 
     return draw(2, (8.4, 3.5), fill)

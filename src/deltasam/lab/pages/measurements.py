@@ -1,4 +1,4 @@
-"""The measurements of ``results/`` that are not runs: delta-SAM's weights, times of trainings, coverage of intervals."""
+"""The measurements of ``results/`` that are not runs: delta-SAM's weights, running times, coverage, other packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from deltasam.lab.pages.runs import TASKS
-from deltasam.lab.pages.statistics import batch_means, interval, series, table
+from deltasam.lab.pages.statistics import batch_mean, cell_table, interval, table
 from deltasam.report import method_name, paper, read_runs
 
 NAMES = {
@@ -87,20 +87,6 @@ def _trivial(first: str, condition: str = "", *, field: str) -> bool:
     return condition == "float64" or first == "PerInstanceSAM"
 
 
-def cosines(results: Path, folders: dict[str, str]) -> str:
-    """The cosine of dR/dw with the exact one, and in brackets that of the whole gradient."""
-    ours, whole = (weight_lines(results, folders, field) for field in ("regulariser", "update"))
-    other = series(whole)
-    columns = list(ours["column"].unique())
-    cells = series(ours)
-    rows = [
-        [named(row), *(f"{interval(cells[row, c])} ({interval(other[row, c])})" if (row, c) in cells else "-"
-                       for c in columns)]
-        for row in ours["row"].unique()
-    ]  # fmt: skip
-    return table(["method", *columns], rows)
-
-
 def by_label(results: Path) -> str:
     """Rank correlation of the weights with the loss, and the mean weight of each class, on CoLA."""
     rows = []
@@ -111,7 +97,7 @@ def by_label(results: Path) -> str:
             for column, values in columns.items():
                 rows += [(f"{record['updates']} | {name}", column, n, value) for n, value in enumerate(values)]
     frame = pd.DataFrame(rows, columns=["row", "column", "unit", "value"])
-    return batch_means(frame, "updates | weights", named)
+    return cell_table(frame, batch_mean, "updates | weights", named)
 
 
 def eta_floor(results: Path) -> str:
@@ -136,13 +122,11 @@ def training_times(results: Path) -> str:
         updates = {row["method"]: row["runs"][0]["updates"] for row in found[task]}
         for method in updates:
             eager, captured = seconds[method, "eager"], seconds[method, "captured"]
+            ours = [f"{eager / 60:.3f}", f"{eager / seconds['sam', 'eager']:.2f}", f"{captured / 60:.3f}",
+                    f"{captured / seconds['sam', 'captured']:.2f}", f"{captured / eager:.2f}"]  # fmt: skip
             minutes = theirs.get(METHODS[method], {}).get(task)
             known = ["-", "-"] if minutes is None else [f"{minutes:g}", f"{minutes / theirs['SAM'][task]:.2f}"]
-            rows.append([
-                TASKS[task], method_name(METHODS[method]), str(updates[method]),
-                f"{eager / 60:.3f}", f"{eager / seconds['sam', 'eager']:.2f}",
-                f"{captured / 60:.3f}", f"{captured / seconds['sam', 'captured']:.2f}", f"{captured / eager:.2f}", *known,
-            ])  # fmt: skip
+            rows.append([TASKS[task], method_name(METHODS[method]), str(updates[method]), *ours, *known])
     head = ["task", "method", "updates", "eager, minutes", "x SAM", "captured, minutes", "x SAM", "captured / eager",
             "paper: minutes", "x SAM"]  # fmt: skip
     return table(head, rows)
@@ -154,3 +138,12 @@ def coverage(results: Path) -> str:
     columns = {"a cell": found["cell"], **{f"over {tasks} tasks": at for tasks, at in found["tasks"].items()}}
     rows = [[seeds, *(f"{100 * at[seeds]:.0f}%" for at in columns.values())] for seeds in found["cell"]]
     return table(["seeds", *columns], rows)
+
+
+def peers(results: Path, *, others: bool) -> str:
+    """The checks of ``benchmarks/peers.py``: our methods, and the optimizers of pytorch_optimizer or the others."""
+    (record,) = loaded(results / "peers")
+    ours, *rest = record["answers"]
+    columns = [ours, *(name for name in rest if (" " in name) == others)]
+    checks = record["answers"][ours]
+    return table(["check", *columns], [[c, *(record["answers"][name][c] for name in columns)] for c in checks])

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ SETS = {"score": "average", "sts12": "STS12", "sts13": "STS13", "sts14": "STS14"
         "stsb": "STS-B", "sickr": "SICK-R"}  # fmt: skip
 ROUGES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"}
 FIXED = {"SAM": ("rho", 0.01), "DeltaSAM": ("rho", 0.01), "PerInstanceSAM": ("rho", 0.005), "FreeLB": ("adv_lr", 0.01)}
-"""The setting of a method on the larger tasks and the second encoder, where it was not chosen on the task."""
+"""The setting of a method on the larger tasks and the second encoder, if it was not chosen on the task."""
 
 Settings = tuple[tuple[str, float], ...]
 
@@ -32,13 +33,15 @@ class Selection:
         folders: Where the runs are.
         fixed: Take the runs at the settings of :data:`FIXED`, instead of those that the tuning runs chose.
         tuned_only: Leave out the methods and tasks without tuning runs, except plain training.
-        suffix: Appended to the names of the tasks.
+        task_suffix: Appended to the names of the tasks,
+        method_suffix: and to those of the methods.
     """
 
     folders: tuple[str, ...]
     fixed: bool = False
     tuned_only: bool = False
-    suffix: str = ""
+    task_suffix: str = ""
+    method_suffix: str = ""
 
 
 @lru_cache
@@ -65,29 +68,28 @@ def order(method: str) -> tuple[int, str]:
     return method_order(method.partition("(")[0])[0], method
 
 
-def ordered(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows by task, method and seed; of several variants of a method the one with the most seeds."""
-    parts = []
-    for _, cell in frame.groupby(["task", "method"], sort=False):
-        parts.append(cell[cell["variant"] == Counter(cell["variant"]).most_common(1)[0][0]])
-    found = pd.concat(parts).drop_duplicates(["task", "method", "seed"], keep="last")
-    keys = {"task": [*TASKS, "mirror", "cnn_dailymail"].index, "method": order}
-    return found.sort_values(
-        ["task", "method", "seed"], key=lambda column: column.map(keys.get(str(column.name), lambda value: value))
+def ordered(runs: pd.DataFrame) -> pd.DataFrame:
+    """Rows by method, task and seed; of several variants of a method on a task, the one with the most seeds."""
+    cells = [
+        cell[cell["variant"] == Counter(cell["variant"]).most_common(1)[0][0]]
+        for _, cell in runs.groupby(["task", "method"], sort=False)
+    ]
+    keys = {"method": order, "task": [*TASKS, "mirror", "cnn_dailymail"].index}
+    return pd.concat(cells).sort_values(
+        ["method", "task", "seed"], key=lambda c: c.map(keys[str(c.name)]) if c.name in keys else c
     )
 
 
 def choose(tuning: pd.DataFrame) -> dict[tuple[str, str], Settings]:
     """The settings of every (task, method) with the best mean over the tuning seeds, as ``deltasam sweep`` chooses."""
-    chosen = {}
+    chosen: dict[Any, Settings] = {}
     for key, cell in tuning.groupby(["task", "method"], sort=False):
         points: dict[Settings, list[float]] = {}
         for settings, score in zip(cell["settings"], cell["score"], strict=True):
             points.setdefault(settings, []).append(score)
         most = max(map(len, points.values()))
-        chosen[key] = max(
-            (point for point in sorted(points) if len(points[point]) == most), key=lambda p: np.mean(points[p])
-        )
+        complete = [point for point in sorted(points) if len(points[point]) == most]
+        chosen[key] = max(complete, key=lambda point: np.mean(points[point]))
     return chosen
 
 
@@ -95,122 +97,47 @@ def choose(tuning: pd.DataFrame) -> dict[tuple[str, str], Settings]:
 def finals(results: Path, selection: Selection) -> pd.DataFrame:
     """The final runs of a selection."""
     every = read(results, *selection.folders)
-    tuning, runs = every[every["tuning"]], every[~every["tuning"]]
-    chosen = {} if selection.fixed else choose(tuning)
-    if selection.tuned_only:
-        tasks = {task for task, _ in chosen}
-        runs = runs[[(t, m) in chosen or (m == "ERM" and t in tasks) for t, m in zip(runs.task, runs.method)]]
+    runs, chosen = every[~every["tuning"]], {} if selection.fixed else choose(every[every["tuning"]])
     length = runs.groupby("task")["steps"].min()
+    tasks = {task for task, _ in chosen}
 
     def shown(run: pd.Series) -> bool:
-        kind = run["method"].partition("(")[0]
-        if run["steps"] != length[run["task"]]:
+        task, method, settings = run["task"], run["method"], dict(run["settings"])
+        kind = method.partition("(")[0]
+        if run["steps"] != length[task]:
             return False  # exact per-instance runs of twice the length
-        if selection.fixed:
-            name, value = FIXED.get(kind, ("method", run["method"]))
-            return bool(run[name] == value)
-        if (run["task"], run["method"]) in chosen:
-            return bool(run["settings"] == chosen[run["task"], run["method"]])
-        if kind != run["method"] and (run["task"], kind) in chosen:  # other weights have delta-SAM's radius
-            return bool(run["rho"] == dict(chosen[run["task"], kind])["rho"])
+        if selection.fixed and kind in FIXED:
+            return settings[FIXED[kind][0]] == FIXED[kind][1]
+        if (task, method) in chosen:
+            return settings == dict(chosen[task, method])
+        if selection.tuned_only:
+            return method == "ERM" and task in tasks
+        if (task, kind) in chosen:  # other weights have the radius of delta-SAM
+            return settings["rho"] == dict(chosen[task, kind])["rho"]
         return True
 
     return ordered(runs[runs.apply(shown, axis=1)])
 
 
-def long(frame: pd.DataFrame, row: str, columns: dict[str, str]) -> pd.DataFrame:
-    """A frame of runs as ``row``, ``column``, ``unit``, ``value``; one column of the table for each metric."""
-    parts = [
-        pd.DataFrame({"row": frame[row], "column": heading, "unit": frame["seed"], "value": frame[name]})
-        for name, heading in columns.items()
-    ]
-    return pd.concat(parts, ignore_index=True)
+def long(runs: pd.DataFrame, rows: Any, columns: Any, value: str = "score") -> pd.DataFrame:
+    """Runs as ``row``, ``column``, ``unit``, ``value``."""
+    return pd.DataFrame({"row": rows, "column": columns, "unit": runs["seed"], "value": runs[value]})
 
 
 def scores(results: Path, *selections: Selection, value: str = "score") -> pd.DataFrame:
     """Methods by tasks."""
     parts = []
-    for selection in selections:
-        runs = finals(results, selection)
-        column = runs["task"].map(TASKS) + selection.suffix
+    for each in selections:
+        runs = finals(results, each)
         parts.append(
-            pd.DataFrame({"row": runs["method"], "column": column, "unit": runs["seed"], "value": runs[value]})
+            long(runs, runs["method"] + each.method_suffix, runs["task"].map(TASKS) + each.task_suffix, value)
         )
-    frame = pd.concat(parts, ignore_index=True)
-    methods = sorted(frame["row"].unique(), key=order)
-    columns = list(frame["column"].unique())
-    return frame.sort_values(["row", "column"], key=lambda c: c.map((methods if c.name == "row" else columns).index))
+    return pd.concat(parts)
 
 
-def grid(results: Path, *folders: str) -> str:
-    """The tuning runs: a row for every setting that was tried, the mean over the seeds, the chosen one in bold."""
-    every = read(results, *folders)
-    tuning = every[every["tuning"]]
-    chosen = choose(tuning)
-    tasks = [task for task in TASKS if task in set(tuning["task"])]
-    rows = []
-    for method in sorted(tuning["method"].unique(), key=order):
-        mine = tuning[tuning["method"] == method]
-        names = [
-            name for name, _ in mine["settings"].iloc[0] if name not in ("lr", "seed") and mine[name].nunique() > 1
-        ]
-        for point, cell in mine.groupby(names):
-            cells = []
-            for task in tasks:
-                here = cell[cell["task"] == task]["score"]
-                bold = (task, method) in chosen and all(
-                    dict(chosen[task, method])[n] == v for n, v in zip(names, point)
-                )
-                cells.append("-" if here.empty else f"**{here.mean():.1f}**" if bold else f"{here.mean():.1f}")
-            setting = ", ".join(f"{name} = {value:g}" for name, value in zip(names, point, strict=True))
-            rows.append([method_name(method), setting, *cells])
-    return table(["method", "setting", *(TASKS[task] for task in tasks)], rows)
-
-
-def paper_protocol(results: Path, selection: Selection) -> str:
-    """The best of the first five seeds, each at its best epoch, and the paper's figure for BERT-base."""
-    frame = scores(results, selection, value="best")
-    theirs, keys = paper.GLUE.figures["BERT-base"], {name: key for key, name in TASKS.items()}
-    tasks, rows = list(frame["column"].unique()), []
-    for method, cell in frame.groupby("row", sort=False):
-        known = {} if method in ("FreeLB", "ERM+SMART", "ERM+R3F") else theirs.get(str(method), {})
-        cells = []
-        for task in tasks:
-            best = cell[cell["column"] == task].sort_values("unit")["value"].iloc[:5].max()
-            cells.append(f"{best:.1f}" + (f" ({known[keys[task]]:g})" if keys[task] in known else ""))
-        rows.append([method_name(str(method)), *cells])
-    return table(["method", *tasks], rows)
-
-
-def gain_of_choice(results: Path, tuned: Selection, fixed: Selection) -> str:
-    """The score at the setting that was chosen on the task, minus the score at the fixed one."""
-    ours, theirs = finals(results, tuned), finals(results, fixed)
-    tasks, rows, all_gains = list(ours["task"].unique()), [], []
-    for method in sorted(ours["method"].unique(), key=order):
-        cells = []
-        for task in tasks:
-            a, b = (f[(f["task"] == task) & (f["method"] == method)].set_index("seed") for f in (ours, theirs))
-            if a["settings"].iloc[0] == b["settings"].iloc[0]:
-                cells.append("=")
-                continue
-            gains = (a["score"] - b["score"]).dropna()
-            all_gains.append(gains.mean())
-            cells.append(interval(gains))
-        rows += [[method_name(method), *cells]] if set(cells) != {"="} else []
-    mean = f"Mean over the {len(all_gains)} choices that differ: {np.mean(all_gains):.1f} points."
-    return f"{table(['method', *(TASKS[task] for task in tasks)], rows)}\n\n{mean}"
-
-
-def risk(results: Path, task: str) -> pd.DataFrame:
-    """Adversarial risk and accuracy; a smaller radius and a longer training are rows of their own."""
-    runs = read(results, "adversarial-risk")
-    runs = runs[runs["task"] == task]
-    usual = runs[runs["method"] == "ERM"]["steps"].iloc[0]
-    longer = np.where(runs["steps"] > usual, ", twice as long", "")
-    radius = ["" if np.isnan(rho) or rho == 0.05 else f", rho = {rho:g}" for rho in runs["rho"]]
-    runs = runs.assign(row=runs["method"] + radius + longer, place=runs["method"].map(order))
-    runs = runs.sort_values(["place", "rho", "steps", "seed"], ascending=[True, False, True, True])
-    return long(runs, "row", {"risk": "L_adv", "score": "accuracy, points"})
+def by_metric(runs: pd.DataFrame, columns: dict[str, str], rows: str = "method") -> pd.DataFrame:
+    """Methods by metrics."""
+    return pd.concat([long(runs, runs[rows], heading, metric) for metric, heading in columns.items()])
 
 
 def row_name(row: str) -> str:
@@ -219,21 +146,64 @@ def row_name(row: str) -> str:
     return method_name(method) + comma + special
 
 
+def grid(results: Path, *folders: str) -> str:
+    """The tuning runs: a row for every setting that was tried, the mean over the seeds, the chosen one in bold."""
+    every = read(results, *folders)
+    tuning = every[every["tuning"]]
+    chosen, tasks, rows = choose(tuning), [task for task in TASKS if task in set(tuning["task"])], []
+    for method in sorted(tuning["method"].unique(), key=order):
+        mine = tuning[tuning["method"] == method]
+        names = [
+            name for name, _ in mine["settings"].iloc[0] if name not in ("lr", "seed") and mine[name].nunique() > 1
+        ]
+        for values, cell in mine.groupby(names):
+            point = dict(zip(names, values, strict=True))
+            cells = []
+            for task in tasks:
+                mean = cell[cell["task"] == task]["score"].mean()
+                bold = point.items() <= dict(chosen[task, method]).items() if (task, method) in chosen else False
+                cells.append("-" if np.isnan(mean) else f"**{mean:.1f}**" if bold else f"{mean:.1f}")
+            rows.append([method_name(method), ", ".join(f"{name} = {v:g}" for name, v in point.items()), *cells])
+    return table(["method", "setting", *(TASKS[task] for task in tasks)], rows)
+
+
+def paper_protocol(results: Path, selection: Selection) -> str:
+    """The best of the first five seeds, each at its best epoch, and the paper's figure for BERT-base."""
+    runs, rows = finals(results, selection), []
+    tasks = list(runs["task"].unique())
+    for method, cell in runs.groupby("method", sort=False):
+        known = paper.GLUE.figures["BERT-base"].get(str(method), {})
+        best = {task: part["best"].iloc[:5].max() for task, part in cell.groupby("task")}
+        cells = [f"{best[task]:.1f}" + (f" ({known[task]:g})" if task in known else "") for task in tasks]
+        rows.append([method_name(str(method)), *cells])
+    return table(["method", *(TASKS[task] for task in tasks)], rows)
+
+
+def risk(results: Path, task: str) -> pd.DataFrame:
+    """Adversarial risk and accuracy; a smaller radius and a longer training are rows of their own."""
+    runs = read(results, "adversarial-risk")
+    runs = runs[runs["task"] == task]
+    longer = np.where(runs["steps"] > runs["steps"].min(), ", twice as long", "")
+    radius = ["" if np.isnan(rho) or rho == 0.05 else f", rho = {rho:g}" for rho in runs["rho"]]
+    runs = runs.assign(row=runs["method"] + radius + longer, place=runs["method"].map(order))
+    runs = runs.sort_values(["place", "rho", "steps", "seed"], ascending=[True, False, True, True])
+    return by_metric(runs, {"risk": "L_adv", "score": "accuracy, points"}, "row")
+
+
 def risk_table(results: Path, task: str) -> str:
     """Risk, accuracy, median, best, and the paper's figures. The paper trains per instance for twice the epochs."""
     theirs, rows = paper.ADVERSARIAL_RISK.figures["BERT-base"], []
+    swapped = {"PerInstanceSAM, twice as long": "PerInstanceSAM", "PerInstanceSAM": ""}
     for row, cell in risk(results, task).groupby("row", sort=False):
         values = {name: list(part["value"]) for name, part in cell.groupby("column")}
         score = values["accuracy, points"]
-        swapped = {"PerInstanceSAM, twice as long": "PerInstanceSAM", "PerInstanceSAM": ""}
-        known = theirs.get(swapped.get(str(row), str(row)))
-        of_paper = (
-            "{:.2f}; {} / {}".format(*(known[f"{task} {what}"] for what in ("risk", "median", "max")))
-            if known
-            else "-"
-        )
-        rows.append([row_name(str(row)), str(len(score)), interval(values["L_adv"], 2), interval(score, 1),
-                     f"{np.median(score):.1f} / {max(score):.1f}", f"{max(score[:5]):.1f}", of_paper])  # fmt: skip
+        known = theirs.get(swapped.get(str(row), str(row)), {})
+        figures = [known.get(f"{task} {what}") for what in ("risk", "median", "max")]
+        rows.append([
+            row_name(str(row)), str(len(score)), interval(values["L_adv"], 2), interval(score, 1),
+            f"{np.median(score):.1f} / {max(score):.1f}", f"{max(score[:5]):.1f}",
+            "{:.2f}; {} / {}".format(*figures) if known else "-",
+        ])  # fmt: skip
     head = ["method", "seeds", "L_adv", "accuracy", "median / max", "best of 5 seeds", "paper: L_adv; median / max"]
     return table(head, rows)
 
@@ -242,47 +212,23 @@ def radii(results: Path) -> pd.DataFrame:
     """CoLA at every radius; plain training is a row at each of them."""
     runs = read(results, "glue", "glue-weightings", "adversarial-risk", "radius-cola")
     runs = runs[(runs["task"] == "cola") & ~runs["tuning"]]
-    methods = ("SAM", "DeltaSAM", "DeltaSAM(LossWeights)", "PerInstanceSAM")
-    sharp = runs[runs["method"].isin(methods)]
-    parts = [sharp.assign(column=sharp["rho"].map("rho = {:g}".format))]
-    places = sorted(sharp["rho"].unique())
     plain = runs[runs["method"] == "ERM"]
-    parts += [plain.assign(column=f"rho = {rho:g}") for rho in places]
-    found = pd.concat(parts).rename(columns={"method": "row", "seed": "unit", "score": "value"})
-    columns = [f"rho = {rho:g}" for rho in places]
-    return found.sort_values(
-        ["row", "column", "unit"],
-        key=lambda c: c.map({"row": ["ERM", *methods].index, "column": columns.index}.get(str(c.name), lambda v: v)),
-    )[["row", "column", "unit", "value"]]
+    sharp = runs[runs["method"].isin(["SAM", "DeltaSAM", "DeltaSAM(LossWeights)", "PerInstanceSAM"])]
+    sharp = sharp.sort_values(["method", "rho", "seed"], key=lambda c: c.map(order) if c.name == "method" else c)
+    parts = [long(plain, "ERM", f"rho = {rho:g}") for rho in sorted(sharp["rho"].unique())]
+    return pd.concat([*parts, long(sharp, sharp["method"], sharp["rho"].map("rho = {:g}".format))])
 
 
 def eta_moves(results: Path) -> pd.DataFrame:
-    """Tuning scores at each eta minus those at 1e-4, same radius and seed; radii up to 0.02, which learn every task."""
+    """Tuning scores minus those at eta = 1e-4, same radius and seed; radii up to 0.02, which learn every task."""
     every = read(results, "glue-eta")
     wide = every[every["tuning"] & (every["rho"] <= 0.02)].pivot(
         index=["task", "rho", "seed"], columns="eta", values="score"
     )
     moved = wide.sub(wide[1e-4], axis=0).drop(columns=1e-4).stack().rename("value").reset_index()
-    moved["task"] = pd.Categorical(moved["task"], TASKS)
-    moved = moved.sort_values(["eta", "task"])
+    moved = moved.sort_values(["eta", "task"], key=lambda c: c.map([*TASKS].index) if c.name == "task" else c)
     unit = moved["rho"].astype(str) + moved["seed"].astype(str)
-    return pd.DataFrame({"row": moved["eta"].map("{:g}".format), "column": moved["task"].astype(str).map(TASKS),
-                         "unit": unit, "value": moved["value"]})  # fmt: skip
-
-
-def eta_finals(results: Path, tuned: Selection, others: Selection) -> str:
-    """delta-SAM at the chosen radius and eta, and the difference to the runs of the GLUE table."""
-    ours, theirs, rows = finals(results, tuned), finals(results, others), []
-    for task, cell in ours[ours["method"] == "DeltaSAM"].groupby("task", sort=False):
-        cells = []
-        for method in ("DeltaSAM", "SAM", "ERM"):
-            other = theirs[(theirs["task"] == task) & (theirs["method"] == method)]
-            same = cell["settings"].iloc[0] == other["settings"].iloc[0]
-            gains = (cell.set_index("seed")["score"] - other.set_index("seed")["score"]).dropna()
-            cells.append("=" if same else interval(gains))
-        first = cell.iloc[0]
-        rows.append([TASKS[str(task)], f"{first['rho']:g}, {first['eta']:g}", interval(cell["score"], 1), *cells])
-    return table(["task", "rho, eta", "delta-SAM", "minus eta = 1e-4", "minus SAM", "minus plain training"], rows)
+    return moved.assign(row=moved["eta"].map("{:g}".format), column=moved["task"].map(TASKS), unit=unit)
 
 
 def learning_rates(results: Path) -> str:
@@ -290,11 +236,11 @@ def learning_rates(results: Path) -> str:
     rows, rates = [], [5e-05, 1e-4, 2e-4]
     for suffix, folders in (("", ("lr-glue", "lr-sst2")), (", second encoder", ("lr-minilm",))):
         means = read(results, *folders).pivot_table(index="task", columns="lr", values="score")
-        for task in TASKS:
+        for task, name in TASKS.items():
             values = means.loc[task, rates]
             best = np.isclose(values, values.max(), rtol=1e-9)
             cells = [f"**{v:.1f}**" if bold else f"{v:.1f}" for v, bold in zip(values, best, strict=True)]
-            rows.append([TASKS[task] + suffix, *cells])
+            rows.append([name + suffix, *cells])
     return table(["task", *(f"{rate:g}" for rate in rates)], rows)
 
 
@@ -310,14 +256,12 @@ def trained(results: Path, folder: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 def trained_table(results: Path, folder: str, columns: dict[str, str], figures: dict[str, str], spread: int) -> str:
     """Means over the seeds: the first ``spread`` columns with intervals, the chosen setting, the paper's figures."""
     runs, untrained = trained(results, folder)
-    rows = []
+    words, rows = ["words"] if "words" in runs else [], []
     for name, cell in [("without training", untrained), *runs.groupby("method", sort=False)]:
         one = cell.iloc[0]
         setting = next((f"{k} = {one[k]:g}" for k in ("rho", "adv_lr") if pd.notna(one.get(k))), "")
         cells = [interval(cell[c], 2) if n < spread else f"{cell[c].mean():.2f}" for n, c in enumerate(columns)]
-        if "words" in cell:
-            cells.append(f"{cell['words'].mean() / 100:.0f}")
+        cells += [f"{cell[word].mean() / 100:.0f}" for word in words]
         shown = "Mirror-BERT" if (folder, name) == ("sts", "ERM") else method_name(name)
         rows.append([shown, setting, str(len(cell)), *cells, figures.get(name, "-")])
-    words = ["words"] if "words" in runs else []
     return table(["method", "setting", "seeds", *columns.values(), *words, "paper"], rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -14,66 +14,12 @@ from deltasam.lab.pages.measurements import loaded
 from deltasam.lab.pages.statistics import table
 
 Record = dict[str, Any]
+Columns = Mapping[str, Callable[[Record], str]]
+"""Heading -> cell of a measurement."""
 
-AXES = {  # figure: (heading of the axis, the options that its measurements share, the place of a measurement)
-    "instances": ("instances N", {"model": "bert-base", "length": 64}, lambda r: r["options"]["batch"]),
-    "tokens": ("tokens T", {"model": "bert-base", "batch": 16}, lambda r: r["options"]["length"]),
-    "parameters": (
-        "million parameters", {"batch": 16, "length": 64}, lambda r: int(r["machine"]["parameters"]) / 1e6,
-    ),
-}  # fmt: skip
+STEPS = ("eager", "figures", "compiled")  # the parts behind the ratios; the first that has a ratio counts
 SHAPES = list(product(("bert-base", "roberta-large"), ("16 x 64", "32 x 128"), ("bf16", "tf32")))
-CPU_TARGETS = {("bert-4x256", 16, 64): 1.25, ("bert-2x768", 8, 128): 1.05, ("bert-2x768", 16, 64): 1.05}
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio of two steps, with the most it should be in bf16 and in TF32.
-
-    Attributes:
-        name: What the table calls it.
-        above: The step in the numerator,
-        below: and the one in the denominator, times
-        times: this.
-        targets: For bf16 and TF32.
-        size: The targets are for this size only.
-        memory: Compare peak memory, not time: beyond weights and optimizer, or in total.
-    """
-
-    name: str
-    above: str
-    below: str
-    targets: tuple[float, float]
-    size: str | None = None
-    times: float = 1.0
-    memory: str | None = None
-
-    def of(self, record: Record) -> tuple[float, float | None] | None:
-        """The ratio and its spread; None if a step was not measured."""
-        if self.memory is not None:
-            found = memory_ratio(record, self.above, self.below, total=self.memory == "total")
-            return None if found is None else (found, None)
-        both = ratio(record, self.above, self.below)
-        return None if both is None else (both[0] / self.times, both[1] / self.times)
-
-
-RATIOS = [
-    Ratio("captured SAM / (2 x captured ERM)", "SAM captured", "ERM captured", (1.03, 1.03), times=2),
-    Ratio("captured delta-SAM / captured SAM", "DeltaSAM-ambient captured", "SAM captured", (1.38, 1.38)),
-    Ratio("the same with `probe_every=4`", "DeltaSAM-every-4 captured", "SAM captured", (1.12, 1.12)),
-    Ratio("captured exact per-instance / captured SAM", "PerInstanceSAM captured", "SAM captured", (1.12, 1.08)),
-    Ratio("captured delta-SAM / *eager* ERM", "DeltaSAM-ambient captured", "ERM", (0.8, 1.0), size="16 x 64"),
-    Ratio("captured + compiled SAM / captured SAM", "SAM compiled+captured", "SAM captured", (0.75, 0.9)),
-    Ratio("eager exact per-instance / eager SAM", "PerInstanceSAM", "SAM", (1.5, 1.5)),
-]
-MEMORY = [
-    Ratio(f"{name}, {way.strip() or 'eager'}, {scope}", f"{step}{way}", f"SAM{way}", (1.4, 1.4), "32 x 128",
-          memory=scope)
-    for (name, step), way, scope in product(
-        (("per-instance", "PerInstanceSAM"), ('per-instance, `factors="exact"`', "PerInstanceSAM-exact")),
-        (" captured", ""), ("total", "beyond weights and optimizer"),
-    )
-]  # fmt: skip
+SLOW, OURS = "PerInstanceSAM-loop", "PerInstanceSAM"
 
 
 @lru_cache
@@ -99,11 +45,55 @@ def ratio(record: Record, above: str, below: str) -> tuple[float, float] | None:
 
 def memory_ratio(record: Record, above: str, below: str, *, total: bool) -> float | None:
     """Ratio of the peak memory; the total has the weights and AdamW's two moments, three copies of the parameters."""
-    peaks = [None if row is None else row["peak_bytes"] for row in (row_of(record, above), row_of(record, below))]
-    if None in peaks:
-        return None
+    peaks = [(row_of(record, name) or {}).get("peak_bytes") for name in (above, below)]
     more = 3 * int(record["machine"]["parameter_bytes"]) if total else 0
-    return float((peaks[0] + more) / (peaks[1] + more))
+    return None if None in peaks else float((peaks[0] + more) / (peaks[1] + more))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A row of the tables of ratios: two steps, and the targets for bf16 and TF32, for all sizes or one."""
+
+    name: str
+    above: str
+    below: str
+    targets: tuple[float, float]
+    size: str | None = None
+    times: float = 1.0
+    memory: str | None = None
+
+    def of(self, record: Record) -> tuple[float, float | None] | None:
+        """The ratio and its spread; None if a step was not measured."""
+        if self.memory is not None:
+            found = memory_ratio(record, self.above, self.below, total=self.memory == "total")
+            return None if found is None else (found, None)
+        both = ratio(record, self.above, self.below)
+        return None if both is None else (both[0] / self.times, both[1] / self.times)
+
+
+RATIOS = [
+    Ratio("captured SAM / (2 x captured ERM)", "SAM captured", "ERM captured", (1.03, 1.03), times=2),
+    Ratio("captured delta-SAM / captured SAM", "DeltaSAM-ambient captured", "SAM captured", (1.38, 1.38)),
+    Ratio("the same with `probe_every=4`", "DeltaSAM-every-4 captured", "SAM captured", (1.12, 1.12)),
+    Ratio("captured exact per-instance / captured SAM", f"{OURS} captured", "SAM captured", (1.12, 1.08)),
+    Ratio("captured delta-SAM / *eager* ERM", "DeltaSAM-ambient captured", "ERM", (0.8, 1.0), "16 x 64"),
+    Ratio("captured + compiled SAM / captured SAM", "SAM compiled+captured", "SAM captured", (0.75, 0.9)),
+    Ratio("eager exact per-instance / eager SAM", OURS, "SAM", (1.5, 1.5)),
+]
+MEMORY = [
+    Ratio(f"{name}, {way.strip() or 'eager'}, {scope}", step + way, f"SAM{way}", (1.4, 1.4), "32 x 128", memory=scope)
+    for (name, step), way, scope in product(
+        (("per-instance", OURS), ('per-instance, `factors="exact"`', f"{OURS}-exact")),
+        (" captured", ""),
+        ("total", "beyond weights and optimizer"),
+    )
+]
+
+
+def marked(value: float, spread: float | None, target: float | None) -> str:
+    """A ratio, its spread, and whether it keeps to the target when rounded to two digits."""
+    mark = "" if target is None else " ✓" if round(value, 2) <= target else " ✗"
+    return f"{value:.2f}{'' if spread is None else f' ±{spread:.2f}'}{mark}"
 
 
 def shape(record: Record) -> tuple[str, str, str]:
@@ -113,8 +103,8 @@ def shape(record: Record) -> tuple[str, str, str]:
 
 
 def ratios(results: Path, wanted: Sequence[Ratio]) -> str:
-    """A row for every ratio, a column for every shape; a check mark or a cross compares it with the target."""
-    records = [r for part in ("eager", "figures", "compiled") for r in measured(results, part)]
+    """A row for every ratio, a column for every shape."""
+    records = [record for part in STEPS for record in measured(results, part)]
     rows = []
     for figure in wanted:
         cells = []
@@ -124,31 +114,91 @@ def ratios(results: Path, wanted: Sequence[Ratio]) -> str:
             cells.append("-" if found is None else marked(*found, target))
         aim = " / ".join(f"{target:g}" for target in dict.fromkeys(figure.targets))
         rows.append([figure.name, aim + (f" at {figure.size}" if figure.size else ""), *cells])
-    precisions = {"bf16": "bf16", "tf32": "TF32"}
-    head = [f"{model}, {size}, {precisions[precision]}" for model, size, precision in SHAPES]
+    head = [", ".join(place).replace("tf32", "TF32") for place in SHAPES]
     return table(["ratio", "at most (bf16 / TF32)", *head], rows)
 
 
-def marked(value: float, spread: float | None, target: float | None) -> str:
-    """A ratio, its spread, and whether it keeps to the target when rounded to two digits."""
-    mark = "" if target is None else " ✓" if round(value, 2) <= target else " ✗"
-    return f"{value:.2f}{'' if spread is None else f' ±{spread:.2f}'}{mark}"
+def ms(name: str) -> Callable[[Record], str]:
+    """The median time of a step."""
+    return lambda r: "-" if (row := row_of(r, name)) is None else f"{row['seconds']['median'] * 1e3:.1f}"
+
+
+def times(above: str, below: str) -> Callable[[Record], str]:
+    """The ratio of two steps."""
+    return lambda r: "-" if (found := ratio(r, above, below)) is None else f"{found[0]:.2f}"
+
+
+def by_measurement(records: Sequence[Record], columns: Columns) -> str:
+    """A row for every measurement."""
+    return table(list(columns), [[cell(record) for cell in columns.values()] for record in records])
+
+
+AXES: dict[str, tuple[str, dict[str, Any], Callable[[Record], float]]] = {
+    "instances": ("instances N", {"model": "bert-base", "length": 64}, lambda r: r["options"]["batch"]),
+    "tokens": ("tokens T", {"model": "bert-base", "batch": 16}, lambda r: r["options"]["length"]),
+    "parameters": (
+        "million parameters",
+        {"batch": 16, "length": 64},
+        lambda r: int(r["machine"]["parameters"]) / 1e6,
+    ),
+}
+"""Name -> heading, the options that the measurements share, the place of a measurement."""
+GROWTH: Columns = {
+    "SAM, ms": ms("SAM captured"),
+    "delta-SAM / SAM": times("DeltaSAM-ambient captured", "SAM captured"),
+    "per-instance / SAM": times(f"{OURS} captured", "SAM captured"),
+    "eager: delta-SAM / SAM": times("DeltaSAM-ambient", "SAM"),
+    "eager: per-instance / SAM": times(OURS, "SAM"),
+    "memory: per-instance / SAM": lambda r: f"{memory_ratio(r, f'{OURS} captured', 'SAM captured', total=True):.2f}",
+    "low rank + full matrix": lambda r: f"{r['engine']['low-rank']} + {r['engine']['materialised']}",
+}
+LOOP: Columns = {
+    "": lambda r: ", ".join(shape(r)),
+    "loop, ms": ms(SLOW),
+    "engine, ms": ms(OURS),
+    "engine captured, ms": ms(f"{OURS} captured"),
+    "SAM, ms": ms("SAM"),
+    "loop / engine": times(SLOW, OURS),
+    "loop / captured": times(SLOW, f"{OURS} captured"),
+    "loop / SAM": times(SLOW, "SAM"),
+}
+CPU_TARGETS = {"bert-4x256": 1.25, "bert-2x768": 1.05}
+CPU: Columns = {
+    "": lambda r: ", ".join(shape(r)),
+    "SAM, ms": ms("SAM"),
+    "engine, ms": ms(OURS),
+    "loop, ms": ms(SLOW),
+    "engine / SAM": lambda r: marked(*(ratio(r, OURS, "SAM") or (0, 0)), CPU_TARGETS[r["options"]["model"]]),
+    "at most": lambda r: f"{CPU_TARGETS[r['options']['model']]}",
+    "loop / engine": times(SLOW, OURS),
+}
+
+
+def on_axis(results: Path, axis: str) -> list[Record]:
+    """The measurements of an axis, in order."""
+    _, shared, place = AXES[axis]
+    records = [r for r in measured(results, "growth") if {name: r["options"][name] for name in shared} == shared]
+    return sorted(records, key=place)
+
+
+def growth(results: Path, axis: str) -> str:
+    """How time and memory grow along an axis."""
+    heading, _, place = AXES[axis]
+    return by_measurement(on_axis(results, axis), {heading: lambda r: f"{place(r):.0f}", **GROWTH})
 
 
 def steps(results: Path) -> str:
     """Every step of every measurement behind the ratios."""
     rows = []
-    for part in ("eager", "figures", "compiled"):
-        for record in measured(results, part):
-            for row in record["rows"]:
-                seconds, peak = row["seconds"], row.get("peak_bytes")
-                rows.append([
-                    part, *shape(record), row["name"], f"{seconds['median'] * 1e3:.1f}",
-                    f"{(seconds['high'] - seconds['low']) / 2 * 1e3:.1f}",
-                    f"{row['times_erm']['median']:.2f}", f"{row['times_sam']['median']:.2f}",
-                    "" if row["forwards"] is None else f"{row['forwards']:g}/{row['backwards']:g}",
-                    "" if peak is None else f"{peak / 2**30:.2f}",
-                ])  # fmt: skip
+    for part, record in [(each, found) for each in STEPS for found in measured(results, each)]:
+        for row in record["rows"]:
+            seconds, peak = row["seconds"], row.get("peak_bytes")
+            rows.append([
+                part, *shape(record), row["name"], f"{seconds['median'] * 1e3:.1f}",
+                f"{(seconds['high'] - seconds['low']) / 2 * 1e3:.1f}", f"{row['times_erm']['median']:.2f}",
+                f"{row['times_sam']['median']:.2f}", f"{row['forwards']:g}/{row['backwards']:g}",
+                "" if peak is None else f"{peak / 2**30:.2f}",
+            ])  # fmt: skip
     head = ["part", "model", "size", "precision", "step", "ms", "±", "x eager ERM", "x eager SAM", "passes", "GiB"]
     return table(head, rows)
 
@@ -158,96 +208,31 @@ def provenance(results: Path) -> str:
     rows = []
     for part in ("figures", "eager", "compiled", "growth", "loop", "cpu", "adamw"):
         records = measured(results, part)
-        machines = sorted({f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in records})
-        commits = sorted({r["machine"]["commit"] for r in records})
-        commands = sorted({f"`PYTHONPATH=src {r['command']}`" for r in records})
-        rows.append([part, "; ".join(machines), ", ".join(commits), "<br>".join(commands)])
+        machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in records}
+        commits = {r["machine"]["commit"] for r in records}
+        commands = {f"`PYTHONPATH=src {r['command']}`" for r in records}
+        rows.append([part, "; ".join(sorted(machines)), ", ".join(sorted(commits)), "<br>".join(sorted(commands))])
     return table(["part", "machine", "commit", "command"], rows)
-
-
-def milliseconds(record: Record, name: str) -> str:
-    """The median time of a step."""
-    row = row_of(record, name)
-    return "-" if row is None else f"{row['seconds']['median'] * 1e3:.1f}"
-
-
-def times(record: Record, above: str, below: str) -> str:
-    """The ratio of two steps."""
-    found = ratio(record, above, below)
-    return "-" if found is None else f"{found[0]:.2f}"
-
-
-def on_axis(results: Path, axis: str) -> list[tuple[float, Record]]:
-    """The measurements of an axis, with their places on it."""
-    _, shared, place = AXES[axis]
-    records = [r for r in measured(results, "growth") if {name: r["options"][name] for name in shared} == shared]
-    return sorted(((place(record), record) for record in records), key=lambda pair: pair[0])
-
-
-def growth(results: Path, axis: str) -> str:
-    """How time and memory grow along an axis."""
-    rows = []
-    for place, record in on_axis(results, axis):
-        memory = memory_ratio(record, "PerInstanceSAM captured", "SAM captured", total=True)
-        rows.append([
-            f"{place:.0f}", milliseconds(record, "SAM captured"),
-            *(times(record, f"{method}{way}", f"SAM{way}")
-              for way in (" captured", "") for method in ("DeltaSAM-ambient", "PerInstanceSAM")),
-            "-" if memory is None else f"{memory:.2f}",
-            f"{record['engine']['low-rank']} + {record['engine']['materialised']}",
-        ])  # fmt: skip
-    head = ("SAM, ms", "delta-SAM / SAM", "per-instance / SAM", "eager: delta-SAM / SAM", "eager: per-instance / SAM",
-            "memory: per-instance / SAM", "low rank + full matrix")  # fmt: skip
-    return table([AXES[axis][0], *head], rows)
-
-
-def loop(results: Path) -> str:
-    """Per-instance gradients one after the other, compared with the engine."""
-    slow, ours, rows = "PerInstanceSAM-loop", "PerInstanceSAM", []
-    for record in measured(results, "loop"):
-        numbers = [milliseconds(record, name) for name in (slow, ours, f"{ours} captured", "SAM")]
-        against = [times(record, slow, name) for name in (ours, f"{ours} captured", "SAM")]
-        rows.append([", ".join(shape(record)), *numbers, *against])
-    head = ["", "loop, ms", "engine, ms", "engine captured, ms", "SAM, ms", "loop / engine", "loop / captured",
-            "loop / SAM"]  # fmt: skip
-    return table(head, rows)
 
 
 def trainings(results: Path) -> str:
     """Whole trainings; captured delta-SAM should take at most half of the time of eager SAM."""
     rows = []
-    for record in measured(results, "train"):
-        for row in record["rows"]:
-            target = 0.5 if row["name"] == "delta-sam captured" else None
-            pace = [run["seconds_per_update"] for run in row["runs"]]
-            rows.append([row["name"], f"{row['seconds']['median']:.1f}", marked(row["times_sam"]["median"], None, target),
-                         f"{statistics.median(pace) * 1e3:.1f}",
-                         f"{row['runs'][0]['forwards']}/{row['runs'][0]['backwards']}"])  # fmt: skip
+    for row in [row for record in measured(results, "train") for row in record["rows"]]:
+        target = 0.5 if row["name"] == "delta-sam captured" else None
+        pace = statistics.median(run["seconds_per_update"] for run in row["runs"])
+        passes = f"{row['runs'][0]['forwards']}/{row['runs'][0]['backwards']}"
+        ratio_to_sam = marked(row["times_sam"]["median"], None, target)
+        rows.append([row["name"], f"{row['seconds']['median']:.1f}", ratio_to_sam, f"{pace * 1e3:.1f}", passes])
     return table(["training", "seconds", "x eager SAM", "ms per update", "passes"], rows)
-
-
-def cpu(results: Path) -> str:
-    """Exact per-instance perturbation on a CPU."""
-    rows = []
-    for record in measured(results, "cpu"):
-        options = record["options"]
-        target = CPU_TARGETS[options["model"], options["batch"], options["length"]]
-        value, spread = ratio(record, "PerInstanceSAM", "SAM") or (float("nan"), 0.0)
-        rows.append([", ".join(shape(record)),
-                     *(milliseconds(record, name) for name in ("SAM", "PerInstanceSAM", "PerInstanceSAM-loop")),
-                     marked(value, spread, target), f"{target}",
-                     times(record, "PerInstanceSAM-loop", "PerInstanceSAM")])  # fmt: skip
-    return table(["", "SAM, ms", "engine, ms", "loop, ms", "engine / SAM", "at most", "loop / engine"], rows)
 
 
 def adamw(results: Path) -> str:
     """The implementations of AdamW on a CPU."""
     rows = []
-    for record in measured(results, "adamw"):
-        for kind in record["options"]["adamw"]:
-            suffix = "" if kind == "fused" else f", {kind} AdamW"
-            names = [f"{step}{suffix}" for step in ("ERM", "SAM")]
-            found = [ratio(record, name, name.partition(",")[0]) or (float("nan"), 0.0) for name in names]
-            rows.append([shape(record)[1], kind, *(milliseconds(record, name) for name in names),
-                         *(f"{value:.2f} ±{spread:.2f}" for value, spread in found)])  # fmt: skip
+    for record, kind in product(measured(results, "adamw"), ("fused", "foreach", "for-loop")):
+        names = [step + ("" if kind == "fused" else f", {kind} AdamW") for step in ("ERM", "SAM")]
+        found = [ratio(record, name, name.partition(",")[0]) or (0.0, 0.0) for name in names]
+        spread = [f"{value:.2f} ±{around:.2f}" for value, around in found]
+        rows.append([shape(record)[1], kind, *(ms(name)(record) for name in names), *spread])
     return table(["size", "AdamW", "ERM, ms", "SAM, ms", "ERM / fused", "SAM / fused"], rows)

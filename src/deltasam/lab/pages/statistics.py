@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -25,8 +26,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def mean_and_ends(values: Iterable[float]) -> Ends:
     """The mean and its 95% bootstrap interval (BCa)."""
-    found = [float(value) for value in values]
-    return (float(np.mean(found)), *bootstrap_interval(found))
+    return _mean_and_ends(tuple(map(float, values)))
+
+
+@cache  # tables and figures share many cells
+def _mean_and_ends(values: tuple[float, ...]) -> Ends:
+    return (float(np.mean(values)), *bootstrap_interval(values))
 
 
 def interval(values: Iterable[float], digits: int = 2) -> str:
@@ -65,37 +70,26 @@ def cell_table(
 def means(frame: pd.DataFrame, digits: int = 1, head: str = "method", label: Label = method_name) -> str:
     """Mean and interval; a cell with fewer seeds than the others gives their number."""
     most = int(frame.groupby(["row", "column"]).size().max())
-
-    def cell(values: list[float]) -> str:
-        return interval(values, digits) + ("" if len(values) == most else f" (n = {len(values)})")
-
-    return cell_table(frame, cell, head, label)
+    return cell_table(
+        frame, lambda v: interval(v, digits) + ("" if len(v) == most else f" (n = {len(v)})"), head, label
+    )
 
 
-def batch_means(frame: pd.DataFrame, head: str, label: Label) -> str:
+def batch_mean(values: list[float]) -> str:
     """Mean and interval over batches; a batch without a number (all weights are equal) is left out and counted."""
-
-    def cell(values: list[float]) -> str:
-        known = [value for value in values if np.isfinite(value)]
-        if not known:
-            return "-"
-        return interval(known) + ("" if len(known) == len(values) else f" ({len(known)} of {len(values)} batches)")
-
-    return cell_table(frame, cell, head, label)
+    known = [value for value in values if np.isfinite(value)]
+    count = "" if len(known) == len(values) else f" ({len(known)} of {len(values)} batches)"
+    return interval(known) + count if known else "-"
 
 
-def geometric_means(frame: pd.DataFrame, head: str, label: Label) -> str:
+def median_and_best(values: list[float]) -> str:
+    """The median and the best seed."""
+    return f"{np.median(values):.1f} / {max(values):.1f}"
+
+
+def geometric_mean(values: list[float]) -> str:
     """Geometric mean and interval of positive numbers."""
-
-    def cell(values: list[float]) -> str:
-        return "{:.2g} [{:.2g}, {:.2g}]".format(*np.exp(mean_and_ends(np.log(np.maximum(values, 1e-30)))))
-
-    return cell_table(frame, cell, head, label)
-
-
-def medians(frame: pd.DataFrame) -> str:
-    """Median and best seed."""
-    return cell_table(frame, lambda values: f"{np.median(values):.1f} / {max(values):.1f}")
+    return "{:.2g} [{:.2g}, {:.2g}]".format(*np.exp(mean_and_ends(np.log(np.maximum(values, 1e-30)))))
 
 
 def differences(
