@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SWEEPS = ROOT / "configs" / "sweeps" / "evidence"
 
 
 def write_run(

@@ -198,11 +198,11 @@ def risk_table(results: Path, task: str) -> str:
         values = {name: list(part["value"]) for name, part in cell.groupby("column")}
         score = values["accuracy, points"]
         known = theirs.get(swapped.get(str(row), str(row)), {})
-        figures = [known.get(f"{task} {what}") for what in ("risk", "median", "max")]
+        figures = [known[f"{task} {what}"] for what in ("risk", "median", "max")] if known else []
         rows.append([
             row_name(str(row)), str(len(score)), interval(values["L_adv"], 2), interval(score, 1),
             f"{np.median(score):.1f} / {max(score):.1f}", f"{max(score[:5]):.1f}",
-            "{:.2f}; {} / {}".format(*figures) if known else "-",
+            f"{figures[0]:.2f}; {figures[1]} / {figures[2]}" if known else "-",
         ])  # fmt: skip
     head = ["method", "seeds", "L_adv", "accuracy", "median / max", "best of 5 seeds", "paper: L_adv; median / max"]
     return table(head, rows)

@@ -45,9 +45,9 @@ def ratio(record: Record, above: str, below: str) -> tuple[float, float] | None:
 
 def memory_ratio(record: Record, above: str, below: str, *, total: bool) -> float | None:
     """Ratio of the peak memory; the total has the weights and AdamW's two moments, three copies of the parameters."""
-    peaks = [(row_of(record, name) or {}).get("peak_bytes") for name in (above, below)]
+    a, b = ((row_of(record, name) or {}).get("peak_bytes") for name in (above, below))
     more = 3 * int(record["machine"]["parameter_bytes"]) if total else 0
-    return None if None in peaks else float((peaks[0] + more) / (peaks[1] + more))
+    return None if a is None or b is None else float((a + more) / (b + more))
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,11 @@ MEMORY = [
 ]
 
 
-def marked(value: float, spread: float | None, target: float | None) -> str:
+def marked(found: tuple[float, float | None] | None, target: float | None) -> str:
     """A ratio, its spread, and whether it keeps to the target when rounded to two digits."""
+    if found is None:
+        return "-"
+    value, spread = found
     mark = "" if target is None else " ✓" if round(value, 2) <= target else " ✗"
     return f"{value:.2f}{'' if spread is None else f' ±{spread:.2f}'}{mark}"
 
@@ -111,7 +114,7 @@ def ratios(results: Path, wanted: Sequence[Ratio]) -> str:
         for place in SHAPES:
             found = next((v for r in records if shape(r) == place if (v := figure.of(r)) is not None), None)
             target = figure.targets[place[2] == "tf32"] if figure.size in (None, place[1]) else None
-            cells.append("-" if found is None else marked(*found, target))
+            cells.append(marked(found, target))
         aim = " / ".join(f"{target:g}" for target in dict.fromkeys(figure.targets))
         rows.append([figure.name, aim + (f" at {figure.size}" if figure.size else ""), *cells])
     head = [", ".join(place).replace("tf32", "TF32") for place in SHAPES]
@@ -168,7 +171,7 @@ CPU: Columns = {
     "SAM, ms": ms("SAM"),
     "engine, ms": ms(OURS),
     "loop, ms": ms(SLOW),
-    "engine / SAM": lambda r: marked(*(ratio(r, OURS, "SAM") or (0, 0)), CPU_TARGETS[r["options"]["model"]]),
+    "engine / SAM": lambda r: marked(ratio(r, OURS, "SAM"), CPU_TARGETS[r["options"]["model"]]),
     "at most": lambda r: f"{CPU_TARGETS[r['options']['model']]}",
     "loop / engine": times(SLOW, OURS),
 }
@@ -222,7 +225,7 @@ def trainings(results: Path) -> str:
         target = 0.5 if row["name"] == "delta-sam captured" else None
         pace = statistics.median(run["seconds_per_update"] for run in row["runs"])
         passes = f"{row['runs'][0]['forwards']}/{row['runs'][0]['backwards']}"
-        ratio_to_sam = marked(row["times_sam"]["median"], None, target)
+        ratio_to_sam = marked((row["times_sam"]["median"], None), target)
         rows.append([row["name"], f"{row['seconds']['median']:.1f}", ratio_to_sam, f"{pace * 1e3:.1f}", passes])
     return table(["training", "seconds", "x eager SAM", "ms per update", "passes"], rows)
 
