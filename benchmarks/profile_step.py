@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/profile_step.py --model bert-base --size 16x64 --precision bf16
 
-Needs a CUDA device. Times are the device's own (torch.profiler). Their sum is more than the step takes where
-branches of the graph run side by side, and less where kernels wait for each other.
+Needs a CUDA device. Times are device times of torch.profiler. Their sum is larger than the time of the step if
+branches of the graph run in parallel, and smaller if kernels wait for each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-# The first word that occurs in a kernel's name decides.
+# The first word that occurs in the name of a kernel decides.
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention", ("fmha", "flash", "attention", "cudnn_generated")),
     ("products", ("gemm", "nvjet", "cublas", "splitk", "cutlass", "_mm_", "dot_kernel")),
@@ -27,7 +27,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel is for, by its name."""
+    """The kind of a kernel, from its name."""
     for kind, words in KINDS:
         if any(word in kernel for word in words):
             return kind
@@ -35,7 +35,7 @@ def kind_of(kernel: str) -> str:
 
 
 def profile(work: Callable[[], None], repeats: int) -> dict[str, tuple[int, float]]:
-    """How often every kernel ran in a step, and for how many microseconds."""
+    """Calls and microseconds of every kernel in a step."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -51,7 +51,7 @@ def profile(work: Callable[[], None], repeats: int) -> dict[str, tuple[int, floa
 
 
 def seconds_per_step(work: Callable[[], None], repeats: int) -> float:
-    """What a step takes when many follow each other."""
+    """Time of a step in a long sequence of steps."""
     import torch
 
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -64,7 +64,7 @@ def seconds_per_step(work: Callable[[], None], repeats: int) -> float:
 
 
 def show(name: str, kernels: dict[str, tuple[int, float]], seconds: float, top: int) -> None:
-    """Two tables on the terminal."""
+    """Prints two tables."""
     kinds: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for kernel, (count, micros) in kernels.items():
         kinds[kind_of(kernel)][0] += count
@@ -78,16 +78,16 @@ def show(name: str, kernels: dict[str, tuple[int, float]], seconds: float, top: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Profiles the named methods in the named ways."""
+    """Profiles the given methods."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bert-base")
     parser.add_argument("--size", default="16x64", metavar="NxT")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--methods", nargs="*", default=["sam"])
     parser.add_argument("--ways", nargs="*", default=["captured", "compiled+captured"])
-    parser.add_argument("--compile-mode", default="default", help="of torch.compile: default, tuned")
+    parser.add_argument("--compile-mode", default="default", help="mode of torch.compile: default or tuned")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--top", type=int, default=12, help="kernels to list one by one")
+    parser.add_argument("--top", type=int, default=12, help="number of kernels to list")
     options = parser.parse_args(argv)
 
     from deltasam.lab.bench import candidates, prepared
@@ -98,9 +98,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         model=options.model, batch=batch, length=length, precision=options.precision, device="cuda",
         compile_mode=options.compile_mode,
     )  # fmt: skip
-    everybody = candidates(tuple(options.methods), ways=tuple(options.ways), with_field=False, embeddings=True)
+    every = candidates(tuple(options.methods), ways=tuple(options.ways), with_field=False, embeddings=True)
     names = {name.lower().replace("-", "") for name in options.methods}
-    wanted = [one for one in everybody if one.way != "eager" and one.method.lower().replace("-", "") in names]
+    wanted = [one for one in every if one.way != "eager" and one.method.lower().replace("-", "") in names]
     for entry, work in prepared(shape, wanted):
         seconds = seconds_per_step(work, 4 * options.repeats)
         name = f"{entry.name}, {options.model} {options.size} {options.precision}"

@@ -1,12 +1,12 @@
-"""Two versions of the package on the same runs, paired by seed: what a change of the perturbation's rounding did.
+"""Compares the same runs of two versions of the package, paired by seed: the effect of stochastic rounding.
 
     deltasam sweep configs/sweeps/evidence/rounding-0.01.yaml --output results/rounding/before   # the older version
     deltasam sweep configs/sweeps/evidence/rounding-0.01.yaml --output results/rounding/after    # the newer one
     python benchmarks/rounding.py results/rounding/before results/rounding/after
 
-rounding-0.02.yaml likewise. Any two folders will do: ``results/glue results/rounding/before`` shows how far the same
-settings repeat. Differences are in points, second folder minus first, with 95% bootstrap intervals and exact paired
-permutation tests; Holm's correction is over the rows of a table.
+The same for rounding-0.02.yaml. Any two folders can be compared: ``results/glue results/rounding/before`` shows how
+well the same settings repeat. Differences are in points, second folder minus first, with 95% bootstrap intervals and
+exact paired permutation tests; Holm's correction is over the rows of a table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEASURES: dict[str, Callable[[Run], float]] = {
 
 
 def cells(folder: Path) -> dict[Key, Cell]:
-    """The finished runs by precision, method and task, without those that choose settings on training data."""
+    """The finished runs by precision, method and task, without tuning runs."""
     found: dict[Key, Cell] = {}
     for run in read_runs(folder).finished:
         precision = json.loads((run.path / "result.json").read_bytes())["config"]["precision"]
@@ -43,7 +43,7 @@ def paired(first: Cell, second: Cell, measure: Callable[[Run], float]) -> tuple[
 
 
 def row(names: Sequence[str], pairs: dict[str, tuple[list[float], list[float]]]) -> tuple[list[str], float]:
-    """The cells of a line, and p; several tasks count alike."""
+    """The cells of a line, and p; all tasks count the same."""
     test = pooled_test({task: (b, a) for task, (a, b) in pairs.items()})
     before, after = ([sum(one[side]) / len(one[side]) for one in pairs.values()] for side in (0, 1))
     differences = [b - a for first, second in pairs.values() for a, b in zip(first, second, strict=True)]
@@ -75,7 +75,7 @@ def table(first: dict[Key, Cell], second: dict[Key, Cell], measure: Callable[[Ru
 
 
 def effects(cells: dict[Key, Cell], base: str = "ERM") -> str:
-    """The claim itself: each method against plain training (in TF32), by the runs of one folder."""
+    """Each method compared with plain training (in TF32), within one folder."""
     text = "| precision | method | pairs | difference to ERM | p |\n|---|---|---|---|---|\n"
     for precision, method in sorted({key[:2] for key in cells if key[1] != base}):
         pairs = {
@@ -99,7 +99,7 @@ def paired_with(method: Cell, base: Cell) -> tuple[list[float], list[float]]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path, help="folder with the runs of the older version")
-    parser.add_argument("second", type=Path, help="folder with those of the newer one")
+    parser.add_argument("second", type=Path, help="folder with the runs of the newer version")
     options = parser.parse_args(argv)
     first, second = cells(options.first), cells(options.second)
     for name, measure in MEASURES.items():

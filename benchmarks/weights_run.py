@@ -1,14 +1,13 @@
-"""Measures delta-SAM's weights for the page of results: trains the models of a sweep file and analyses each.
+"""Measures the quality of delta-SAM's weights: trains the models of a sweep file and analyses each.
 
-All in one process, on a GPU or a CPU; the datasets in the folder of ``--data``, or of ``DELTASAM_DATA``:
+All in one process, on a GPU or a CPU; the datasets are in the folder ``--data`` or ``DELTASAM_DATA``:
 
     python benchmarks/weights_run.py --device cuda --rows 512 --batch-size 8
-    python benchmarks/weights_run.py --device cpu --rows 8 --batch-size 4 --updates 1 2 --out runs/tried  # to try it
+    python benchmarks/weights_run.py --device cpu --rows 8 --batch-size 4 --updates 1 2 --out runs/tried  # a trial
 
-Models that are there already are not trained again. Each has one file in ``--out``, which holds its result and all
-measurements; it is written after every measurement, and one that is in it is not made again. A measurement that fails
-is told, and the rest goes on. ``python benchmarks/results_page.py`` makes the page of what lies in
-``results/instance-weights``.
+Existing models are not trained again. Each model has one file in ``--out`` with its result and all measurements. The
+file is written after every measurement, and existing measurements are not repeated. A measurement that fails is
+reported, and the rest continues. ``python -m deltasam.lab.pages`` makes the tables of docs/results.md.
 """
 
 from __future__ import annotations
@@ -50,24 +49,24 @@ MEASUREMENTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 
 @dataclass(frozen=True)
 class Store:
-    """The file of one model: its result, what was measured on how many rows, and with what."""
+    """The file of one model: its result, the settings of the measurements, and the measurements."""
 
     path: Path
     record: dict[str, Any]
 
     @classmethod
     def open(cls, path: Path, about: dict[str, Any]) -> Store:
-        """What is there, if it was measured in the same way; else a new file."""
+        """The existing file if its settings are the same, otherwise a new one."""
         if path.is_file():
             known = json.loads(path.read_text(encoding="utf-8"))
             if all(known[key] == value for key, value in about.items()):
                 return cls(path, known)
-            print(f"{path.stem}: {path} was measured in another way; it is made anew", flush=True)
+            print(f"{path.stem}: {path} has other settings; it is replaced", flush=True)
         return cls(path, {**about, "measurements": {}})
 
     @property
     def missing(self) -> list[str]:
-        """Names of the measurements that are still to be made."""
+        """Names of the measurements that are not there yet."""
         return [name for name in MEASUREMENTS if name not in self.record["measurements"]]
 
     def put(self, name: str, found: dict[str, Any]) -> None:
@@ -80,7 +79,7 @@ class Store:
 
 
 def weighting(name: str) -> Any:
-    """An estimator by its name, with its options in brackets as its class takes them."""
+    """An estimator by its name, with its options in brackets."""
     from deltasam.analysis import WEIGHTINGS
 
     kind, _, options = name.rstrip(")").partition("(")
@@ -89,7 +88,7 @@ def weighting(name: str) -> Any:
 
 
 def measure(name: str, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:
-    """The lines of one measurement, as ``deltasam analyze ... --json`` has them."""
+    """The lines of one measurement, in the format of ``deltasam analyze ... --json``."""
     from deltasam.analysis import alignment, weights_quality
 
     names, conditions = MEASUREMENTS[name]
@@ -101,7 +100,7 @@ def measure(name: str, model: Any, batches: Sequence[Any], objective: Any) -> li
 
 
 def planned(sweep_file: Path, updates: Sequence[int]) -> Iterator[tuple[str, Any]]:
-    """The models by label; with ``updates`` plain training of so many instead, and SAM of the most."""
+    """The models by label. ``updates`` replaces them: plain training of each length, and SAM of the longest."""
     from deltasam.lab.sweeps import final_runs, read_sweep
 
     sweep = read_sweep(sweep_file)
@@ -115,7 +114,7 @@ def planned(sweep_file: Path, updates: Sequence[int]) -> Iterator[tuple[str, Any
 
 
 def analyse(label: str, config: Any, options: argparse.Namespace, command: str, until: float) -> None:
-    """Trains one model, unless it is there, and makes the measurements that are missing and can begin in time."""
+    """Trains one model, unless it exists, and makes the missing measurements until the time is up."""
     import torch
 
     from deltasam.lab.commit import commit
@@ -127,11 +126,11 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str, 
     }  # fmt: skip
     store = Store.open(options.out / f"{label}.json", about)
     if not store.missing:
-        print(f"{label}: all is there", flush=True)
+        print(f"{label}: nothing is missing", flush=True)
         return
     start = time.perf_counter()
     if start > until:
-        print(f"{label}: left out for want of time", flush=True)
+        print(f"{label}: skipped, out of time", flush=True)
         return
     folder = options.runs / config.run_name
     result = run(config, folder)
@@ -147,12 +146,12 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str, 
     batches = loaded.batches(options.batch_size)
     for name in store.missing:
         if time.perf_counter() > until:
-            print(f"{label}, {name}: left out for want of time", flush=True)
+            print(f"{label}, {name}: skipped, out of time", flush=True)
             continue
         start = time.perf_counter()
         try:
             lines = measure(name, model, batches, loaded.objective)
-        except (RuntimeError, ValueError) as error:  # out of memory, most likely: the others can still be made
+        except (RuntimeError, ValueError) as error:  # probably out of memory: the others can still be made
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             print(f"{label}, {name}: failed after {time.perf_counter() - start:.1f} s: {why}", flush=True)
             continue
@@ -162,7 +161,7 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str, 
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """How to make the measurement again, from the folder of the repository."""
+    """The command that repeats the measurement, in the folder of the repository."""
     words = f"python benchmarks/weights_run.py --rows {options.rows} --batch-size {options.batch_size}"
     for name, usual in (("sweep", SWEEP), ("out", OUT)):
         place = getattr(options, name).resolve()
@@ -172,30 +171,32 @@ def command_of(options: argparse.Namespace) -> str:
 
 
 def _strict(value: Any) -> Any:
-    """JSON has no infinities: they become null. Seven digits are float32's."""
+    """Strict JSON: infinities become null, and floats keep the seven digits of float32."""
     text = json.dumps(value)
     return json.loads(text, parse_constant=lambda _: None, parse_float=lambda digits: float(f"{float(digits):.7g}"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains and measures what is missing."""
+    """Trains the missing models and makes the missing measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--rows", type=int, default=512, help="a fixed random sample of so many training rows")
+    parser.add_argument("--rows", type=int, default=512, help="size of the fixed random sample of training rows")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the measurements, one file per model")
     parser.add_argument("--runs", type=Path, default=Path("runs/weights"), help="folder of the trained models")
-    parser.add_argument("--sweep", type=Path, default=SWEEP, help="the models")
-    parser.add_argument("--models", nargs="+", metavar="LABEL", help="some of the sweep's models")
-    parser.add_argument("--updates", nargs="+", type=int, default=[], help="other models, to try it: so many updates")
+    parser.add_argument("--sweep", type=Path, default=SWEEP, help="sweep file of the models")
+    parser.add_argument("--models", nargs="+", metavar="LABEL", help="some of the models of the sweep")
+    parser.add_argument(
+        "--updates", nargs="+", type=int, default=[], help="for a trial: other models, by their updates"
+    )
     parser.add_argument("--data", help="folder with the datasets; DELTASAM_DATA by default")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this")
-    parser.add_argument("--commit", help="what was measured, where the sources lie in no checkout")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after this time")
+    parser.add_argument("--commit", help="the measured commit, if the sources are not a checkout")
     options = parser.parse_args(argv)
     if options.updates and options.out == OUT:
-        parser.error(f"--updates is for trying it: choose another folder than {OUT} by --out")
+        parser.error(f"--updates is for trials: pass a folder other than {OUT} with --out")
     if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the training, too
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the training, too
     import transformers
 
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
@@ -211,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--models {unknown[0]}: the sweep has {', '.join(wanted)}")
     for label in options.models or wanted:
         analyse(label, wanted[label], options, command_of(options), start + options.seconds)
-    print(f"{time.perf_counter() - start:.0f} s in all: {options.out}", flush=True)
+    print(f"{time.perf_counter() - start:.0f} s in total: {options.out}", flush=True)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_design",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_generated"]  # the generated tables are included by the pages
 
 html_theme = "furo"
 html_title = f"deltasam {version}"

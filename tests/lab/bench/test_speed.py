@@ -1,4 +1,4 @@
-"""``benchmarks/speed.py``: many measurements in one process, one of which may fail."""
+"""``benchmarks/speed.py``: many measurements in one process; one may fail."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_one_line_and_one_file_for_each(
     assert "PerInstanceSAM-loop" in names
     assert "PerInstanceSAM-loop captured" not in names
     passes = {row["name"]: row["forwards"] for row in stored["rows"]}
-    assert (passes["PerInstanceSAM"], passes["PerInstanceSAM-loop"]) == (2, 3)  # 2 per instance are 2, and l(w)
+    assert (passes["PerInstanceSAM"], passes["PerInstanceSAM-loop"]) == (2, 3)  # one per instance, and l(w)
     assert capsys.readouterr().out.startswith("loop bert-tiny-2x4-fp32 (")
 
 
-def test_a_measurement_that_fails_is_recorded_and_the_rest_goes_on(
+def test_a_measurement_that_fails_is_recorded_and_the_rest_continues(
     speed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from deltasam.lab.bench import _measure
@@ -55,7 +55,7 @@ def test_a_measurement_that_fails_is_recorded_and_the_rest_goes_on(
         return real(options, field, **others)
 
     monkeypatch.setattr(_measure, "measure", out_of_memory_once)
-    lines = tmp_path / "all.jsonl"  # both in one file, then in files of their own
+    lines = tmp_path / "all.jsonl"  # both in one file, then in single files
     speed["main"](["--part", "adamw", *TINY, "--sizes", "3x4", "2x4", "--out", str(lines)])
     assert len(lines.read_text().splitlines()) == 2
     speed["main"](["--unpack", str(lines), "--out", str(tmp_path)])
@@ -65,11 +65,11 @@ def test_a_measurement_that_fails_is_recorded_and_the_rest_goes_on(
     assert "failed after" in capsys.readouterr().out
 
 
-def test_time_runs_out_and_what_is_there_is_not_repeated(
+def test_time_runs_out_and_existing_measurements_are_not_repeated(
     speed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     speed["main"](["--part", "figures", *TINY, "--seconds", "-1", "--out", str(tmp_path)])
-    assert capsys.readouterr().out == "figures bert-tiny-2x4-fp32: left out for want of time\n"
+    assert capsys.readouterr().out == "figures bert-tiny-2x4-fp32: skipped, out of time\n"
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "bert-tiny-2x4-fp32.json").write_text("{}")
     speed["main"](["--part", "figures", *TINY, "--missing", "--out", str(tmp_path)])
@@ -77,8 +77,8 @@ def test_time_runs_out_and_what_is_there_is_not_repeated(
 
 
 def test_the_grid_of_the_figures_and_the_axes_of_growth(speed: dict[str, Any]) -> None:
-    wish = speed["BenchRequest"]()
-    plans = {part: list(speed["PARTS"][part](wish)) for part in ("figures", "growth")}
+    request = speed["BenchRequest"]()
+    plans = {part: list(speed["PARTS"][part](request)) for part in ("figures", "growth")}
     shapes = [(one.model, one.batch, one.length, one.precision, one.memory) for one in plans["figures"]]
     assert len(shapes) == len(set(shapes)) == 8
     assert [memory for *_, memory in shapes] == [size == 32 for _, size, *_ in shapes]
@@ -89,7 +89,7 @@ def test_the_grid_of_the_figures_and_the_axes_of_growth(speed: dict[str, Any]) -
     assert len({model for model, *_ in grown}) == 6
 
 
-def test_the_scripts_use_public_names_alone() -> None:
+def test_the_scripts_use_public_names_only() -> None:
     private = re.compile(r"(?:from|import) deltasam[\w.]*\._|from deltasam[\w.]* import _")
     found = {path.name: private.findall(path.read_text()) for path in (REPOSITORY / "benchmarks").glob("*.py")}
     assert not any(found.values()), found
@@ -116,15 +116,15 @@ def test_measurements_get_ready_side_by_side_and_take_turns(tmp_path: Path) -> N
         assert stored["command"].endswith("--sizes 2x4 3x4 --side-by-side")
 
 
-def test_no_clock_runs_before_the_last_is_ready(tmp_path: Path) -> None:
-    turns = runpy.run_path(str(REPOSITORY / "benchmarks" / "speed_turns.py"), run_name="turns")["Turns"]
+def test_no_measurement_starts_before_the_last_is_ready(speed: dict[str, Any], tmp_path: Path) -> None:
+    turns = speed["Turns"]
     said: list[str] = []
     inside = threading.Semaphore(1)
 
     def take(name: str) -> None:
         with turns(tmp_path, 3, name).alone():
             said.append(name if inside.acquire(blocking=False) else f"{name} was not alone")
-            time.sleep(0.05)  # for the other to come in, were it let in
+            time.sleep(0.05)  # the other could enter now
             inside.release()
 
     threads = [threading.Thread(target=take, args=(name,)) for name in "ab"]
@@ -132,7 +132,7 @@ def test_no_clock_runs_before_the_last_is_ready(tmp_path: Path) -> None:
         thread.start()
     while len(list(tmp_path.glob("*.ready"))) < 2:
         time.sleep(0.01)
-    time.sleep(0.3)  # for those that do not wait to go on
+    time.sleep(0.3)  # those that do not wait would go on
     assert not said
     turns(tmp_path, 3, "c").arrive()
     for thread in threads:
@@ -140,19 +140,18 @@ def test_no_clock_runs_before_the_last_is_ready(tmp_path: Path) -> None:
     assert sorted(said) == ["a", "b"]
 
 
-def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
+def test_no_process_waits_for_one_that_was_killed(speed: dict[str, Any], tmp_path: Path) -> None:
     """Three processes: one dies before it is ready, the other two take their turns."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os, runpy, sys\nfrom pathlib import Path\n"
-        f"Turns = runpy.run_path({str(REPOSITORY / 'benchmarks' / 'speed_turns.py')!r})['Turns']\n"
+        f"Turns = runpy.run_path({str(REPOSITORY / 'benchmarks' / 'speed.py')!r}, run_name='speed')['Turns']\n"
         "word, _, folder, number, name = sys.argv[1:]\n"
         "if word == 'dies':\n    os.kill(os.getpid(), 9)\n"
         "with Turns(Path(folder), int(number), name).alone():\n    Path(__file__).with_name(name).touch()\n"
     )
-    turns = runpy.run_path(str(REPOSITORY / "benchmarks" / "speed_turns.py"), run_name="turns")
-    thread = threading.Thread(target=turns["side_by_side"], args=(str(script), [["dies"], ["works"], ["works"]]))
+    thread = threading.Thread(target=speed["side_by_side"], args=(str(script), [["dies"], ["works"], ["works"]]))
     thread.start()
-    thread.join(600)  # or for ever: three starts of Python take seconds on the busiest machine
+    thread.join(600)  # three starts of Python take seconds, even on a busy machine
     assert not thread.is_alive()
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "1", "2"}

@@ -1,4 +1,4 @@
-"""``benchmarks/weights_run.py``: models and measurements for the page of results, to be gone on with."""
+"""``benchmarks/weights_run.py`` and ``weights_steps.py``: measurements of delta-SAM's weights on trained models."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def script() -> dict[str, Any]:
     return runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_run.py"), run_name="weights_run")
 
 
+@pytest.fixture
+def steps() -> dict[str, Any]:
+    return runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_steps.py"), run_name="weights_steps")
+
+
 @pytest.mark.slow
 def test_models_and_measurements(
     script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -50,18 +55,18 @@ def test_models_and_measurements(
 
     monkeypatch.setitem(script["main"].__globals__, "measure", not_by_derivatives)
     script["main"]([*words, "--seconds", "-1"])
-    assert capsys.readouterr().out.startswith("erm-1: left out for want of time\nsam: left out for want of time\n")
+    assert capsys.readouterr().out.startswith("erm-1: skipped, out of time\nsam: skipped, out of time\n")
     script["main"]([*words, "--models", "sam"])
-    told = capsys.readouterr().out
-    assert "sam, weights by derivatives: failed after" in told
-    assert "Tried to allocate\n" in told
+    output = capsys.readouterr().out
+    assert "sam, weights by derivatives: failed after" in output
+    assert "Tried to allocate\n" in output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["sam.json"]
 
     monkeypatch.setitem(script["main"].__globals__, "measure", measure)
     script["main"]([*words, "--models", "sam"])
-    told = capsys.readouterr().out
-    assert "sam, weights by derivatives:" in told
-    assert "alignment" not in told  # it was there already
+    output = capsys.readouterr().out
+    assert "sam, weights by derivatives:" in output
+    assert "alignment" not in output  # it exists already
     text = (tmp_path / "out" / "sam.json").read_text()
     assert str(tmp_path) not in text
     record = json.loads(text)
@@ -72,11 +77,11 @@ def test_models_and_measurements(
     assert {line["method"] for line in lines if "method" in line} >= {"SAM", "DeltaSAM FiniteDifference(samples=8)"}
 
     script["main"]([*words, "--models", "sam"])
-    assert "sam: all is there" in capsys.readouterr().out
+    assert "sam: nothing is missing" in capsys.readouterr().out
     words[3] = "2"
     script["MEASUREMENTS"].clear()
     script["main"]([*words, "--models", "sam"])
-    assert "was measured in another way; it is made anew" in capsys.readouterr().out
+    assert "has other settings; it is replaced" in capsys.readouterr().out
 
 
 def test_estimators_by_name(script: dict[str, Any]) -> None:
@@ -86,21 +91,21 @@ def test_estimators_by_name(script: dict[str, Any]) -> None:
     assert script["weighting"]("OwnGradient") == OwnGradient()
 
 
-def test_what_is_only_tried_is_kept_apart(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_needs_its_own_folder(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         script["main"](["--updates", "1"])
-    assert "choose another folder" in capsys.readouterr().err
+    assert "--updates" in capsys.readouterr().err
 
 
 def test_the_command_is_that_of_the_repository(script: dict[str, Any]) -> None:
     sweep = REPOSITORY / "configs" / "sweeps" / "evidence" / "weights-cola.yaml"
-    told = Namespace(rows=48, batch_size=8, device="cpu", sweep=sweep, out=script["OUT"])
-    assert script["command_of"](told) == (
+    options = Namespace(rows=48, batch_size=8, device="cpu", sweep=sweep, out=script["OUT"])
+    assert script["command_of"](options) == (
         "python benchmarks/weights_run.py --rows 48 --batch-size 8 --sweep configs/sweeps/evidence/weights-cola.yaml "
         "--device cpu"
     )
-    told.sweep, told.out = script["SWEEP"], Path("/elsewhere/out")
-    assert script["command_of"](told).endswith("--batch-size 8 --out out --device cpu")
+    options.sweep, options.out = script["SWEEP"], Path("/elsewhere/out")
+    assert script["command_of"](options).endswith("--batch-size 8 --out out --device cpu")
 
 
 def test_the_models_of_the_page(script: dict[str, Any]) -> None:
@@ -111,15 +116,14 @@ def test_the_models_of_the_page(script: dict[str, Any]) -> None:
     assert sorted(found.values()) == [("ERM", 20), ("ERM", 60), ("ERM", 114), ("ERM", 342), ("SAM", 342)]
 
 
-def test_weights_by_label_tells_the_labels_apart() -> None:
-    script = runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_by_label.py"), run_name="weights_by_label")
+def test_the_mean_weight_of_each_label(steps: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     batches = [{"x": torch.randn(8, 4), "labels": torch.arange(8) % 2} for _ in range(3)]
-    found = script["measure"](
+    found = steps["by_label"](
         model, batches, lambda model, b: cross_entropy(model(b["x"]), b["labels"], reduction="none")
     )["weightings"]
-    assert set(found) == set(script["WEIGHTINGS"])
+    assert set(found) == set(steps["WEIGHTINGS"])
     for lines in found.values():
         assert len(lines["with_loss"]) == 3
         assert all(-1 <= value <= 1 for value in lines["with_loss"])
@@ -127,12 +131,11 @@ def test_weights_by_label_tells_the_labels_apart() -> None:
             assert (one + other) / 2 == pytest.approx(1)  # half of the batch each, and the mean weight is 1
 
 
-def test_eta_is_reached_as_the_differences_say() -> None:
-    script = runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_eta.py"), run_name="weights_eta")
+def test_eta_is_reached_as_the_differences_predict(steps: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = nn.Linear(1, 1, bias=False).double()
     x = torch.tensor([1e-3, 2e-3, 3e-2, 1.0], dtype=torch.float64)
-    found = script["measure"](model, [{"x": x}], lambda model, b: (model(b["x"][:, None])[:, 0] - 1) ** 2 / 2)["eta"]
+    found = steps["by_eta"](model, [{"x": x}], lambda model, b: (model(b["x"][:, None])[:, 0] - 1) ** 2 / 2)["eta"]
     # One weight, so r is rho or -rho, and with e = w x - 1 the first difference of (w x - 1)^2 / 2 is 2 rho |e x|.
     errors = (model.weight.detach()[0, 0] * x - 1).abs()
     for rho, lines in found.items():
@@ -144,12 +147,11 @@ def test_eta_is_reached_as_the_differences_say() -> None:
     assert len(set(shares)) > 1
 
 
-def test_a_larger_eta_turns_the_update() -> None:
-    script = runpy.run_path(str(REPOSITORY / "benchmarks" / "weights_eta.py"), run_name="weights_eta")
+def test_a_larger_eta_turns_the_update(steps: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     batches = [{"x": torch.randn(8, 4).double(), "labels": torch.arange(8) % 2} for _ in range(2)]
-    found = script["measure"](
+    found = steps["by_eta"](
         model, batches, lambda model, b: cross_entropy(model(b["x"]), b["labels"], reduction="none")
     )["eta"]
     assert found["0.01"]["0.0001"]["cosine"] == pytest.approx([1, 1])

@@ -1,0 +1,51 @@
+"""``python -m deltasam.lab.pages [--check] [--only NAME ...]``: writes the tables and figures of the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deltasam.lab.pages.contents import CONTENTS
+
+ROOT = Path(__file__).parents[4]
+
+
+def differs(name: str, committed: str, made: str) -> bool:
+    """Whether a file changed. For figures of another version of matplotlib, the digests of the data are compared."""
+    version = re.search(r"Matplotlib v[\d.]+", made)
+    if name.endswith(".svg") and version is not None and version.group() not in committed:
+        return re.findall("data [0-9a-f]{64}", committed) != re.findall("data [0-9a-f]{64}", made)
+    return committed != made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the files, or names those that would change."""
+    parser = argparse.ArgumentParser(prog="python -m deltasam.lab.pages", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the files", choices=list(CONTENTS))
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout, with results/ and docs/")
+    options = parser.parse_args(argv)
+    folder = options.root / "docs" / "_generated"
+    folder.mkdir(exist_ok=True)
+    wanted = options.only or list(CONTENTS)
+    made = {name: CONTENTS[name](options.root / "results").rstrip() + "\n" for name in wanted}
+    old = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    changed = [name for name, text in made.items() if name not in old or differs(name, old[name], text)]
+    unknown = sorted(old.keys() - CONTENTS.keys())
+    if options.check:
+        for name in [*changed, *unknown]:
+            print(f"docs/_generated/{name} is not what results/ gives; run python -m deltasam.lab.pages")
+        return int(bool(changed or unknown))
+    for name in changed:
+        (folder / name).write_text(made[name], encoding="utf-8")
+    for name in unknown:
+        (folder / name).unlink()
+    print(f"{len(changed)} of {len(made)} files written to {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

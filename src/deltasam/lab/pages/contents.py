@@ -1,0 +1,203 @@
+"""What is generated: the name of each file of ``docs/_generated``, its data and its statistic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from deltasam.lab.pages import figures, measurements, plan, runs, speed
+from deltasam.lab.pages.measurements import COSINE_PAIRS, named, weight_lines
+from deltasam.lab.pages.runs import ROUGES, SETS, Selection, by_metric, finals, grid, row_name, scores, trained
+from deltasam.lab.pages.statistics import (
+    Pairs,
+    batch_mean,
+    cell_table,
+    differences,
+    geometric_mean,
+    means,
+    median_and_best,
+    pooled,
+)
+from deltasam.lab.report import method_name, paper
+
+SMALL = Selection(("glue", "glue-weightings", "adversarial-risk"))  # plain training there is the same run
+ETA = Selection(("glue-eta",), method_suffix=", both chosen")
+LARGER = Selection(("glue-larger",), fixed=True)
+LARGER_TUNED = Selection(("glue-larger",), tuned_only=True)
+SECOND = Selection(("minilm",), fixed=True)
+SECOND_TUNED = Selection(("minilm",), tuned_only=True)
+SECOND_LARGER = Selection(("minilm-larger",), fixed=True)
+FIRST_ALL = (SMALL, LARGER)
+SECOND_ALL = tuple(dataclasses.replace(each, task_suffix=", second encoder") for each in (SECOND, SECOND_LARGER))
+
+MRPC = {"weights": "{} updates"}
+MRPC_MORE = {**MRPC, "instance-weights": "{} updates, 512 rows"}
+COLA = {"instance-weights-cola": "{} updates", "instance-weights-base": "base size, {} updates"}
+
+DIRECTIONAL, OWN, LOSS, SHUFFLED = (
+    f"DeltaSAM({name})" for name in ("Directional", "OwnGradient", "LossWeights", "RandomWeights")
+)
+REGULARISED = ("ERM+RDrop", "FreeLB", "ERM+SMART", "ERM+R3F")
+WEIGHTED = ("DeltaSAM", DIRECTIONAL, LOSS, OWN, SHUFFLED, "PerInstanceSAM")
+SPECIAL = ("", ", twice as long", ", rho = 0.02", ", rho = 0.01")
+RISKS = ("SAM", "DeltaSAM", DIRECTIONAL, OWN, SHUFFLED, *(f"PerInstanceSAM{special}" for special in SPECIAL))
+RADII = ("SAM", "DeltaSAM", LOSS, "PerInstanceSAM")
+NOISY = ("ERM+EmbeddingNoise", "SAM+EmbeddingNoise", "DeltaSAM+EmbeddingNoise")
+
+
+def against(second: str, methods: Iterable[str]) -> list[tuple[str, str]]:
+    """The pairs of several methods with one other."""
+    return [(method, second) for method in methods]
+
+
+PAIRS = [
+    *against("ERM", (*REGULARISED, "SAM", *WEIGHTED)),
+    *against("SAM", WEIGHTED),
+    *against("DeltaSAM", WEIGHTED[1:]),
+]
+POOLED_PAIRS = [
+    *against("ERM", (*REGULARISED, "SAM", "DeltaSAM", "PerInstanceSAM")),
+    *against("SAM", ("DeltaSAM", DIRECTIONAL, OWN, LOSS, SHUFFLED, "PerInstanceSAM")),
+    *against("DeltaSAM", (LOSS, SHUFFLED)),
+]
+RISK_PAIRS = [*against("ERM", RISKS), *against("SAM", RISKS[1:]), *against("DeltaSAM", RISKS[2:])]
+RADIUS_PAIRS = [*against("ERM", RADII), *against("SAM", RADII[1:]), (LOSS, "DeltaSAM")]
+STS_PAIRS = [
+    *against("ERM", ("FreeLB", NOISY[0], "SAM", "DeltaSAM", SHUFFLED, *NOISY[1:])),
+    *against("SAM", ("DeltaSAM", SHUFFLED)),
+    (SHUFFLED, "DeltaSAM"),
+    (NOISY[2], NOISY[1]),
+]
+ROUGE_PAIRS = [*against("ERM", ("ERM+RDrop", "ERM+R3F", "SAM", "DeltaSAM")), ("DeltaSAM", "SAM")]
+ETA_PAIRS = [(f"DeltaSAM{ETA.method_suffix}", second) for second in ("DeltaSAM", "SAM", "ERM")]
+
+STS_PAPER = {method: f"{row['avg']:.2f}" for method, row in paper.STS.figures["Mirror-BERT-base"].items()}
+ROUGE_PAPER = {
+    method: " / ".join(f"{row[metric]:.2f}" for metric in ROUGES)
+    for method, row in paper.SUMMARIZATION.figures["BART-large"].items()
+}
+
+
+def weights(folders: dict[str, str], field: str, cell: Callable[[list[float]], str] = batch_mean) -> partial[str]:
+    """A table of one quantity of delta-SAM's weights."""
+    head = {"spearman": "estimator | changed", "snr": "estimator | changed", "median": "estimator | computed in",
+            "ideal": "estimator | computed in"}.get(field, "method")  # fmt: skip
+    return partial(_weights, folders=folders, field=field, cell=cell, head=head)
+
+
+def _weights(results: Path, folders: dict[str, str], field: str, cell: Callable[..., str], head: str) -> str:
+    return cell_table(weight_lines(results, folders, field), cell, head, named)
+
+
+def cosine_differences(results: Path, folders: dict[str, str]) -> str:
+    """Differences of the cosines with the exact update."""
+    frame = weight_lines(results, folders, "regulariser")
+    return differences(frame, COSINE_PAIRS, "difference of cos(dR/dw, dR_inst/dw)", named, test=False)
+
+
+def gain(results: Path, fixed: Selection, tuned: Selection) -> str:
+    """The score at the setting chosen on the task minus the one at the fixed setting; 0 if the two are the same."""
+    methods = [method for method in finals(results, tuned)["method"].unique() if method != "ERM"]
+    frame = scores(results, fixed, dataclasses.replace(tuned, method_suffix=", chosen"))
+    return differences(frame, [(f"{method}, chosen", method) for method in methods], label=row_name, test=False)
+
+
+def mirror_name(method: str) -> str:
+    """Plain training on this task is Mirror-BERT."""
+    return "Mirror-BERT" if method == "ERM" else method_name(method)
+
+
+def tuned_pairs(results: Path) -> Pairs:
+    """The pairs of the methods that chose a radius on the larger tasks."""
+    known = set(finals(results, LARGER_TUNED)["method"])
+    return [pair for pair in POOLED_PAIRS if known.issuperset(pair)]
+
+
+CONTENTS: dict[str, Callable[[Path], str]] = {
+    "risk-mrpc.md": lambda r: runs.risk_table(r, "mrpc"),
+    "risk-mrpc-differences.md": lambda r: differences(runs.risk(r, "mrpc"), RISK_PAIRS, label=row_name),
+    "risk-rte.md": lambda r: runs.risk_table(r, "rte"),
+    "risk-rte-differences.md": lambda r: differences(runs.risk(r, "rte"), RISK_PAIRS, label=row_name),
+    # delta-SAM's weights
+    "weights.svg": lambda r: figures.weights(weight_lines(r, MRPC, "spearman"), named),
+    "weights-repeat.md": weights(MRPC_MORE, "spearman"),
+    "weights-snr.md": weights(MRPC, "snr", geometric_mean),
+    "weights-median.md": weights(MRPC, "median", lambda values: f"{np.mean(values):.1e}"),
+    "weights-ideal.md": weights(MRPC_MORE, "ideal"),
+    "weights-cosines.md": weights(MRPC, "regulariser"),
+    "weights-cosines-whole.md": weights(MRPC, "update"),
+    "weights-cosine-differences.md": lambda r: cosine_differences(r, MRPC),
+    "weights-cola-repeat.md": weights(COLA, "spearman"),
+    "weights-cola-ideal.md": weights(COLA, "ideal"),
+    "weights-cola-cosines.md": weights(COLA, "regulariser"),
+    "weights-cola-cosines-whole.md": weights(COLA, "update"),
+    "weights-cola-cosine-differences.md": lambda r: cosine_differences(r, COLA),
+    "weights-by-label.md": measurements.by_label,
+    "weights-eta.md": measurements.eta_floor,
+    # GLUE
+    "glue-grid.md": lambda r: grid(r, *SMALL.folders),
+    "glue-scores.md": lambda r: means(scores(r, SMALL)),
+    "glue.svg": lambda r: figures.above_plain(scores(r, SMALL)),
+    "glue-differences.md": lambda r: differences(scores(r, SMALL), PAIRS),
+    "glue-medians.md": lambda r: cell_table(scores(r, SMALL), median_and_best),
+    "glue-paper-protocol.md": lambda r: runs.paper_protocol(r, SMALL),
+    "eta-grid.md": lambda r: grid(r, *ETA.folders),
+    "eta-moves.md": lambda r: means(runs.eta_moves(r), 2, "eta", str),
+    "eta-differences.md": lambda r: differences(scores(r, SMALL, ETA), ETA_PAIRS, label=row_name),
+    "radius-scores.md": lambda r: means(runs.radii(r)),
+    "radius.svg": lambda r: figures.radii(runs.radii(r)),
+    "radius-differences.md": lambda r: differences(runs.radii(r), RADIUS_PAIRS),
+    "larger-scores.md": lambda r: means(scores(r, LARGER)),
+    "larger.svg": lambda r: figures.above_plain(scores(r, LARGER)),
+    "larger-differences.md": lambda r: differences(scores(r, LARGER), PAIRS),
+    "larger-medians.md": lambda r: cell_table(scores(r, LARGER), median_and_best),
+    "larger-paper-protocol.md": lambda r: runs.paper_protocol(r, LARGER),
+    "larger-grid.md": lambda r: grid(r, *LARGER.folders),
+    "larger-tuned-scores.md": lambda r: means(scores(r, LARGER_TUNED)),
+    "larger-tuned-differences.md": lambda r: differences(scores(r, LARGER_TUNED), PAIRS),
+    "larger-gain.md": lambda r: gain(r, LARGER, LARGER_TUNED),
+    "second-scores.md": lambda r: means(scores(r, SECOND)),
+    "second-differences.md": lambda r: differences(scores(r, SECOND), PAIRS),
+    "second-grid.md": lambda r: grid(r, *SECOND.folders),
+    "second-tuned-scores.md": lambda r: means(scores(r, SECOND_TUNED)),
+    "second-tuned-differences.md": lambda r: differences(scores(r, SECOND_TUNED), PAIRS),
+    "second-gain.md": lambda r: gain(r, SECOND, SECOND_TUNED),
+    "second-larger-scores.md": lambda r: means(scores(r, SECOND_LARGER)),
+    "second-larger-differences.md": lambda r: differences(scores(r, SECOND_LARGER), PAIRS),
+    "pooled.svg": lambda r: figures.pooled(scores(r, *FIRST_ALL), POOLED_PAIRS),
+    "pooled.md": lambda r: pooled(scores(r, *FIRST_ALL), POOLED_PAIRS),
+    "pooled-tuned.md": lambda r: pooled(scores(r, SMALL, LARGER_TUNED), tuned_pairs(r)),
+    "pooled-second.md": lambda r: pooled(scores(r, *SECOND_ALL), POOLED_PAIRS),
+    "pooled-both.md": lambda r: pooled(scores(r, *FIRST_ALL, *SECOND_ALL), POOLED_PAIRS),
+    # other tasks, times, settings
+    "sts.md": lambda r: runs.trained_table(r, "sts", SETS, STS_PAPER, spread=1),
+    "sts-differences.md": lambda r: differences(
+        by_metric(trained(r, "sts")[0], {"score": "average", "stsb": "STS-B"}), STS_PAIRS, label=mirror_name
+    ),
+    "summarization.md": lambda r: runs.trained_table(r, "summarization", ROUGES, ROUGE_PAPER, spread=3),
+    "summarization-differences.md": lambda r: differences(
+        by_metric(trained(r, "summarization")[0], ROUGES), ROUGE_PAIRS
+    ),
+    "times.md": measurements.training_times,
+    "learning-rates.md": runs.learning_rates,
+    "coverage.md": measurements.coverage,
+    "missing.md": lambda r: plan.missing(r.parent),
+    "arrival.svg": figures.arrival,
+    "peers.md": lambda r: measurements.peers(r, others=False),
+    "peers-others.md": lambda r: measurements.peers(r, others=True),
+    # speed
+    "speed-ratios.md": lambda r: speed.ratios(r, speed.RATIOS),
+    "speed-memory.md": lambda r: speed.ratios(r, speed.MEMORY),
+    "speed-steps.md": speed.steps,
+    "speed-provenance.md": speed.provenance,
+    "speed-train.md": speed.trainings,
+    "speed-loop.md": lambda r: speed.by_measurement(speed.measured(r, "loop"), speed.LOOP),
+    "speed-cpu.md": lambda r: speed.by_measurement(speed.measured(r, "cpu"), speed.CPU),
+    "speed-adamw.md": speed.adamw,
+    **{f"speed-{axis}.md": partial(speed.growth, axis=axis) for axis in speed.AXES},
+    **{f"speed-{axis}.svg": partial(figures.growth, axis=axis) for axis in speed.AXES},
+}

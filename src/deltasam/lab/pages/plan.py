@@ -1,0 +1,59 @@
+"""The runs that the sweep files plan, and which of them are still missing in ``results/``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from deltasam.lab.pages.runs import TASKS, read
+from deltasam.lab.pages.statistics import table
+
+MODELS_ONLY = ("weights", "rounding")
+"""Sweeps that train models for other measurements; their runs are not kept, or are in another folder."""
+
+
+@lru_cache
+def planned(root: Path) -> pd.DataFrame:
+    """One row per run of the sweeps in ``configs/sweeps/evidence``: sweep, task, method, id, final or tuning, done.
+
+    Final runs are those at the settings that the finished tuning runs choose.
+    """
+    from deltasam.lab.sweeps import final_runs, read_sweep, tuning_runs
+
+    results = root / "results"
+    runs = read(results, *sorted(path.name for path in results.iterdir() if path.is_dir()))
+    scores = dict(zip(runs["run_id"], runs["score"], strict=True))
+    rows = []
+    for file in sorted((root / "configs" / "sweeps" / "evidence").glob("*.yaml")):
+        if file.stem.startswith(MODELS_ONLY):
+            continue
+        sweep = read_sweep(file)
+        tuning = [(run, run.config.run_id) for run in tuning_runs(sweep)]
+        points: dict[tuple[str, str], dict[Any, list[float]]] = {}
+        for run, run_id in tuning:
+            if run_id in scores:
+                points.setdefault((run.setup, run.method), {}).setdefault(run.point, []).append(scores[run_id])
+        chosen = {cell: max(tried, key=lambda point: fmean(tried[point])) for cell, tried in points.items()}
+        final = [(run, run.config.run_id) for run in final_runs(sweep, chosen)]
+        rows += [
+            (file.stem, run.config.task.name, run.method, run_id, kind, run_id in scores)
+            for kind, found in (("tuning", tuning), ("final", final))
+            for run, run_id in found
+        ]
+    return pd.DataFrame(rows, columns=["sweep", "task", "method", "run_id", "kind", "done"])
+
+
+def missing(root: Path) -> str:
+    """How many runs are missing, by sweep and task."""
+    counts = planned(root).groupby(["sweep", "task", "kind", "method"], sort=False)["done"].agg(["size", "sum"])
+    gaps = counts[counts["sum"] < counts["size"]].reset_index()
+    gaps["missing"] = [f"{n - done} of {n} {kind} runs" for n, done, kind in gaps[["size", "sum", "kind"]].to_numpy()]
+    rows = [
+        [f"`{sweep}.yaml`", TASKS.get(task, task), what, ", ".join(methods)]
+        for (sweep, task, what), methods in gaps.groupby(["sweep", "task", "missing"], sort=False)["method"]
+    ]
+    return table(["sweep", "task", "missing", "of each of the methods"], rows)
