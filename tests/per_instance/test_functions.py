@@ -115,7 +115,7 @@ def test_bad_options_of_the_other_two() -> None:
 @pytest.mark.parametrize("engine", ["auto", "loop"])
 def test_several_batches_are_for_several_calls(engine: str) -> None:
     model, x, objective = small()
-    with pytest.raises(ValueError, match=r"MicroBatches.*one call for each"):
+    with pytest.raises(ValueError, match="MicroBatches of 2"):
         instance_gradient_norms(model, MicroBatches([x, x]), objective, engine=engine)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from deltasam.methods import PerInstanceSAM
 from deltasam.objectives.regularisers import EmbeddingNoise
 from deltasam.per_instance import InstancesMixedError, instance_gradient_norms
-from deltasam.per_instance.memory import kind_of, memory_of
+from deltasam.per_instance.interception.memory import memory_of
+from deltasam.per_instance.verification.objective_kind import kind_of
 
 
 def alone(model: nn.Module, x: Tensor) -> Tensor:

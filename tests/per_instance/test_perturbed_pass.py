@@ -73,11 +73,11 @@ class Hidden(nn.Module):
 
 def test_a_value_that_does_not_follow_is_noticed() -> None:
     x = torch.randn(4, 3).double()
-    with pytest.warns(UserWarning, match="are not those of weights that are moved"):
+    with pytest.warns(UserWarning, match="differ from those at moved weights"):
         PerInstanceSAM(rho=0.5).backward(Hidden().double(), x, to_one)
     assert_as_the_loop(Hidden().double(), x, to_one)
     model = Hidden().double()
-    with pytest.raises(UncoveredError, match="goes past the engine"):
+    with pytest.raises(UncoveredError, match="bypasses the engine"):
         record(model, lambda: to_one(model, x))
 
 

@@ -132,7 +132,7 @@ def test_a_rule_whose_losses_are_not_the_models_is_found(factor: float, dtype: t
 
     torch.manual_seed(0)
     model, x = Apply(lambda x, w: F.bilinear(x, x, w), w=(2, 6, 6)).to(dtype), torch.randn(4, 6, dtype=dtype)
-    with pytest.raises(UncoveredError, match=r"a rule of your own \(register_rule\) is wrong"):
+    with pytest.raises(UncoveredError, match="register_rule"):
         record(model, lambda: (model(x) - 1).square().sum(1))
 
 

@@ -11,93 +11,87 @@ from torch import Tensor, nn
 
 from deltasam.per_instance.algebra.factors import Factor, LowRank, Rows
 from deltasam.per_instance.algebra.gradient import InstanceGradients
-from deltasam.per_instance.interception.calls import PassState
+from deltasam.per_instance.errors import MisreadError, SuspectedMixError, UncoveredError
+from deltasam.per_instance.interception.batch_rule import Place
+from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.slots import ParameterSlots
-from deltasam.per_instance.interception.tensors import CallKey, Kind
-from deltasam.per_instance.verification.errors import MisreadError, SuspectedMixError, UncoveredError
-
-_SHARED: Kind = "shared"
 
 #: Relative differences that rounding explains; a weight that is missed or misread differs by a good part of itself.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
 
+Scale = Callable[[Tensor], Tensor]
+
 
 @dataclass(frozen=True, eq=False)
-class Checked:
-    """One group whose gradient at w was found right, and what is needed to look at what that cannot show.
+class CheckResult:
+    """One group whose gradient at w is right, and what later checks need.
 
     Attributes:
         group: The number of the group; -1 if no group has a gradient.
         members: Its instances.
         gradients: Its gradient by autograd, one per parameter, with the loss scale.
-        unfelt: ParameterSlots of calls whose outputs have no gradient (detached ones): it cannot prove their reading.
-        halves: Whether the layers compute in half precision.
-        proves: Whether every gradient could be compared.
+        unproven: Places of calls whose output has no gradient (detached): the comparison does not prove their layout.
+        is_half: Whether layers compute in half precision.
+        is_conclusive: Whether every gradient could be compared.
     """
 
     group: int
     members: slice
     gradients: list[Tensor | None]
-    unfelt: tuple[CallKey, ...]
-    halves: bool
-    proves: bool
+    unproven: frozenset[Place]
+    is_half: bool
+    is_conclusive: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """The engine's gradients of one pass beside autograd's.
+def compare(
+    slots: ParameterSlots,
+    losses: Tensor,
+    state: PassState,
+    found: Sequence[Tensor | None],
+    gradients: InstanceGradients,
+    scale: Scale | None,
+) -> CheckResult | None:
+    """Compares the two groups with the largest finite gradients; None if no gradient is finite.
 
-    Attributes:
-        places: Where the parameters are.
-        losses: With their graph.
-        state: Of the pass.
+    Two groups, because one can be right by chance: an instance that uses a single position does not show that a table
+    of positions was taken for the batch.
+
+    Args:
+        slots: Where the parameters are.
+        losses: The losses with their graph.
+        state: The state of the pass.
         found: The gradients of the outputs of the calls.
-        gradients: What was made of them.
+        gradients: The factors made of them.
         scale: Loss scaling.
-        last: There is no other attempt.
+
+    Raises:
+        MisreadError: The layout of an input was misread; carries the correction.
+        SuspectedMixError: The loss of a group depends on other rows of the batch.
+        UncoveredError: The gradients differ for another reason.
     """
 
-    places: ParameterSlots
-    losses: Tensor
-    state: PassState
-    found: Sequence[Tensor | None]
-    gradients: InstanceGradients
-    scale: Callable[[Tensor], Tensor] | None
-    last: bool
-
-    def checked(self) -> Checked | None:
-        """Compares two groups; None if no gradient is finite.
-
-        The groups are those with the largest finite gradients: one without says nothing about the engine. Two, because
-        a table of positions that is taken for the batch is read right for an instance that uses no other position.
-
-        Raises:
-            MisreadError: An input whose shape allowed two readings was misread; the other one is now in the memory.
-            SuspectedMixError: The loss of the group depends on other rows of the batch.
-            UncoveredError: Anything else.
-        """
-        checks = [self._one(group) for group in _telling_groups(self.gradients.norms())]
-        return replace(checks[0], proves=all(each.proves for each in checks)) if checks else None
-
-    def _one(self, group: int) -> Checked:
-        state, grouping, params = self.state, self.state.grouping, self.places.params
+    def check(group: int) -> CheckResult:
+        grouping, params = state.grouping, slots.params
         members = slice(group * grouping.m, min((group + 1) * grouping.m, grouping.size))
-        # Where the engine sees no gradient at all: is there any?
-        total = self.losses[members].sum() if group >= 0 else self.losses.sum()
-        total = total if self.scale is None else self.scale(total)
+        # If the engine sees no gradient at all: does autograd?
+        total = losses[members].sum() if group >= 0 else losses.sum()
+        total = total if scale is None else scale(total)
         expected = torch.autograd.grad(total, list(params.values()), retain_graph=True, allow_unused=True)
-        wrong, conclusive = _differences(params, expected, self.gradients, state, group)
-        calls = list(zip(state.calls, self.found, strict=True))
-        if group < 0:  # a gradient that somebody made zero is not the engine's fault; a use that it has not seen is
-            called = {id(p) for call, g in calls if g is not None for p in call[:2]}
+        wrong, comparable = _differences(params, expected, gradients, state, group)
+        if group < 0:  # a hook may have set a gradient to zero; only uses that the engine has not seen are its fault
+            called = {id(p) for call, g in zip(state.calls, found, strict=True) if g is not None for p in call[:2]}
             wrong = [name for name in wrong if id(params[name]) not in called]
         if wrong:
-            mixed = 2 * len(wrong) > len(self.gradients.factors) and group >= 0 and _rows_mix(state, total, group)
-            _explain(self.places, state, wrong, members, mixed=mixed, last=self.last)
-        unfelt = tuple(call.key for call, g in calls if g is None and call.key is not None)
-        halves = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in self.found)
-        proves = conclusive and (group >= 0 or all(g is None for g in expected))
-        return Checked(group, members, list(expected), unfelt, halves, proves)
+            mixed = 2 * len(wrong) > len(gradients.factors) and group >= 0 and _rows_mix(state, total, group)
+            _raise_cause(slots, state, wrong, members, mixed=mixed)
+        layouts = [layout for layout, g in zip(state.layouts, found, strict=True) if g is None and layout is not None]
+        unproven = frozenset(layout.place for layout in layouts if layout.place and layout.kind != "shared")
+        is_half = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in found)
+        conclusive = comparable and (group >= 0 or all(g is None for g in expected))
+        return CheckResult(group, members, list(expected), unproven, is_half, conclusive)
+
+    results = [check(group) for group in _telling_groups(gradients.norms())]
+    return replace(results[0], is_conclusive=all(each.is_conclusive for each in results)) if results else None
 
 
 def _telling_groups(norms: Tensor) -> list[int]:
@@ -108,45 +102,29 @@ def _telling_groups(norms: Tensor) -> list[int]:
     return telling or ([-1] if bool(torch.isfinite(norms).all()) else [])
 
 
-def _explain(
-    places: ParameterSlots, state: PassState, wrong: list[str], members: slice, *, mixed: bool, last: bool
+def _raise_cause(
+    slots: ParameterSlots, state: PassState, wrong: list[str], members: slice, *, mixed: bool
 ) -> NoReturn:
-    """Raises what a wrong gradient means: another reading is to be tried, or the model is not for the engine."""
-    memory, size = places.memory, state.size
-    if mixed and memory.reading.order == "flat" and any(kind == "flat" for kind, _ in state.seen.values()):
-        memory.reading.order = "tiled"
-        memory.layouts.clear()
-        raise MisreadError("several rows per instance, which are not next to each other")
+    """Raises what a wrong gradient means: an exception to the batch rule, or a model that is not covered."""
+    table = state.layout_table
+    if mixed and not table.tiled and table.may_be_tiled():
+        raise MisreadError("several rows per instance, which are not adjacent", tiled=True)
     if mixed:
-        raise SuspectedMixError(size, members)
-    others = {key: _SHARED for key, (kind, _) in state.seen.items() if key[0] in wrong and kind != "shared"}
-    if others and not last:
-        memory.learn(others)
-        raise MisreadError(f"{wrong[0]} is called with inputs that are laid out in another way")
-    fault = UncoveredError(describe(places.model, wrong), wrong)
-    if places.fault is None:
-        places.suspect(_candidates(places, state, wrong), fault)
-    if not last and places.guess():
-        raise MisreadError(f"{wrong[0]} meets tensors that are laid out in another way")
-    places.take_back()
-    raise places.fault or fault
-
-
-def _candidates(places: ParameterSlots, state: PassState, wrong: list[str]) -> list[CallKey]:
-    """Operations without a rule that have taken a tensor for the batch: one of them may have been shared.
-
-    Which one it was the gradient does not say. Tensors of N rows and more dimensions are taken for batches rightly in
-    most cases, so their turn comes last. A parameter that no operation was seen to take is another matter.
-    """
-    called = {id(p) for call in state.calls for p in (call.weight, call.bias)}
-    if not any(id(places.params[name]) in called for name in wrong):
-        return []
-    left = [key for key, (kind, _) in state.seen.items() if key[0] not in places.params and kind != "shared"]
-    return sorted(left, key=lambda key: (key[2], key[1]))
+        raise SuspectedMixError(state.size, members)
+    shared = table.not_shared(wrong)
+    if shared:
+        raise MisreadError(f"{wrong[0]} is called with an input that is not laid out like the batch", shared=shared)
+    message = describe(slots.model, wrong)
+    if operations := table.operations():
+        message += (
+            f". Or {', '.join(operations)} takes a tensor that is the same for all instances, and whose first dimension "
+            f"is a multiple of N = {state.size} by chance; give it a first dimension of 1 with unsqueeze(0)"
+        )
+    raise UncoveredError(message, wrong)
 
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
-    """One message: which parameter, of what module, and what to do."""
+    """A message that names the parameter and its module, and what to do."""
     name = wrong[0]
     owner = model.get_submodule(name.rpartition(".")[0])
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
@@ -178,7 +156,7 @@ def _differences(
         mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
         rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
     measured = torch.stack([row.to(rows[0].device) for row in rows])
-    # An overflow, or an instance that is not finite, says nothing about the engine, nor about other parameters.
+    # An overflow, or an instance that is not finite, proves nothing about the engine, nor about other parameters.
     finite = torch.isfinite(measured).all(1)
     floor = 1e-2 * measured[finite, 1].norm()
     bad = finite & (measured[:, 0] > tolerance * torch.maximum(measured[:, 1], floor))
@@ -209,7 +187,11 @@ def of_group(factor: Factor, group: int) -> Tensor:
 
 def _rows_mix(state: PassState, total: Tensor, group: int) -> bool:
     """Whether the loss of a group has a gradient in rows of other groups."""
-    calls = [call for call in state.calls if call.kind not in ("shared", "hidden")]
+    calls = [
+        call
+        for call, layout in zip(state.calls, state.layouts, strict=True)
+        if layout is not None and layout.kind in ("batch", "tiled")
+    ]
     if state.grouping.groups == 1 or not calls:
         return False
     found = torch.autograd.grad(total, [call.edge for call in calls], retain_graph=True, allow_unused=True)
