@@ -36,11 +36,10 @@ that fails a comparison goes to a loop over the instances, which is exact for ev
 \  ``shortcuts``, ``slots``      fast paths of ``nn.Linear`` and ``nn.LayerNorm``; proxies in, parameters back
 ``verification/``                the comparisons on first use
 \  ``objective_kind``            when another objective needs a comparison
-\  ``comparison``                the gradients against autograd's
 \  ``plain_pass``                passes without proxies
+\  ``comparison``                the gradients against autograd's
 \  ``moved_weights``             the perturbed pass against weights that are moved
-\  ``mixing``                    whether instances depend on each other
-\  ``first_use``, ``diagnosis``  the checks in order; what an error means
+\  ``mixing``, ``diagnosis``     whether instances depend on each other; what an error means
 ``recording``                    pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
 ``ascent``                       adversaries by one or several ascent steps, or by the loop
 ``functions``                    the public functions for one batch

@@ -23,9 +23,9 @@ from deltasam.per_instance.errors import (
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.interception.tensors import PerInstance
-from deltasam.per_instance.verification.comparison import CheckResult, Scale, compare
+from deltasam.per_instance.verification.comparison import CheckResult, Scale, compare, passes_compare
 from deltasam.per_instance.verification.diagnosis import NOT_FOUND, diagnose
-from deltasam.per_instance.verification.first_use import check_perturbed_pass, passes_compare
+from deltasam.per_instance.verification.moved_weights import check_perturbed_pass
 from deltasam.per_instance.verification.objective_kind import kind_of
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad

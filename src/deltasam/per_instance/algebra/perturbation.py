@@ -57,7 +57,7 @@ class Perturbation:
         return value.expand(self.grouping.size, *parameter.shape)
 
     def as_rows(self, parameter: Tensor) -> Tensor | None:
-        """A packed vector of every instance as ``(N, 1, length)``, to scale or shift rows; None if it is not packed."""
+        """A packed vector of every instance as ``(N, 1, length)``, to scale or shift rows; None if not packed."""
         terms = self.terms.get(id(parameter), ())
         if len(terms) == 1 and parameter.ndim == 1 and id(parameter) in self.vectors:
             return self._vectors(*terms[0])[id(parameter)]

@@ -15,6 +15,8 @@ from deltasam.per_instance.errors import MisreadError, SuspectedMixError, Uncove
 from deltasam.per_instance.interception.batch_rule import Place
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.slots import ParameterSlots
+from deltasam.per_instance.verification.plain_pass import Run, plain_losses, reached_from
+from deltasam.step.gradients import refuse_reentrant
 
 #: Relative differences that rounding explains; a weight that is missed or misread differs by a good part of itself.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
@@ -94,6 +96,30 @@ def compare(
     return replace(results[0], is_conclusive=all(each.is_conclusive for each in results)) if results else None
 
 
+def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
+    """Makes sure that a parameter without a gradient has none in the model without proxies, either.
+
+    A ``torch.autograd.Function`` takes a proxy for a constant, unnoticed.
+
+    Returns:
+        False for a model that uses different parameters in every pass, so that passes cannot be compared.
+
+    Raises:
+        UncoveredError: A parameter has a gradient that the engine does not see.
+    """
+    has_gradient = {name: g is not None for name, g in zip(slots.params, check.gradients, strict=True)}
+    if all(has_gradient.values()) or slots.is_sharded:
+        return True
+    losses = plain_losses(slots.model, run)
+    refuse_reentrant(losses)
+    reached = reached_from(losses)
+    missed = [name for name, p in slots.params.items() if id(p) in reached and not has_gradient[name]]
+    same = all(id(p) in reached for name, p in slots.params.items() if has_gradient[name])
+    if missed and same:
+        raise UncoveredError(describe(slots.model, missed, "a torch.autograd.Function"), missed)
+    return same
+
+
 def _telling_groups(norms: Tensor) -> list[int]:
     """The two groups with the largest finite gradients; -1 if all are zero, nothing if none is finite."""
     finite = torch.where(torch.isfinite(norms), norms, torch.zeros_like(norms))
@@ -117,8 +143,8 @@ def _raise_cause(
     message = describe(slots.model, wrong)
     if operations := table.operations():
         message += (
-            f". Or {', '.join(operations)} takes a tensor that is the same for all instances, and whose first dimension "
-            f"is a multiple of N = {state.size} by chance; give it a first dimension of 1 with unsqueeze(0)"
+            f". Or {', '.join(operations)} takes a tensor that is the same for all instances, but whose first dimension "
+            f"is a multiple of N = {state.size}; give it a first dimension of 1 with unsqueeze(0)"
         )
     raise UncoveredError(message, wrong)
 

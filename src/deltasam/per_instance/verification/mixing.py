@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from deltasam.per_instance.verification.plain_pass import Run, plain_losses, wit
 from deltasam.step.checks import is_out_of_memory
 
 Change = Callable[[Tensor], Tensor]
+How = Literal["adjacent", "tiled", "second"]
 
 
 def mixes(model: nn.Module, run: Run, size: int, members: slice) -> bool | None:
@@ -38,8 +40,8 @@ def mixes(model: nn.Module, run: Run, size: int, members: slice) -> bool | None:
     precision = 1e-3 if before.dtype is torch.float64 else 1.0
     allowed = precision * 1e-3 * before.abs().max()
     tried = False
-    for change in (_adjacent, _tiled, _second):
-        after = _losses_with(model, lambda tensor, change=change: change(tensor, size, members), losses)
+    for how in get_args(How):
+        after = _losses_with(model, partial(_replaced, how=how, size=size, members=members), losses)
         if after is not None:
             tried = True
             if bool((after - before).abs().max() <= allowed):
@@ -81,26 +83,18 @@ def _changed_inputs(model: nn.Module, change: Change) -> Iterator[list[bool]]:
         handle.remove()
 
 
-def _adjacent(tensor: Tensor, size: int, members: slice) -> Tensor:
-    if tensor.ndim == 0 or tensor.shape[0] % size or not tensor.shape[0]:
+def _replaced(tensor: Tensor, how: How, size: int, members: slice) -> Tensor:
+    """The tensor with all other instances replaced by the first member; the tensor itself if it has no instances."""
+    fits = tensor.ndim > 1 and tensor.shape[1] == size
+    if how != "second":
+        fits = tensor.ndim > 0 and tensor.shape[0] > 0 and tensor.shape[0] % size == 0
+    if not fits:
         return tensor
-    return _replaced(tensor.reshape(size, -1, *tensor.shape[1:]), 0, members).reshape(tensor.shape)
-
-
-def _tiled(tensor: Tensor, size: int, members: slice) -> Tensor:
-    if tensor.ndim == 0 or tensor.shape[0] % size or not tensor.shape[0]:
-        return tensor
-    return _replaced(tensor.reshape(-1, size, *tensor.shape[1:]), 1, members).reshape(tensor.shape)
-
-
-def _second(tensor: Tensor, size: int, members: slice) -> Tensor:
-    if tensor.ndim < 2 or tensor.shape[1] != size:
-        return tensor
-    return _replaced(tensor, 1, members)
-
-
-def _replaced(tensor: Tensor, dim: int, members: slice) -> Tensor:
-    """The tensor with all other instances of dimension ``dim`` replaced by the first member."""
-    index = torch.arange(tensor.shape[dim], device=tensor.device)
+    index = torch.arange(size, device=tensor.device)
     other = (index < members.start) | (index >= members.stop)
-    return tensor.index_select(dim, torch.where(other, torch.full_like(index, members.start), index))
+    index = torch.where(other, torch.full_like(index, members.start), index)
+    if how == "second":
+        return tensor.index_select(1, index)
+    if how == "adjacent":
+        return tensor.unflatten(0, (size, -1)).index_select(0, index).flatten(0, 1)
+    return tensor.unflatten(0, (-1, size)).index_select(1, index).flatten(0, 1)

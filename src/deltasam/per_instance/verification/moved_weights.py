@@ -15,60 +15,86 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from deltasam.per_instance.verification.comparison import CheckResult
+from deltasam.per_instance.errors import MisreadError, UncoveredError
+from deltasam.per_instance.interception.slots import ParameterSlots
+from deltasam.per_instance.verification.comparison import CheckResult, Scale
 from deltasam.per_instance.verification.plain_pass import Run, plain_losses, without_trace
 from deltasam.step.float32 import full_float32
 from deltasam.step.perturb import global_norm, step_size
 from deltasam.step.perturb import perturbed as moved
 
-MOST_COMPARISONS = 64  # per model; a model that skips layers at random makes thousands of kinds of pass
+Losses = Callable[[Tensor], Tensor]
 
+_MOST_COMPARISONS = 64  # per model; a model that skips layers at random makes thousands of kinds of pass
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 _RISE = 0.1  # of the loss: well above its rounding, and the model still works
 _MOVE = 1e-2  # of the weights, at most
 _AMPLIFIED = 1e4  # by how much a deep model amplifies the rounding of one operation, at most
 
 
-def is_followed(
-    model: nn.Module,
+def check_perturbed_pass(
+    slots: ParameterSlots,
     run: Run,
     losses: Tensor,
     norms: Tensor,
-    params: Mapping[str, Tensor],
     check: CheckResult,
-    scale: float,
+    scale: Scale | None,
     perturb: Callable[[Tensor], AbstractContextManager[None]],
-) -> bool:
-    """Whether the perturbed pass gives one group the losses that the model has with really moved weights.
+) -> None:
+    """Compares the perturbed losses of one group, whose gradient at w is right, with those at moved weights.
 
     Weights in half precision cannot be moved exactly; then this only makes sure that the perturbed pass runs.
 
     Args:
-        model: The model.
+        slots: Where the parameters are.
         run: Makes one pass.
         losses: The losses at w, (N,).
         norms: The norms of the gradients, (G,), with the loss scale.
-        params: The perturbed parameters.
         check: The group and its gradient.
-        scale: The loss scale.
+        scale: Loss scaling.
         perturb: Opens the perturbed pass of the engine for the coefficients (G,).
+
+    Raises:
+        MisreadError: An input whose layout the gradient did not prove was misread; carries the correction.
+        UncoveredError: The perturbed pass does not follow the weights.
     """
-    before = losses[check.members]
-    c = step_size(_radius(before, float(norms[check.group]) / scale, params), norms)
+    model, params, members = slots.model, slots.params, check.members
+    if check.group < 0 or slots.is_sharded or len(slots.memory.verified) >= _MOST_COMPARISONS:
+        return
+    norm = norms[check.group]
+    norm = norm if scale is None else norm / scale(torch.ones_like(norm))
+    radius = _radius(losses[members], float(norm), params)
 
     def mine(c: Tensor) -> Tensor:
-        with full_float32(losses.device), without_trace(model), perturb(c):
-            return run().detach()[check.members]
+        with torch.enable_grad(), full_float32(losses.device), without_trace(model), perturb(c):
+            return run().detach()[members]
 
     def exact(c: Tensor) -> Tensor:
         weights: list[Any] = list(params.values())
         with full_float32(losses.device), moved(weights, check.gradients, c[check.group], consume=False):
-            return plain_losses(model, run).detach()[check.members]
+            return plain_losses(model, run).detach()[members]
 
+    c = step_size(radius, norms)
     if check.is_half or _is_half(model, losses):
         mine(c)
-        return True
+        return
     tolerance = max(_TOLERANCE.get(p.dtype, 1.0) for p in (losses, *params.values()))
+    if _agree(mine, exact, c, losses[members], tolerance):
+        return
+    if check.unproven:
+        raise MisreadError(
+            "a layer without a gradient is called with an input that is not laid out like the batch",
+            shared=check.unproven,
+        )
+    raise UncoveredError(
+        "the losses of the low-rank engine at perturbed weights differ from those at moved weights: the model reads a "
+        "parameter in a way that bypasses the engine, or a rule that you registered (register_rule) is wrong",
+        list(params),
+    )
+
+
+def _agree(mine: Losses, exact: Losses, c: Tensor, before: Tensor, tolerance: float) -> bool:
+    """Whether two passes with the coefficients ``c`` give the same losses; ``before`` are those at w."""
     true = exact(c)
     rounding = 200 * torch.finfo(true.dtype).eps * (1 + true.norm())
     off = (mine(c) - true).norm()
