@@ -143,7 +143,7 @@ def _raise_cause(
     message = describe(slots.model, wrong)
     if operations := table.operations():
         message += (
-            f". Or {', '.join(operations)} takes a tensor that is the same for all instances, but whose first dimension "
+            f". Or {', '.join(operations)} takes a tensor that is the same for all instances, but its first dimension "
             f"is a multiple of N = {state.size}; give it a first dimension of 1 with unsqueeze(0)"
         )
     raise UncoveredError(message, wrong)
