@@ -55,7 +55,7 @@ def test_the_table_of_architectures_is_up_to_date(monkeypatch: pytest.MonkeyPatc
     assert PAGE.read_text() == text, "run DELTASAM_UPDATE_DOCS=1 pytest tests/per_instance/test_table.py"
 
 
-def test_every_row_says_what_the_test_expects() -> None:
+def test_every_row_names_the_expected_engine() -> None:
     table = {
         line.split(" | ")[0].strip("| "): line.split(" | ")[1]
         for line in PAGE.read_text().splitlines()
