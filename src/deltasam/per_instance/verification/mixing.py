@@ -96,5 +96,5 @@ def _replaced(tensor: Tensor, how: How, size: int, members: slice) -> Tensor:
     if how == "second":
         return tensor.index_select(1, index)
     if how == "adjacent":
-        return tensor.unflatten(0, (size, -1)).index_select(0, index).flatten(0, 1)
-    return tensor.unflatten(0, (-1, size)).index_select(1, index).flatten(0, 1)
+        return torch.unflatten(tensor, 0, (size, -1)).index_select(0, index).flatten(0, 1)
+    return torch.unflatten(tensor, 0, (-1, size)).index_select(1, index).flatten(0, 1)
