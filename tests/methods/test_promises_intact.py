@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.per_instance.interception.calls import PassState
+from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.step.passes import Passes
 from helpers.problems import TRANSFORMER, Problem, grads
 from helpers.promises import assert_intact, problems, rows, skip_exempt, snapshot

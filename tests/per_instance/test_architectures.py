@@ -1,4 +1,4 @@
-"""Every architecture against the loop over instances: losses, norms and the gradient of every parameter."""
+"""Compares every architecture with the loop over instances: losses, norms and the gradient of every parameter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_low_rank_equals_the_loop(architecture: Architecture, n: int) -> None:
 @pytest.mark.parametrize("n", [3, 6])
 @pytest.mark.parametrize("name", ["BERT", "T5", "DeBERTa-v2", "BART", "OPT", "nn.TransformerEncoder", "MPNet"])
 def test_batches_as_large_as_the_text_is_long(name: str, n: int) -> None:
-    """N = T (and T a multiple of N) leaves open, by shape alone, what is a batch and what is a table of positions."""
+    """If T is N or a multiple of it, a table of positions has the shape of a batch."""
     check(BY_NAME[name], n)
 
 

@@ -1,4 +1,4 @@
-"""Precision, checkpointing, compilation, interruption, memory: the conditions the engine has to work under."""
+"""Conditions that the engine must work under: precision, checkpointing, compilation, interruption, memory."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _rise(model: nn.Module, batch: dict[str, Tensor], method: Any) -> Tensor:
 
 
 def test_the_perturbation_survives_pure_bfloat16(record_property: Any) -> None:
-    """SAM writes the weights, and bfloat16 rounds its move away; this engine perturbs what the layers put out."""
+    """SAM writes the weights, and bfloat16 rounds its move away; this engine perturbs the outputs of the layers."""
     import transformers
 
     config = transformers.BertConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
@@ -195,7 +195,7 @@ def test_large_layers_are_low_rank_and_small_ones_written_out() -> None:
 
 
 def test_a_later_batch_of_another_shape_is_verified_anew() -> None:
-    """T = N makes the table of positions look like a batch; the model was first seen with T != N."""
+    """T = N gives the table of positions the shape of a batch; the model was first seen with T != N."""
     architecture = BY_NAME["T5"]
     model, _, _ = make(architecture, 2)
     for n in (2, 6, 3):
@@ -222,8 +222,8 @@ def test_group_of_all_is_sam_in_single_precision() -> None:
     assert relative(results[1], results[0]) < 1e-4
 
 
-def test_an_instance_without_a_finite_gradient_is_left_where_it_is() -> None:
-    """Its neighbours are perturbed all the same."""
+def test_an_instance_without_a_finite_gradient_is_not_perturbed() -> None:
+    """Its neighbours are still perturbed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1)).double()
     x = torch.randn(4, 3).double()

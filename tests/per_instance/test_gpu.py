@@ -1,4 +1,4 @@
-"""Per-instance SAM with TF32 on a CUDA device: what is rounded by default, and what that saves."""
+"""Per-instance SAM with TF32 on a CUDA device: what is rounded by default, and how much memory that saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that change tensors in place: what a layer has put out, or (under autocast) what it has read."""
+"""Models that change tensors in place: the output of a layer, or (under autocast) its input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def losses(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
-def test_under_autocast_a_layer_sees_what_its_input_is_now(group: int) -> None:
+def test_under_autocast_a_layer_sees_the_current_value_of_its_input(group: int) -> None:
     model, x = Residual(), torch.randn(4, 5, 8)
     with torch.autocast("cpu", torch.bfloat16):
         wanted = losses(model, x).detach()
@@ -97,7 +97,7 @@ def losses_in_float64(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x) - 1) ** 2
 
 
-def test_convolutions_and_lookups_too() -> None:
+def test_outputs_of_convolutions_and_lookups_may_be_changed_in_place() -> None:
     for layer, x in (
         (nn.Conv1d(2, 6, 2), torch.randn(5, 2, 3)),
         (nn.Conv1d(2, 6, 3), torch.randn(5, 2, 3)),

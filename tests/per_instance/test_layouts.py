@@ -1,4 +1,4 @@
-"""Where the instances are: two views in one pass, two passes, pairs, losses that mix instances."""
+"""Where the instances are: two views in one pass, two passes, several rows per instance, losses that mix."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_batch_norm_in_training_is_refused() -> None:
 
 def test_bare_parameters_and_unbatched_layers() -> None:
     class Odd(nn.Module):
-        """Parameters in every role that is not a layer's."""
+        """Parameters that are not part of a layer, in many roles."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -113,7 +113,7 @@ def test_bare_parameters_and_unbatched_layers() -> None:
             self.lists = nn.ParameterList([nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(2))])
 
         def forward(self, x: Tensor) -> Tensor:
-            positions = self.project(self.table).tanh()  # a layer called without instances
+            positions = self.project(self.table).tanh()  # a layer called with a shared input
             h = torch.cat([self.token.expand(x.shape[0], -1, -1), x + positions], 1) * self.scale.exp()
             h = (h @ self.matrix + self.lists[0]).tanh()
             return self.mix(h[:, 0], h[:, 1]) * self.lists[1].sigmoid()
@@ -126,7 +126,7 @@ def test_bare_parameters_and_unbatched_layers() -> None:
 
 
 def test_a_part_of_the_model_is_called() -> None:
-    """The objective goes past the model's own forward; then N has to be given."""
+    """The objective does not call the forward of the whole model; then N has to be given."""
     model, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double(), torch.randn(4, 3).double()
 
     def run() -> Tensor:

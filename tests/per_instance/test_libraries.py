@@ -1,4 +1,4 @@
-"""Adapters and models of libraries that were seen to be misread or to fail: as the loop's, in every shape."""
+"""Adapters and models of libraries that an earlier version misread: they equal the loop in every shape."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_windows_of_images() -> None:
 
 
 def test_the_table_of_windows_alone() -> None:
-    """A batch of 16 windows per place after one of 4: as many rows as the table that all windows share."""
+    """A batch of 16 images after one of 4: as many rows as the index of the table that all windows share."""
     import transformers
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The operations of the perturbed pass against the formulas that autograd differentiates itself."""
+"""Compares the operations of the perturbed pass with formulas that autograd differentiates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_sum_may_be_changed_in_place_by_the_model() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_fewer_digits_of_the_factor_round_the_product_only() -> None:
+def test_a_less_precise_factor_rounds_the_product_only() -> None:
     layer = nn.Linear(4, 5)
     x = torch.randn(2, 3, 4, requires_grad=True)
     a = (1e-3 * torch.randn(2, 3, 3)).requires_grad_()  # small: y must keep digits that bfloat16 does not have

@@ -1,4 +1,4 @@
-"""What was compared with autograd for one objective is not proven for another: its instances may mix."""
+"""A comparison for one objective proves nothing for another, whose instances may mix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from deltasam.methods import PerInstanceSAM
 from deltasam.objectives.regularisers import EmbeddingNoise
 from deltasam.per_instance import InstancesMixedError, instance_gradient_norms
-from deltasam.per_instance.memory import kind_of, memory_of
+from deltasam.per_instance.interception.memory import memory_of
+from deltasam.per_instance.verification.objective_kind import kind_of
 
 
 def alone(model: nn.Module, x: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ def test_instances_that_mix_are_found_after_an_objective_whose_instances_do_not(
 
 
 @pytest.mark.parametrize(("apart", "mixing"), SETTINGS.values(), ids=SETTINGS.keys())
-def test_settings_of_one_objective_are_told_apart(apart: Any, mixing: Any) -> None:
+def test_settings_of_one_objective_are_distinguished(apart: Any, mixing: Any) -> None:
     model, x = network(), torch.randn(4, 3).double()
     PerInstanceSAM().backward(model, x, apart)
     with pytest.raises(InstancesMixedError):
@@ -120,7 +121,7 @@ def test_an_objective_that_is_made_anew_in_every_step_is_compared_once() -> None
     assert len(memory_of(model).verified) == 2
 
 
-def test_objectives_of_one_factory_are_told_apart_by_what_they_call() -> None:
+def test_objectives_of_one_factory_are_distinguished_by_the_function_they_call() -> None:
     model, x = network(), torch.randn(4, 3).double()
     for _ in range(2):
         PerInstanceSAM().backward(model, x, objective_of(alone))
@@ -129,7 +130,7 @@ def test_objectives_of_one_factory_are_told_apart_by_what_they_call() -> None:
         PerInstanceSAM().backward(model, x, objective_of(negatives))
 
 
-def test_a_function_that_knows_itself_or_what_is_not_there_yet() -> None:
+def test_a_function_that_refers_to_itself_or_to_an_empty_cell() -> None:
     def again(model: nn.Module, x: Tensor) -> Tensor:
         return alone(model, x) if len(x) else again(model, later)
 
@@ -139,7 +140,7 @@ def test_a_function_that_knows_itself_or_what_is_not_there_yet() -> None:
     assert len(later)
 
 
-def test_what_a_regulariser_wraps_counts() -> None:
+def test_the_objective_inside_a_regulariser_counts() -> None:
     kinds = [EmbeddingNoise(each) for each in (alone, negatives)]
     assert kind_of(kinds[0]) != kind_of(kinds[1])
     assert kind_of(kinds[0]) == kind_of(EmbeddingNoise(alone))

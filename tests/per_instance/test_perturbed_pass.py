@@ -1,4 +1,4 @@
-"""What the gradient at w cannot show: the perturbed pass is compared with weights that are really moved."""
+"""The perturbed pass is compared with moved weights, which finds what the gradient at w cannot show."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def assert_as_the_loop(model: nn.Module, batch: Any, objective: Any, rho: float 
 
 
 class Scaled(nn.Module):
-    """A weight over a norm that takes no gradient."""
+    """A weight divided by its norm, which takes no gradient."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_a_norm_without_a_gradient_follows_the_perturbation(how: str) -> None:
 
 
 class Hidden(nn.Module):
-    """A value of the weight that goes past the proxies, and past autograd."""
+    """Reads the weight in a way that bypasses the proxies and autograd."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,18 +71,18 @@ class Hidden(nn.Module):
         return self.out(torch.tanh(self.layer(x) / self.held[0].detach().norm()))
 
 
-def test_a_value_that_does_not_follow_is_noticed() -> None:
+def test_a_value_that_does_not_follow_the_perturbation_is_found() -> None:
     x = torch.randn(4, 3).double()
-    with pytest.warns(UserWarning, match="are not those of weights that are moved"):
+    with pytest.warns(UserWarning, match="differ from those at moved weights"):
         PerInstanceSAM(rho=0.5).backward(Hidden().double(), x, to_one)
     assert_as_the_loop(Hidden().double(), x, to_one)
     model = Hidden().double()
-    with pytest.raises(UncoveredError, match="goes past the engine"):
+    with pytest.raises(UncoveredError, match="bypasses the engine"):
         record(model, lambda: to_one(model, x))
 
 
 class DetachedTable(nn.Module):
-    """PEFT's DoRA: the norm of a product of layers, found by calling them with a unit matrix, without gradient."""
+    """As PEFT's DoRA: the norm of a product of layers, which are called with a unit matrix and without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,14 +96,14 @@ class DetachedTable(nn.Module):
 
 
 @pytest.mark.parametrize("n", [3, 4, 8])
-def test_a_layer_called_with_a_unit_matrix_beside_the_batch(n: int) -> None:
+def test_a_layer_called_with_a_unit_matrix_and_with_the_batch(n: int) -> None:
     batch = (torch.randint(11, (n, 5)), torch.randint(3, (n,)))
     assert_as_the_loop(DetachedTable().double(), batch, Classification(), engine="low-rank")
 
 
 def test_layers_without_a_graph_between_others() -> None:
     class Both(nn.Module):
-        """The same input and parameters with and without a graph: what is kept from one is not for the other."""
+        """Uses inputs and parameters with and without a graph: values of the one must not be reused for the other."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -142,7 +142,7 @@ def test_the_comparison_leaves_no_trace_in_buffers() -> None:
     torch.testing.assert_close(model.mean, expected.detach())
 
 
-def test_draws_that_cannot_be_repeated_are_not_taken_for_a_fault() -> None:
+def test_draws_that_cannot_be_repeated_do_not_fail_the_comparison() -> None:
     model, x, own = nn.Linear(3, 1).double(), torch.randn(4, 3).double(), torch.Generator().manual_seed(0)
 
     def objective(model: nn.Module, x: Tensor) -> Tensor:
@@ -151,8 +151,8 @@ def test_draws_that_cannot_be_repeated_are_not_taken_for_a_fault() -> None:
     PerInstanceSAM(rho=0.1, engine="low-rank").backward(model, x, objective)
 
 
-def test_adapters_beside_weights_in_half_precision_are_not_doubted() -> None:
-    """The base model rounds by more than the losses differ by: that is no fault of the engine."""
+def test_adapters_of_weights_in_half_precision_do_not_fail_the_comparison() -> None:
+    """The base model rounds by more than the losses differ."""
 
     class Adapted(nn.Module):
         def __init__(self) -> None:
@@ -172,8 +172,8 @@ def test_adapters_beside_weights_in_half_precision_are_not_doubted() -> None:
         PerInstanceSAM(engine="low-rank").backward(model, x, lambda model, x: model(x).square().sum(1))
 
 
-def test_masks_that_depend_on_the_layout_are_not_doubted() -> None:
-    """Another mask where the engine is at work (as kernels that go by memory might draw): passes do not compare."""
+def test_masks_that_depend_on_the_layout_do_not_fail_the_comparison() -> None:
+    """The mask differs under the engine, as with kernels that draw by memory layout: the passes cannot be compared."""
 
     class Fickle(nn.Module):
         def __init__(self) -> None:

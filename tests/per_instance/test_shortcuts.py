@@ -1,4 +1,4 @@
-"""The straight ways through plain modules give what the rules give, step aside for all else, and leave no trace."""
+"""Shortcuts equal the rules, leave unusual modules to them, and leave no trace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def outcome(model: nn.Module, run: Callable[[], Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "ViT", "BERT with LoRA (peft)"])
-def test_the_rules_come_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortcuts_equal_the_rules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, run, _ = make(BY_NAME[name], 5)
     short = outcome(model, run)
     assert {nn.Linear, nn.LayerNorm} <= {type(module) for module in model.modules()}
@@ -38,7 +38,7 @@ def test_the_rules_come_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 class Own(nn.Linear):
-    """Does more than its parent."""
+    """Changes the forward of its parent."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).tanh() * 2
@@ -79,7 +79,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_what_is_not_as_usual_goes_the_long_way(size: int) -> None:
+def test_unusual_modules_take_the_general_path(size: int) -> None:
     torch.manual_seed(size)
     model, x = Odd().double(), torch.randn(size, 3, 6).double()
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}

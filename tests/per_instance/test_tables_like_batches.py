@@ -1,9 +1,10 @@
-"""Tables that have as many rows as a batch in some lengths only, in operations that have no rule."""
+"""Shared tables that have k N rows for some lengths only, in operations without a rule."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,15 +13,16 @@ from torch import Tensor, nn
 
 from deltasam.methods import PerInstanceSAM
 from deltasam.objectives import Classification
+from deltasam.per_instance import UncoveredError
 from helpers.instance_reference import relative
 
 SHAPES = ((3, 5), (4, 8), (8, 8), (5, 5), (2, 8), (3, 5))
 
 
 class Table(nn.Module):
-    """Words, a vector of parameters, and what a function makes of both in T places."""
+    """Combines word vectors and a vector of parameters by a function."""
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], length: int = 8, frozen: bool = False) -> None:
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], length: int = 8) -> None:
         super().__init__()
         self.words, self.out = nn.Embedding(11, 8), nn.Linear(8, 3)
         self.vector = nn.Parameter(torch.randn(length))
@@ -65,7 +67,7 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_shapes_that_fit_only_later_are_read_right(name: str) -> None:
+def test_shapes_that_are_ambiguous_only_later_are_exact(name: str) -> None:
     torch.manual_seed(0)
     model = Table(*CASES[name]).double()
     for n, length in SHAPES:
@@ -80,28 +82,36 @@ def test_shapes_that_fit_only_later_are_read_right(name: str) -> None:
         assert relative(found[0], found[1]) < 1e-9, (n, length)
 
 
-@pytest.mark.parametrize("name", ["rotation with trained frequencies", "scaled encoding"])
-def test_the_other_reading_is_found_without_the_loop(name: str) -> None:
+def test_a_leading_dimension_of_one_keeps_a_table_in_low_rank() -> None:
+    """The remedy that the warning names."""
     torch.manual_seed(0)
-    model = Table(*CASES[name]).double()
-    for n, length in SHAPES:
-        batch = (torch.randint(11, (n, length)), torch.randint(3, (n,)))
-        PerInstanceSAM(rho=0.3, engine="low-rank").backward(model, batch, Classification())
+    batch = (torch.randint(11, (4, 8)), torch.randint(3, (4,)))
+    with pytest.warns(UserWarning, match=r"vector.* mul\(\) .*N = 4.*unsqueeze\(0\)"):
+        PerInstanceSAM(rho=0.3).backward(Table(scaled_encoding).double(), batch, Classification())
+    model = Table(lambda h, gamma: h + gamma * ENCODING[: h.shape[1]].unsqueeze(0)).double()
+    gradients = []
+    for engine in ("low-rank", "loop"):
+        model.zero_grad()
+        PerInstanceSAM(rho=0.3, engine=engine).backward(model, batch, Classification())  # type: ignore[arg-type]
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert relative(*gradients) < 1e-9
 
 
-def test_a_layer_called_with_a_table_beside_the_batch() -> None:
-    """One call more in a shape than in another: the flattened batch had been compared, the table had not."""
+class Both(nn.Module):
+    """A layer that is called with the flattened batch and with a table."""
 
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.layer, self.out = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 3)
 
-        def forward(self, ids: Tensor) -> Tensor:
-            n, length = ids.shape
-            h = self.layer(self.words(ids).flatten(0, 1)).tanh().view(n, length, 8)
-            return self.out((h + self.layer(ENCODING[:length]).tanh()).mean(1))
+    def forward(self, ids: Tensor) -> Tensor:
+        n, length = ids.shape
+        h = self.layer(self.words(ids).flatten(0, 1)).tanh().view(n, length, 8)
+        return self.out((h + self.layer(ENCODING[:length]).tanh()).mean(1))
 
+
+def test_a_layer_called_with_a_table_and_with_the_batch() -> None:
+    """One more call in some shapes: the flattened batch was compared before, the table was not."""
     torch.manual_seed(0)
     model = Both().double()
     for n, length in SHAPES:
@@ -114,3 +124,13 @@ def test_a_layer_called_with_a_table_beside_the_batch() -> None:
                 PerInstanceSAM(rho=0.3, engine=engine).backward(model, batch, Classification())  # type: ignore[arg-type]
             found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         assert relative(found[0], found[1]) < 1e-9, (n, length)
+
+
+def test_a_correction_that_does_not_help_is_dropped() -> None:
+    """A shape that falls back to the loop does not take the low-rank engine from other shapes."""
+    torch.manual_seed(0)
+    model = Both().double()
+    for n, length, covered in ((4, 8, False), (3, 5, True)):
+        batch = (torch.randint(11, (n, length)), torch.randint(3, (n,)))
+        with nullcontext() if covered else pytest.raises(UncoveredError, match=r"layer\.weight"):
+            PerInstanceSAM(engine="low-rank").backward(model, batch, Classification())

@@ -1,4 +1,4 @@
-"""What an earlier batch has proven: a later one whose shapes can be read in another way is compared anew."""
+"""A batch whose shapes leave the layout open is compared anew, whatever earlier batches proved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def step_of(model: nn.Module, batch: object, objective: Callable[..., Tensor], m
 def error(
     model: nn.Module, batch: object, objective: Callable[..., Tensor], rho: float = 0.1, group: int = 1
 ) -> float:
-    """How far the step is from the loop's; a warning that the loop took over is as good as an exact result."""
+    """The relative difference from the loop; a fallback to the loop counts as exact."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mine = step_of(model, batch, objective, PerInstanceSAM(rho=0.1, group=group))
@@ -34,7 +34,7 @@ def error(
 
 
 class Positions(nn.Module):
-    """A table looked up with ``arange(T)``, which has as many rows as a batch if N divides T."""
+    """A table looked up with ``arange(T)``, which has k N rows if N divides T."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_norms_after_a_batch_of_one() -> None:
 
 
 def test_a_batch_of_one_is_compared_once() -> None:
-    """Training with a single instance per batch pays for the comparison in its first step only."""
+    """Training with one instance per batch makes the comparison in its first step only."""
     model, compared = Positions().double(), []
     backward = torch.autograd.grad
 
@@ -83,4 +83,4 @@ def test_a_batch_of_one_is_compared_once() -> None:
         patch.setattr(torch.autograd, "grad", grad)
         for _ in range(3):
             PerInstanceSAM().backward(model, texts(1, 5), CausalLM())
-    assert compared.count(True) == 2  # the pass itself keeps its graph, and the comparison does
+    assert compared.count(True) == 2  # the pass itself, and the comparison

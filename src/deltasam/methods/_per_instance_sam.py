@@ -15,11 +15,11 @@ from deltasam.per_instance import (
     InstancesMixedError,
     Recording,
     UncoveredError,
+    count_pass,
     record,
     refuse_batch_statistics,
-    tell_once,
+    warn_once,
 )
-from deltasam.per_instance.ascent import counted
 from deltasam.step.batches import batch_size
 from deltasam.step.checks import check_losses
 from deltasam.step.float32 import rounds_products
@@ -149,7 +149,7 @@ class PerInstanceSAM(Method):
             return losses
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
-            with part._pass(keep_side_effects=True), counted(part):
+            with part._pass(keep_side_effects=True), count_pass(part):
                 found = record(
                     part.inner, run, params, size=size, group=self.group, scale=part.scaled, objective=part.objective
                 )
@@ -173,9 +173,9 @@ class PerInstanceSAM(Method):
             if self.uncovered != "skip" or not rest:
                 if self.engine == "low-rank":
                     raise
-                tell_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
+                warn_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
                 return None
-            tell_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
+            warn_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
         return self._covered(part, recording, rest)  # the next operation may be uncovered, too
 
     def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,46 +1,79 @@
-r"""Exact per-instance weight perturbations at about the price of SAM.
+r"""Exact per-instance weight perturbations at about the cost of SAM.
 
-For a linear layer with inputs :math:`X_i` (T x in) and output gradients :math:`D_i` (T x out) of instance i, the
-gradient of its loss is :math:`D_i^\top X_i`, so the layer perturbed for that instance is
+**The idea.** A linear layer maps the inputs :math:`X_i` (T x in) of instance i to outputs with the gradients
+:math:`D_i` (T x out). The gradient of the loss of this instance is :math:`D_i^\top X_i`, so the perturbed layer is
 
-.. math:: (W + c_i D_i^\top X_i)\, x = W x + c_i D_i^\top (X_i x), \qquad c_i = \rho / \lVert \nabla l_i \rVert,
+.. math:: x\,(W + c_i D_i^\top X_i)^\top = x W^\top + c_i\,(x X_i^\top)\, D_i, \qquad
+          c_i = \rho / \lVert \nabla l_i \rVert,
 
-two small products instead of a weight of its own. One batched pass gives X and D of all instances (no weight gradient
-is computed), Gram matrices give the norms, :math:`\lVert D^\top X \rVert^2 = \langle X X^\top, D D^\top \rangle`,
-and in a second batched pass plain autograd yields exactly :math:`\frac1N \sum_i \nabla l_i(w + \epsilon_i)`.
+two thin products that are added to its output, instead of one weight matrix per instance. A step has two passes:
 
-How it works, file by file: ``_tensors`` lets proxies stand in for the parameters during a pass, ``_rules`` says what
-happens when an operation meets one, ``_layout`` finds the instances in an input, ``_step`` remembers the calls,
-``_gradient`` turns them into ``_factors``, ``_perturbation`` applies them, ``_verify`` compares with autograd once per
-model, ``_trial`` makes the passes that only a comparison needs, ``_places`` puts the proxies in and takes them out,
-``_record`` ties the pass together, ``_ascent`` makes adversaries of it, ``_functions`` offers it all for one batch.
+1. *Record.* One batched forward, and a backward that stops at the outputs of the layers, give X and D of all
+   instances. No weight gradient is computed. Gram matrices give the norms,
+   :math:`\lVert D^\top X \rVert^2 = \langle X X^\top, D D^\top \rangle`.
+2. *Perturb.* A second batched pass adds :math:`c_i (x_i X_i^\top) D_i` to every output. Plain autograd through it
+   gives exactly :math:`\frac1N \sum_i \nabla l_i(w + \epsilon_i)`. The weights are never written.
 
-The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022);
-per-example low-rank weights are also used by FLoRA, per-example random ones by Flipout. New here is the forward pass
-*at* the per-instance weights w + eps_i.
+Embeddings, norms, convolutions and small parameters have their own exact forms. Nothing is assumed silently: on first
+use the gradients are compared with autograd's, and the perturbed losses with those of weights that are moved. A model
+that fails a comparison goes to a loop over the instances, which is exact for every model, with one warning.
+
+**The files**, from the bottom up; a file imports only files above it in this list.
+
+================================ ======================================================================================
+``errors``                       why a model is not covered
+``algebra/``                     mathematics on tensors that knows nothing about models
+\  ``grouping``, ``calls``       which instances share a perturbation; what is recorded of one use of a parameter
+\  ``operations``, ``factors``   the forms of a gradient (low rank, table rows, dense), their products and norms
+\  ``norms``, ``gradient``       from calls to the gradients of all parameters
+\  ``perturbation``              the gradients as a perturbation of the outputs of layers
+``interception/``                how an unchanged model gets there
+\  ``batch_rule``                the rule for where the instances are in a tensor
+\  ``tensors``                   proxies for parameters, values with a hidden instance dimension
+\  ``layout``                    the input of a layer as (N, S, features), and back
+\  ``memory``, ``pass_state``    what is kept of a model between steps, and during one pass
+\  ``attention``, ``rules``      what happens when an operation is called with a proxy; :func:`register_rule`
+\  ``shortcuts``, ``slots``      fast paths of ``nn.Linear`` and ``nn.LayerNorm``; proxies in, parameters back
+``verification/``                the comparisons on first use
+\  ``objective_kind``            when another objective needs a comparison
+\  ``plain_pass``                passes without proxies
+\  ``comparison``                the gradients against autograd's
+\  ``moved_weights``             the perturbed pass against weights that are moved
+\  ``mixing``, ``diagnosis``     whether instances depend on each other; what an error means
+``recording``                    pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
+``ascent``                       adversaries by one or several ascent steps, or by the loop
+``functions``                    the public functions for one batch
+================================ ======================================================================================
+
+The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022). FLoRA
+uses per-example low-rank weights, Flipout per-example random ones. New here is the forward pass *at* the per-instance
+weights :math:`w + \epsilon_i`.
 """
 
-from deltasam.per_instance.ascent import Ascent, adversarial, ascend, both_sides
+from deltasam.per_instance.algebra.factors import LowRank
+from deltasam.per_instance.ascent import Ascent, adversarial, ascend, both_sides, count_pass
+from deltasam.per_instance.errors import InstancesMixedError, UncoveredError
 from deltasam.per_instance.functions import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
+from deltasam.per_instance.interception.memory import warn_once
 from deltasam.per_instance.interception.rules import register_rule
 from deltasam.per_instance.interception.slots import refuse_batch_statistics
-from deltasam.per_instance.memory import tell_once
 from deltasam.per_instance.recording import Recording, record
-from deltasam.per_instance.verification.errors import InstancesMixedError, UncoveredError
 
 __all__ = [
     "Ascent",
     "InstancesMixedError",
+    "LowRank",
     "Recording",
     "UncoveredError",
     "adversarial",
     "ascend",
     "both_sides",
+    "count_pass",
     "instance_adversarial_losses",
     "instance_gradient_norms",
     "perturbed_instances",
     "record",
     "refuse_batch_statistics",
     "register_rule",
-    "tell_once",
+    "warn_once",
 ]

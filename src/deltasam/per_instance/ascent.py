@@ -1,4 +1,4 @@
-"""From the gradients of the instances to their adversaries: one ascent step, or several inside the ball."""
+"""From the gradients of the instances to their adversaries, by the low-rank engine or by a loop over the groups."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.gradient import InstanceGradients
+from deltasam.per_instance.errors import UncoveredError
+from deltasam.per_instance.interception.memory import warn_once
 from deltasam.per_instance.interception.slots import ParameterSlots
-from deltasam.per_instance.memory import tell_once
 from deltasam.per_instance.recording import perturbed, record
-from deltasam.per_instance.verification.errors import UncoveredError
 from deltasam.step.branches import is_recorded
 from deltasam.step.buffers import Buffers
 from deltasam.step.checks import check_losses, require_apart
@@ -24,36 +24,40 @@ from deltasam.step.perturb import global_norm, step_size
 from deltasam.step.perturb import perturbed as moved
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
+#: Ends the warning about a model that the low-rank engine does not cover.
+LOOPING = "The instances are perturbed one after the other instead (slow)"
+
 
 @dataclass(frozen=True, eq=False)
 class Ascent:
-    r"""Where the adversaries of a batch are.
+    r"""The adversaries of a batch.
 
     Attributes:
+        slots: Where the parameters of the model are.
         losses: :math:`l_i(w)`, (N,).
         norms: :math:`\lVert \nabla l_g(w) \rVert`, (G,).
-        terms: :math:`\epsilon_g = \sum_k c_{kg} \nabla_k l_g`: gradients with their coefficients.
+        terms: :math:`\epsilon_g = \sum_k c_{kg} \nabla_k l_g`: gradients with their coefficients (G,).
     """
 
-    places: ParameterSlots
+    slots: ParameterSlots
     losses: Tensor
     norms: Tensor
     terms: list[tuple[InstanceGradients, Tensor]]
 
     def perturbed(self, sign: float = 1.0) -> AbstractContextManager[None]:
-        """The model at w + eps_g, or on the other side of w."""
+        """The model at w + sign * eps_g."""
         terms = [(gradients, sign * c) for gradients, c in self.terms]
-        return perturbed(self.places, terms)
+        return perturbed(self.slots, terms)
 
 
 def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1) -> Ascent:
-    r"""The adversaries of one batch in low rank; leaves no trace in random streams and buffers.
+    r"""The adversaries of one batch in low rank; random streams and buffers stay as they were.
 
     .. math:: \epsilon \leftarrow \Pi_\rho\!\left(\epsilon + \alpha \,
               \nabla l_i(w + \epsilon) / \lVert \nabla l_i(w + \epsilon) \rVert\right)
 
-    The norm of :math:`\epsilon` for the projection comes from inner products of the recorded gradients; nothing of the
-    size of the parameters is made. Cost: a forward and a backward without weight gradients per step.
+    The norm of :math:`\epsilon` for the projection is computed from inner products of the recorded gradients; no
+    tensor of the size of the parameters is needed. Cost: a forward and a backward without weight gradients per step.
 
     Args:
         part: The passes of one batch.
@@ -68,7 +72,8 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
     terms: list[tuple[InstanceGradients, Tensor]] = []
     products: dict[tuple[int, int], Tensor] = {}
     for k in range(steps):
-        with part.extra(), _repeated(part) as run, counted(part):
+        with part.extra(), count_pass(part):
+            run = _repeatable(part)
             found = record(part.inner, run, part.params, group=group, terms=terms, objective=part.objective)
         first = first or found
         terms.append((found.gradients, step_size(alpha, found.norms)))
@@ -79,12 +84,12 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
         shrink = (rho / square.sqrt()).clamp_max(1).nan_to_num(1.0)
         terms = [(gradients, c * shrink) for gradients, c in terms]
     assert first is not None
-    return Ascent(first.places, first.losses, first.norms, terms)
+    return Ascent(first.slots, first.losses, first.norms, terms)
 
 
 @contextmanager
-def counted(part: Passes) -> Iterator[None]:
-    """A forward and a backward of the step, unless no rule covers the model: then the loop counts what it makes."""
+def count_pass(part: Passes) -> Iterator[None]:
+    """Counts a forward and a backward of the step, unless the model is not covered: the loop counts its own passes."""
     part.count.forwards += 1
     part.count.backwards += 1
     try:
@@ -95,11 +100,10 @@ def counted(part: Passes) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _repeated(part: Passes) -> Iterator[Callable[[], Tensor]]:
-    """A pass that can be made again and again with the same draws and buffers, and counts as a single extra one.
+def _repeatable(part: Passes) -> Callable[[], Tensor]:
+    """A pass that can be repeated with the same random draws and buffers.
 
-    A step that is recorded makes it once, and cannot go back.
+    Under CUDA-graph capture it runs once, and nothing can be rewound.
     """
     once = is_recorded(part.device)
     start = None if once else RandomState.now(accelerators(part.params.values()), generators_of(part.inner))
@@ -112,20 +116,20 @@ def _repeated(part: Passes) -> Iterator[Callable[[], Tensor]]:
         check_losses(losses, graph=True)
         return losses
 
-    yield run
+    return run
 
 
 def adversarial(
     part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1, engine: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch, by the engine that covers the model."""
+    """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch, in low rank if the model is covered."""
     if engine != "loop":
         try:
             found = ascend(part, rho, steps=steps, stride=stride, group=group)
         except UncoveredError as why:
             if engine == "low-rank":
                 raise
-            tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
+            warn_once(part.inner, f"{why}. {LOOPING}")
         else:
             with found.perturbed():
                 return found.losses, found.norms, part.losses()
@@ -133,11 +137,11 @@ def adversarial(
 
 
 def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Losses at w, norms, and losses at w + eps_i and w - eps_i of one batch, by the engine that covers the model."""
+    """Losses at w, norms, and losses at w + eps_i and w - eps_i of one batch, in low rank if the model is covered."""
     try:
         found = ascend(part, rho)
     except UncoveredError as why:
-        tell_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
+        warn_once(part.inner, f"{why}. {LOOPING}")
         losses, norms, (plus, minus) = _by_loop(part, rho, signs=(1.0, -1.0))
         return losses, norms, plus, minus
     with found.perturbed():
@@ -150,7 +154,7 @@ def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor
 def adversarial_by_loop(
     part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for any model: one group after the other, with weights that are really moved."""
+    """As :func:`adversarial`, for any model: one group after the other, with weights that are really moved."""
     losses, norms, (found,) = _by_loop(part, rho, steps=steps, stride=stride, group=group)
     return losses, norms, found
 

@@ -1,4 +1,4 @@
-"""The engine for one batch, in one call."""
+"""The public functions: gradient norms, adversarial losses and perturbed instances of one batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from deltasam.per_instance.ascent import adversarial, adversarial_by_loop, ascend
-from deltasam.per_instance.memory import tell_once
-from deltasam.per_instance.verification.errors import UncoveredError
+from deltasam.per_instance.ascent import LOOPING, adversarial, adversarial_by_loop, ascend
+from deltasam.per_instance.errors import UncoveredError
+from deltasam.per_instance.interception.memory import warn_once
 from deltasam.step.batches import MicroBatches
 from deltasam.step.checks import check_number, check_step
 from deltasam.step.passes import ObjectiveLike, Passes
@@ -24,15 +24,16 @@ def instance_gradient_norms(
 ) -> Tensor:
     r""":math:`\lVert \nabla l_i(w) \rVert_2` of every instance, (N,), exactly, from one batched forward and backward.
 
-    No per-instance gradient is written out; tied weights and layers used several times are right. ``.grad``, the
-    weights, the random streams and the buffers stay as they were.
+    No per-instance gradient is written out. Tied weights and layers that are used several times are handled exactly.
+    ``.grad``, the weights, the random streams and the buffers stay as they were.
 
     Args:
-        model: The model, in the mode it is to be used in.
-        batch: Whatever the objective takes.
+        model: The model, in the mode (train or eval) to use.
+        batch: A batch that the objective accepts.
         objective: ``objective(model, batch) -> (N,)``.
-        params: Which parameters count.
-        engine: ``"auto"``, ``"low-rank"`` or ``"loop"``.
+        params: Which parameters to differentiate by.
+        engine: ``"low-rank"``; ``"loop"``: one instance after the other, for any model, slow; ``"auto"``: the
+            low-rank engine if it covers the model.
 
     Example:
         >>> import torch
@@ -48,7 +49,7 @@ def instance_gradient_norms(
         except UncoveredError as why:
             if engine == "low-rank":
                 raise
-            tell_once(part.inner, f"{why}. The instances go one after the other instead (slow)")
+            warn_once(part.inner, f"{why}. {LOOPING}")
     return adversarial_by_loop(part, 0.0)[1]
 
 
@@ -64,18 +65,19 @@ def instance_adversarial_losses(
     params: Selection = "all",
     engine: Engine = "auto",
 ) -> Tensor:
-    r""":math:`l_i(w + \epsilon_i)` of every instance, (N,), for its own adversary :math:`\epsilon_i` (Eq. 2).
+    r""":math:`l_i(w + \epsilon_i)` of every instance, (N,), each with its own adversary :math:`\epsilon_i` (Eq. 2).
 
     Args:
-        model: The model, in the mode it is to be used in.
-        batch: Whatever the objective takes.
+        model: The model, in the mode (train or eval) to use.
+        batch: A batch that the objective accepts.
         objective: ``objective(model, batch) -> (N,)``.
         rho: Radius of the perturbation.
-        steps: Ascent steps; 1 is the paper's. More give a stronger adversary inside the same ball.
+        steps: Ascent steps; the paper takes 1. More steps give a stronger adversary inside the same ball.
         stride: Length of a step; rho for one, 2 rho / steps for several.
         group: Instances that share a perturbation.
         params: Which parameters are perturbed.
-        engine: ``"auto"``, ``"low-rank"`` or ``"loop"``.
+        engine: ``"low-rank"``; ``"loop"``: one instance after the other, for any model, slow; ``"auto"``: the
+            low-rank engine if it covers the model.
 
     Example:
         >>> import torch
@@ -103,8 +105,17 @@ def perturbed_instances(
 ) -> Iterator[Tensor]:
     r"""Inside the context the model computes instance i with the weights :math:`w + \epsilon_i`.
 
-    Call it on the same batch only. Autograd gives the gradient of :math:`\frac1N \sum_i l_i(w + \epsilon_i)`; keep the
-    context open while it runs if the model uses activation checkpointing.
+    Call the model on the same batch only. Autograd gives the gradient of :math:`\frac1N \sum_i l_i(w + \epsilon_i)`.
+    With activation checkpointing, keep the context open during ``backward``.
+
+    Args:
+        model: The model, in the mode (train or eval) to use.
+        batch: A batch that the objective accepts.
+        objective: ``objective(model, batch) -> (N,)``.
+        rho: Radius of the perturbation.
+        steps: Ascent steps.
+        group: Instances that share a perturbation.
+        params: Which parameters are perturbed.
 
     Yields:
         The gradient norms at w, (G,).
@@ -128,7 +139,7 @@ def perturbed_instances(
 def _one_batch(model: nn.Module, batch: Any, objective: ObjectiveLike, params: Selection) -> Passes:
     check_step(model, objective)
     if isinstance(batch, MicroBatches):
-        raise ValueError(f"batch is MicroBatches of {len(batch)}: make one call for each of them")
+        raise ValueError(f"batch is MicroBatches of {len(batch)}: call the function once for each of them")
     return Passes(model, batch, objective, params=params)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from deltasam.lab.bench._workbench import Workbench
-from deltasam.per_instance import InstancesMixedError, UncoveredError, record
-from deltasam.per_instance.algebra.factors import LowRank
+from deltasam.per_instance import InstancesMixedError, LowRank, UncoveredError, record
 
 
 def layers_by_form(bench: Workbench) -> dict[str, int] | None:

@@ -1,1 +1,1 @@
-"""Per-instance gradients in factors: their norms, their sums, and the perturbed outputs they give."""
+"""Per-instance gradients as factors: their norms, their inner products, and the perturbed outputs they give."""

@@ -1,9 +1,9 @@
-"""Per-instance gradients of one parameter, kept in the cheapest exact form, and the algebra between the forms.
+"""Per-instance gradients of one parameter in the cheapest exact form, and the algebra between the forms.
 
 For a weight that maps inputs ``x`` (S rows) to outputs with gradients ``d`` (S rows), the gradient of one instance is
 ``d^T x``: rank at most S, never written out. Three forms are enough for every layer: :class:`LowRank`, :class:`Rows`
-(a table looked up by ids) and :class:`Dense` (everything that is small; vectors :class:`Packed` side by side). All
-tensors carry the groups in front.
+(a table looked up by ids) and :class:`Dense` (small parameters; vectors are :class:`Packed` side by side). The first
+dimension of every tensor is the groups.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class LowRank:
     transposed: bool
 
     def dense(self) -> Tensor:
-        x, d = self.x, self.d.to(self.x.dtype)  # d may be kept in fewer digits
+        """The gradients written out, ``(G, *shape of the parameter)``."""
+        x, d = self.x, self.d.to(self.x.dtype)  # d may be kept in lower precision
         left, right = (x, d) if self.transposed else (d, x)
         return left.transpose(1, 2) @ right
 
@@ -49,6 +50,7 @@ class Rows:
     rows: int
 
     def dense(self) -> Tensor:
+        """The gradients written out, ``(G, rows, out)``."""
         table = self.d.new_zeros(self.d.shape[0], self.rows, self.d.shape[2])
         return table.scatter_add_(1, self.ids.unsqueeze(2).expand_as(self.d), self.d)
 
@@ -60,24 +62,26 @@ class Dense:
     value: Tensor
 
     def dense(self) -> Tensor:
+        """The gradients."""
         return self.value
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """The gradients of a vector, ``(G, columns)`` in a ``pack`` (G, all) of many; viewed only where it is needed."""
+    """The gradients of a vector: columns of a ``pack`` (G, columns of many vectors), which serves them all at once."""
 
     pack: Tensor
     start: int
     shape: torch.Size  # of the parameter
 
     def dense(self) -> Tensor:
+        """The gradients, a view of the pack, ``(G, *shape of the parameter)``."""
         stop = self.start + self.shape.numel()
         return self.pack[:, self.start : stop].view(-1, *self.shape)
 
 
 Factor = LowRank | Rows | Dense | Packed
-_LARGE = 2**22  # elements; putting more than these side by side costs more than it saves
+_LARGE = 2**22  # elements; stacking factors larger than this costs more than it saves
 
 
 def dot(a: Factor, b: Factor) -> Tensor:
@@ -103,10 +107,10 @@ def dot(a: Factor, b: Factor) -> Tensor:
 
 
 def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
-    """Terms (G,) that add up to the squared norms of factors of different parameters, in few large operations.
+    """Terms (G,) whose sum is the squared norm over factors of different parameters, in few large operations.
 
-    What is packed side by side is squared at once. Inputs of one shape are put side by side for their Gram matrices,
-    and so are gradients; a model has dozens of each, and on a fast device a small product costs its launch only.
+    A pack is squared at once. Inputs of one shape are stacked for their Gram matrices, and so are gradients: a model
+    has dozens of each, and on a fast device a small product costs only its launch.
     """
     terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense)]
     packs = {id(f.pack): f.pack for f in factors if isinstance(f, Packed)}
@@ -122,11 +126,11 @@ def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
 
 
 def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:
-    """Squared norms (G,) of low-rank factors of one shape, the sums of (X X^T + 1) * (D D^T), in a few terms."""
+    """Squared norms (G,) of low-rank factors of one shape: sums of (X X^T + 1) * (D D^T), in a few terms."""
     first = members[0]
     dtype = torch.float32 if first.d.dtype is torch.float16 else first.d.dtype
     size = first.x.numel() + first.d.numel()
-    several = max(1, together(first.d.device) // max(1, size)) if size < _LARGE else 1
+    several = max(1, stack_limit(first.d.device) // max(1, size)) if size < _LARGE else 1
     terms: list[Tensor] = []
     known: dict[int, Tensor] = {}
     for start in range(0, len(members), several):
@@ -151,10 +155,10 @@ def _grams(tensors: list[Tensor]) -> Tensor:
     return grams.view(len(tensors), -1, *grams.shape[1:])
 
 
-def together(device: torch.device) -> int:
-    """How many elements to put side by side, to make few operations of many.
+def stack_limit(device: torch.device) -> int:
+    """How many elements to stack at most, to replace many operations by few.
 
-    On a fast device a small operation costs its launch only; on the CPU the copy costs more than the call.
+    On a fast device a small operation costs only its launch; on the CPU the copy costs more than the call.
     """
     return 2**24 if device.type == "cuda" else 2**14
 
@@ -162,7 +166,7 @@ def together(device: torch.device) -> int:
 def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:
     """``y + c x E^T`` (``transposed``: ``y + c x E``), for the perturbation ``c E`` of a weight used as a matrix.
 
-    x is ``(G, S, in)``, y is ``(G, S, out)``, fresh from the layer: its memory may be used for the sum.
+    x is ``(G, S, in)``. y is ``(G, S, out)``, fresh from the layer: the sum may be written to its memory.
     """
     match factor:
         case LowRank() if factor.transposed == transposed:
@@ -196,7 +200,7 @@ def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
 class Products:
     """``c (x X^T + 1)``, computed once while the same input goes through several layers (query, key, value).
 
-    Computed in the dtype of x, and rounded to another one in the end, where that is what it is to be multiplied with.
+    It is computed in the dtype of x and rounded at the end to the dtype of the matrix that it is multiplied with.
     """
 
     def __init__(self) -> None:
@@ -205,7 +209,8 @@ class Products:
         self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool, dtype: torch.dtype) -> Tensor:
-        of, how = self._of, (bias, dtype, torch.is_grad_enabled())  # what was made without a graph has no way back
+        """The product of inputs ``x`` with the ``recorded`` ones, remembered until the next input."""
+        of, how = self._of, (bias, dtype, torch.is_grad_enabled())  # computed without a graph it has no gradient
         known = of is not None and of[0] is x and of[1] is recorded and of[2] is c and of[3:] == how
         if not known:
             scale = self.scale(c, x.dtype)
@@ -224,7 +229,7 @@ class Products:
 
 
 def is_narrower(a: Tensor, b: Tensor) -> bool:
-    """Whether the numbers of ``a`` have fewer digits, as those that were kept in bfloat16 have."""
+    """Whether ``a`` was kept in bfloat16 and ``b`` is more precise."""
     return a.dtype is torch.bfloat16 and b.dtype in (torch.float32, torch.float64)
 
 
@@ -234,14 +239,14 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _gram(a: Tensor, b: Tensor) -> Tensor:
-    """``a b^T`` of every group. Float16 goes to float32: products of small gradients leave its range."""
+    """``a b^T`` of every group. Float16 becomes float32: products of small gradients leave its range."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     dtype = torch.float32 if dtype is torch.float16 else dtype
     return torch.bmm(a.to(dtype), b.to(dtype).transpose(1, 2))
 
 
 def _columns(d: Tensor, ids: Tensor) -> Tensor:
-    """Columns of ``d`` (G, S, V) named by ``ids`` (G, T): ``(G, S, T)``."""
+    """The columns ``ids`` (G, T) of ``d`` (G, S, V): ``(G, S, T)``."""
     return d.gather(2, ids.unsqueeze(1).expand(-1, d.shape[1], -1))
 
 

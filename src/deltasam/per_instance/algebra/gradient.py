@@ -1,4 +1,4 @@
-"""The gradients of all groups with respect to all perturbed parameters, in factors."""
+"""The gradients of all groups with respect to all perturbed parameters, as factors, made from the recorded calls."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam.per_instance.algebra.calls import Call
 from deltasam.per_instance.algebra.factors import Dense, Factor, LowRank, Packed, Rows, dot, sum_of_squares, wide_dtype
+from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.norms import norm_gradients
-from deltasam.per_instance.interception.calls import Call
-from deltasam.per_instance.interception.layout import Grouping
 
 
 @dataclass(frozen=True, eq=False)
 class InstanceGradients:
-    """One gradient per group; per parameter (by ``id``) the factors whose sum it is.
+    """One gradient per group.
 
-    ``vectors`` are the parameters whose only factor is a column range of a pack that no other kind of parameter is in.
+    Attributes:
+        grouping: Which instances share a group.
+        factors: Per parameter (by ``id``) the factors whose sum is its gradient.
+        vectors: Scales and shifts of norms whose only factor is part of a pack, by ``id``.
+        device: Where the losses are.
     """
 
     grouping: Grouping
@@ -35,17 +39,17 @@ class InstanceGradients:
     def norms(self) -> Tensor:
         """``||grad_g||`` of every group, ``(G,)``, in float32 at least."""
         terms = sum_of_squares([factor for found in self.factors.values() for factor in found])
-        for found in self.factors.values():  # a parameter used in several ways: the cross terms
+        for found in self.factors.values():  # a parameter with several uses: the cross terms
             terms += [2 * dot(a, b) for k, a in enumerate(found) for b in found[:k]]
         return self._total(terms).clamp_min(0).sqrt()
 
     def rounded(self, *, widening: bool = False) -> InstanceGradients:
-        """These gradients with the output gradients of float32 low-rank factors in bfloat16; inputs as they are.
+        """These gradients with the output gradients of float32 low-rank factors in bfloat16.
 
-        For the perturbed pass only: norms are to be taken before.
+        For the perturbed pass only: take the norms before.
 
         Args:
-            widening: Only those of layers that put out more than they take in, where they are the larger factor.
+            widening: Only for layers with more outputs than inputs, where the output gradient is the larger factor.
         """
 
         def narrow(factor: Factor) -> Factor:
@@ -59,7 +63,7 @@ class InstanceGradients:
         return replace(self, factors=factors)
 
     def without(self, groups: Tensor) -> InstanceGradients:
-        """These gradients with zeros for some groups (G,), whatever was there."""
+        """These gradients with zeros for some groups, a mask (G,), whatever their values were."""
 
         def clean(values: Tensor) -> Tensor:
             return values.masked_fill(groups.to(values.device).view(-1, *(1,) * (values.ndim - 1)), 0)
@@ -71,7 +75,7 @@ class InstanceGradients:
                 case Rows():
                     return replace(factor, d=clean(factor.d))
                 case _:
-                    return Dense(clean(factor.dense()))  # on its own: this is for the rare step
+                    return Dense(clean(factor.dense()))  # no longer packed: such steps are rare
 
         factors = {name: [cleaned(f) for f in found] for name, found in self.factors.items()}
         return replace(self, factors=factors, vectors={})
@@ -87,8 +91,8 @@ class InstanceGradients:
 def collect(
     calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping, device: torch.device
 ) -> InstanceGradients:
-    """Factors from the inputs of the calls and the gradients of their outputs, in the cheaper form for each weight."""
-    inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # what query, key and value share stays one tensor
+    """Factors from the calls and the gradients of their outputs, in the cheaper form for each weight."""
+    inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # an input that query, key and value share stays one tensor
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
@@ -103,7 +107,7 @@ def collect(
         for call, d in found:
             match call.form:
                 case "norm":
-                    continue  # below, all of one shape together
+                    continue  # below, together for norms of one shape
                 case "dense":
                     factors.setdefault(name, []).append(Dense(grouping.total(d)))
                 case "rows":
@@ -130,7 +134,7 @@ def collect(
 
 
 def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:
-    """Adds the gradients of scales and shifts; gives those parameters of which that is all, by ``id``."""
+    """Adds the gradients of scales and shifts; returns, by ``id``, the parameters that have no other factor."""
     for call, scale, shift in norm_gradients(norms):
         _accumulate(factors, id(call.weight), scale)
         if call.bias is not None:
@@ -140,15 +144,15 @@ def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]
 
 
 def _pack(factors: dict[int, list[Factor]], vectors: dict[int, Tensor]) -> None:
-    """Puts vectors side by side, so that one operation serves them all: those of norms, in order, and the others."""
-    places: dict[Any, list[tuple[int, int, Dense]]] = {}
+    """Packs vectors side by side, so that one operation serves them all: first those of norms, then the others."""
+    packs: dict[Any, list[tuple[int, int, Dense]]] = {}
     for name in [*vectors, *(name for name in factors if name not in vectors)]:
         for k, factor in enumerate(factors[name]):
             if isinstance(factor, Dense) and factor.value.ndim <= 2:
                 own = vectors[name].dtype if name in vectors else None
                 kind = (factor.value.device, factor.value.dtype, own)
-                places.setdefault(kind, []).append((name, k, factor))
-    for members in places.values():
+                packs.setdefault(kind, []).append((name, k, factor))
+    for members in packs.values():
         values = [factor.value for _, _, factor in members]
         pack = torch.cat([value if value.ndim == 2 else value.unsqueeze(1) for value in values], 1)
         start = 0
@@ -156,11 +160,11 @@ def _pack(factors: dict[int, list[Factor]], vectors: dict[int, Tensor]) -> None:
             factors[name][k] = packed = Packed(pack, start, value.shape[1:])
             start += packed.shape.numel()
     for name in [name for name in vectors if not isinstance(factors[name][0], Packed)]:
-        del vectors[name]  # of several dimensions
+        del vectors[name]  # it has several dimensions
 
 
 def _biases(uses: dict[int, list[tuple[Call, Tensor]]]) -> dict[int, Tensor | None]:
-    """The bias that can be folded into a weight's factors: the only one of that weight, and no other weight's."""
+    """The bias that can be folded into the factors of a weight: its only one, which no other weight is used with."""
     owners: dict[int, set[int]] = {}
     for name, found in uses.items():
         for call, _ in found:
@@ -176,7 +180,7 @@ def _biases(uses: dict[int, list[tuple[Call, Tensor]]]) -> dict[int, Tensor | No
 
 
 def _pays(found: list[tuple[Call, Tensor]]) -> bool:
-    """Low rank costs S (in + out) per position and stores as much; written out it is in * out."""
+    """Whether low rank is cheaper: it stores S (in + out) numbers, and written out there are in * out."""
     matrices = [(call.inputs, d) for call, d in found if call.form == "matrix" and call.inputs is not None]
     if not matrices:
         return True
@@ -190,7 +194,7 @@ def _over_positions(rows: Tensor) -> Tensor:
 
 
 def _accumulate(factors: dict[int, list[Factor]], name: int, value: Tensor) -> None:
-    """Adds to the dense factor of a parameter; a module called many times (ALBERT's layers) keeps a single one."""
+    """Adds to the dense factor of a parameter, so that a module called many times (ALBERT's layers) keeps only one."""
     found = factors.setdefault(name, [])
     for k, factor in enumerate(found):
         if isinstance(factor, Dense):

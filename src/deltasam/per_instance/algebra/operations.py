@@ -1,6 +1,7 @@
-"""Two operations of the perturbed pass that autograd would spend more memory and more trips through it on.
+"""Two operations of the perturbed pass that save memory and memory traffic compared with plain autograd.
 
-A function of Python's takes longer to start than one of torch's own, so a GPU that waits for launches gets the latter.
+A ``torch.autograd.Function`` takes longer to launch than an operation of torch, so a GPU that waits for launches gets
+the operations of torch instead.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _LARGE = 2**21  # elements; from here on memory matters more than the number of 
 
 
 def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
-    """``y + a d``, batched, in the memory of y, which nobody else may need; d takes no gradient.
+    """``y + a d``, batched, written to the memory of y, which must have no other use; d takes no gradient.
 
-    Written ``torch.baddbmm(y, a, d)`` it would copy y first, and in place autograd would keep a history for the view
-    that the output of a layer is. Where a and d have fewer digits than y (bfloat16), they are multiplied in those.
+    ``torch.baddbmm(y, a, d)`` would copy y first. In place, autograd would keep a history for the view that the output
+    of a layer is. Where a and d are less precise than y (bfloat16), they are multiplied in their precision.
     """
-    subclass = type(y) is not Tensor or type(a) is not Tensor  # has its own way to carry out an operation
+    subclass = type(y) is not Tensor or type(a) is not Tensor  # may implement operations in its own way
     if subclass or (y.is_cuda and not is_recorded(y.device)):
         return torch.baddbmm(y, a, d) if d.dtype is y.dtype else y + torch.bmm(a, d)
     made: Tensor = _AddProduct.apply(y, a, d)  # type: ignore[no-untyped-call]
@@ -31,8 +32,7 @@ def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
 def scaled_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     """``layer_norm(x) * scale + shift`` over the last dimension of x (N, S, H); scale and shift are (N, 1, H).
 
-    Of the forward pass it keeps x and two numbers per row, as torch's own layer norm does, and not the normalised x,
-    too: that is made again where it is needed.
+    It saves x and two numbers per row for the backward, as torch's layer norm does; the normalised x is recomputed.
     """
     if x.is_cuda and x.numel() < _LARGE:
         return torch.addcmul(shift, torch.layer_norm(x, x.shape[-1:], None, None, eps), scale)

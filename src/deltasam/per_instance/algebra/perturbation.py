@@ -1,4 +1,4 @@
-"""The perturbations of one pass, applied to what the layers put out."""
+"""The perturbations of one pass, applied to the outputs of the layers: ``y_i + c_i (x_i X_i^T) D_i``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.factors import Factor, Packed, Products, add_linear, add_rows, wide_dtype
-from deltasam.per_instance.interception.layout import Grouping
+from deltasam.per_instance.algebra.grouping import Grouping
 
 
 @dataclass(frozen=True, eq=False)
 class Perturbation:
-    """eps_i for every group: per parameter, factors with their coefficients ``(G,)``."""
+    """eps_g of every group.
+
+    Attributes:
+        grouping: Which instances share a perturbation.
+        terms: Per parameter (by ``id``) the factors of its gradient with their coefficients ``(G,)``.
+        vectors: Parameters whose only factor is part of a pack, see :class:`InstanceGradients`.
+        products: Remembers the products that several layers have in common.
+    """
 
     grouping: Grouping
     terms: Mapping[int, list[tuple[Factor, Tensor]]]
@@ -24,7 +31,7 @@ class Perturbation:
     _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
-        """``y`` of the layer at w, perturbed. A bias that is folded in comes with the weight's factors."""
+        """The output ``y`` of a layer at w, perturbed. The factors of the weight include a bias that is folded in."""
         for factor, c in self.terms.get(id(weight), ()):
             y = add_linear(y, x, factor, c, self.products, transposed)
         if bias is not None:
@@ -33,6 +40,7 @@ class Perturbation:
         return y
 
     def rows(self, table: Tensor, ids: Tensor, y: Tensor) -> Tensor:
+        """The rows ``y`` of a table at w, perturbed."""
         for factor, c in self.terms.get(id(table), ()):
             y = add_rows(y, ids, factor, c)
         return y
@@ -48,17 +56,17 @@ class Perturbation:
             value = value + self._move(factor, c, spread=True).reshape(-1, *parameter.shape).to(dtype)
         return value.expand(self.grouping.size, *parameter.shape)
 
-    def beside_rows(self, parameter: Tensor) -> Tensor | None:
-        """A vector of every instance as ``(N, 1, length)``, to meet rows ``(N, S, length)``; None for the rest."""
+    def as_rows(self, parameter: Tensor) -> Tensor | None:
+        """A packed vector of every instance as ``(N, 1, length)``, to scale or shift rows; None if not packed."""
         terms = self.terms.get(id(parameter), ())
         if len(terms) == 1 and parameter.ndim == 1 and id(parameter) in self.vectors:
             return self._vectors(*terms[0])[id(parameter)]
         return None
 
     def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
-        """All vectors (biases and scales of norms) that share a pack, perturbed in one go, ``(N, 1, length)`` each."""
+        """All vectors (scales and shifts of norms) of a pack, perturbed in one operation, ``(N, 1, length)`` each."""
         assert isinstance(factor, Packed)
-        key = (id(factor.pack), torch.is_grad_enabled())  # without a graph there is no way back to the parameters
+        key = (id(factor.pack), torch.is_grad_enabled())  # computed without a graph they have no gradient
         if key not in self._made:
             packs = {name: getattr(self.terms[name][0][0], "pack", None) for name in self.vectors}
             members = {name: p for name, p in self.vectors.items() if packs[name] is factor.pack}
@@ -70,7 +78,7 @@ class Perturbation:
         return self._made[key]
 
     def _move(self, factor: Factor, c: Tensor, *, spread: bool) -> Tensor:
-        """``c`` times the factor, per group or per instance; a pack is multiplied once for all its columns."""
+        """``c`` times the factor, per group or (``spread``) per instance; a pack is multiplied only once."""
         if isinstance(factor, Packed):
             key = (id(factor.pack), id(c))
             if key not in self._moves:

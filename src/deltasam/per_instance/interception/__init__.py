@@ -1,1 +1,1 @@
-"""How an unchanged model computes with different weights for every instance: proxies, rules and layout."""
+"""Lets an unchanged model compute with different weights for every instance: proxies, rules and layouts."""

@@ -1,16 +1,15 @@
-"""``nn.MultiheadAttention``: its packed projections, taken apart so that the rules of linear layers see them."""
+"""The rule for ``nn.MultiheadAttention``: unpacks its projections, so that the rule of ``F.linear`` applies."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from deltasam.per_instance.interception.calls import PassState
+from deltasam.per_instance.interception.pass_state import PassState
 
 
 def attention(
@@ -41,7 +40,7 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``F.multi_head_attention_forward`` in the same steps, hence with the same dropout masks."""
+    """``F.multi_head_attention_forward`` in the same order of operations, hence with the same dropout masks."""
     if query.ndim != 3 or bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None:
         state.refuse("attention with add_bias_kv, add_zero_attn or unbatched inputs", in_weight, out_weight)
     sources = _instances_first(query, key, value)
@@ -59,26 +58,26 @@ def attention(
     if need_weights:
         scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(2, 3)
         weights = F.softmax(scores if mask is None else scores + mask, -1)
-        # One dimension for instances and heads, as in torch: the draws of the mask come in the same order.
+        # One dimension for instances and heads, as in torch, so that the mask is drawn in the same order.
         weights = F.dropout(weights.flatten(0, 1), rate).view_as(weights) if rate > 0 else weights
         mixed = weights @ v
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal and mask is None)
     output = F.linear(mixed.transpose(1, 2).reshape(size, length, width), out_weight, out_bias)
-    output = output.transpose(0, 1).contiguous()  # laid out as in torch, for the dropout that follows
+    output = output.transpose(0, 1).contiguous()  # in memory as in torch, for the dropout that follows
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)
     return output, weights
 
 
 def _instances_first(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """(T, N, E) to (N, T, E); inputs that were one tensor stay one."""
+    """(T, N, E) to (N, T, E); inputs that are the same tensor stay one."""
     turned: dict[int, Tensor] = {}
     return [turned.setdefault(id(x), x.transpose(0, 1)) for x in (query, key, value)]
 
 
 def _packed(sources: list[Tensor], weight: Any, bias: Any) -> list[Tensor]:
-    # Every distinct input goes through the whole packed matrix; what is not used has no gradient.
+    # Every distinct input goes through the whole packed matrix; outputs that are not used have no gradient.
     found: dict[int, Tensor] = {id(x): x for x in sources}
     projected = {name: F.linear(x, weight, bias).chunk(3, -1) for name, x in found.items()}
     return [projected[id(x)][part] for part, x in enumerate(sources)]

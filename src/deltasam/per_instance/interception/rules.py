@@ -1,8 +1,8 @@
-"""The rules: what the engine does when an operation of the model meets a perturbed parameter.
+"""The rules: what the engine does when an operation of the model is called with a perturbed parameter.
 
-The table is keyed by the *operation*, not by the module: ``F.linear`` is what ``nn.Linear``, LoRA adapters and tied
-heads all end in, ``F.embedding`` serves scaled and offset embeddings alike. An operation without a rule is carried out
-with the parameter written out for every instance, which is exact and fine for what is small (class tokens, scales).
+The table is keyed by the *operation*, not by the module: ``nn.Linear``, LoRA adapters and tied heads all call
+``F.linear``; scaled and offset embeddings both call ``F.embedding``. An operation without a rule is carried out with
+the parameter written out for every instance, which is exact, and cheap for small parameters (class tokens, scales).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deltasam.per_instance.algebra.calls import Normal
 from deltasam.per_instance.interception.attention import attention
-from deltasam.per_instance.interception.calls import Normal, PassState
+from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.tensors import RULES, PerInstance, Proxy
 
 Rule = Callable[..., Any]
@@ -24,8 +25,9 @@ Rule = Callable[..., Any]
 def register_rule(*operations: Callable[..., Any]) -> Callable[[Rule], Rule]:
     """Registers a rule for operations of torch, as a decorator.
 
-    A rule is called as ``rule(state, *args, **kwargs)`` with the operation's own arguments, perturbed parameters among
-    them as :class:`Proxy`, and returns the operation's result, or ``NotImplemented`` for the general treatment.
+    A rule is called as ``rule(state, *args, **kwargs)`` with the arguments of the operation; perturbed parameters
+    among them are proxies, and ``state.values(proxy)`` is the parameter of every instance, ``(N, *shape)``. It returns
+    the result of the operation, or ``NotImplemented`` for the general treatment. See :doc:`/howto/own_layer_rule`.
 
     Example:
         >>> @register_rule(torch.nn.functional.bilinear)
@@ -42,8 +44,8 @@ def register_rule(*operations: Callable[..., Any]) -> Callable[[Rule], Rule]:
     return add
 
 
-def raw(value: Any) -> Any:
-    """The parameter behind a proxy; anything else as it is."""
+def unwrapped(value: Any) -> Any:
+    """The parameter behind a proxy; any other value as it is."""
     return value.parameter if isinstance(value, Proxy) else value
 
 
@@ -53,14 +55,14 @@ def linear(state: PassState, x: Tensor, weight: Tensor, bias: Tensor | None = No
     if isinstance(weight, PerInstance):
         return NotImplemented
     x = state.data(x)
-    if not isinstance(weight, Proxy) or isinstance(bias, PerInstance):  # a bias of its own
+    if not isinstance(weight, Proxy) or isinstance(bias, PerInstance):  # the bias differs between instances
         return F.linear(x, weight) if bias is None else F.linear(x, weight) + bias
     return _matrix(state, x, weight, bias, weight.parameter, transposed=False)
 
 
 @register_rule(torch.addmm)
 def addmm(state: PassState, bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """``b + x W`` with the weight stored as (in, out): GPT-2's ``Conv1D``, which has flattened its input by then."""
+    """``b + x W`` with the weight stored as (in, out): GPT-2's ``Conv1D``, which flattens its input first."""
     odd = beta != 1 or alpha != 1 or isinstance(x, Proxy) or isinstance(bias, PerInstance) or bias.ndim != 1
     if odd or not isinstance(weight, Proxy):
         return NotImplemented
@@ -78,12 +80,12 @@ def matmul(state: PassState, x: Tensor, weight: Tensor) -> Any:
 def _matrix(state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tensor, *, transposed: bool) -> Tensor:
     layout = state.layout(x, weight, 1)
     if layout.kind == "shared":
-        once = F.linear(x.reshape(1, -1, x.shape[-1]), matrix, raw(bias))
+        once = F.linear(x.reshape(1, -1, x.shape[-1]), matrix, unwrapped(bias))
         rows, recorded = state.rows(x, layout)
         y = state.grouping.rows(once.expand(layout.size, -1, -1).contiguous())
     else:
         rows, recorded = state.rows(x, layout)
-        y = F.linear(rows, matrix, raw(bias))
+        y = F.linear(rows, matrix, unwrapped(bias))
     y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
     return layout.join(state.grouping.unrows(y))
 
@@ -99,7 +101,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Rows of a table. ``padding_idx`` takes no gradient, so it is not perturbed either."""
+    """Rows of a table. The row ``padding_idx`` has no gradient, so it is not perturbed either."""
     if max_norm is not None or scale_grad_by_freq:
         state.refuse("embedding with max_norm or scale_grad_by_freq", weight)
     if not isinstance(weight, Proxy):
@@ -128,7 +130,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """A convolution is a matrix applied to patches. Grouped ones are small and written out."""
+    """A convolution is a matrix applied to patches. Grouped convolutions are small and written out."""
     spatial = weight.ndim - 2
     simple = isinstance(weight, Proxy) and groups == 1 and not isinstance(padding, str) and x.ndim == spatial + 2
     if not simple or isinstance(x, (PerInstance, Proxy)) or isinstance(bias, PerInstance):
@@ -138,8 +140,8 @@ def convolution(
     if layout.kind == "shared":
         return NotImplemented
     convolve = F.conv1d if spatial == 1 else F.conv2d
-    y = convolve(x, weight.parameter, raw(bias), stride, padding, dilation)
-    places = y.shape[2:]
+    y = convolve(x, weight.parameter, unwrapped(bias), stride, padding, dilation)
+    positions = y.shape[2:]
     image = x.unsqueeze(2) if spatial == 1 else x
     sizes = [_pair(k, spatial, fill) for k, fill in zip((padding, stride, dilation), (0, 1, 1), strict=True)]
     kernel = (1, *weight.shape[2:]) if spatial == 1 else tuple(weight.shape[2:])
@@ -154,8 +156,8 @@ def convolution(
     recorded = patches(image.detach()) if state.recording else image
     inputs = image if state.perturbation is None else patches(image)
     rows = state.matrix(weight, bias, inputs, to_rows(y).contiguous(), recorded, layout)
-    back = layout._replace(lead=(x.shape[0], places.numel())).join(state.grouping.unrows(rows))
-    return back.transpose(1, 2).contiguous().view(x.shape[0], y.shape[1], *places)
+    back = layout._replace(lead=(x.shape[0], positions.numel())).join(state.grouping.unrows(rows))
+    return back.transpose(1, 2).contiguous().view(x.shape[0], y.shape[1], *positions)
 
 
 def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
@@ -167,13 +169,12 @@ def _pair(value: Any, spatial: int, fill: int) -> tuple[int, int]:
 def layer_norm(
     state: PassState, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """At w the layer as it is; perturbed: normalise, then scale and shift by the instance's own vectors."""
+    """At w the layer as it is; perturbed: normalise, then scale and shift by the vectors of the instance."""
     x = state.data(x)
-
     normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
     layout = state.norm_layout(x, weight, bias)
     if layout is not None:
-        y = torch.layer_norm(x, shape, weight.parameter, raw(bias), eps)
+        y = torch.layer_norm(x, shape, weight.parameter, unwrapped(bias), eps)
         return state.norm(weight, bias, x, y, layout, normal)
     return _affine(state, normal(x), weight, bias, len(shape), 0)
 
@@ -182,7 +183,6 @@ def layer_norm(
 def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """As :func:`layer_norm`, without the shift."""
     x = state.data(x)
-
     normal = Normal(torch.rms_norm, (tuple(shape), None, eps))
     layout = state.norm_layout(x, weight, None)
     if layout is not None:
@@ -195,7 +195,7 @@ def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: f
 def group_norm(
     state: PassState, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """The channels are the first of the features, the places follow."""
+    """The channels are the first of the feature dimensions, the positions follow."""
     return _affine(state, F.group_norm(state.data(x), groups, None, None, eps), weight, bias, x.ndim - 1, x.ndim - 2)
 
 
@@ -211,12 +211,13 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """With the statistics fixed (eval mode) it is a scale and a shift; in training mode the model was refused."""
+    """In eval mode the statistics are fixed: a scale and a shift. A model in training mode is refused earlier."""
     normal = F.batch_norm(state.data(x), mean, var, None, None, training, momentum, eps)
     return _affine(state, normal, weight, bias, x.ndim - 1, x.ndim - 2)
 
 
-def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: int, places: int) -> Any:
+def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: int, positions: int) -> Any:
+    """Scales and shifts ``normal``, whose features end in ``positions`` dimensions that share a scale."""
     owner = weight if isinstance(weight, Proxy) else bias
     if not isinstance(owner, Proxy) or isinstance(weight, PerInstance) or isinstance(bias, PerInstance):
         return NotImplemented
@@ -225,13 +226,13 @@ def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: 
 
     def of(parameter: Any) -> Any:
         if parameter is None or not isinstance(parameter, Proxy):
-            return parameter if parameter is None or not places else parameter.view(-1, *(1,) * places)
-        if not places and state.perturbation is not None and not state.recording:
-            beside = state.perturbation.beside_rows(parameter.parameter)
-            if beside is not None:
-                return beside
+            return parameter if parameter is None or not positions else parameter.view(-1, *(1,) * positions)
+        if not positions and state.perturbation is not None and not state.recording:
+            vector = state.perturbation.as_rows(parameter.parameter)
+            if vector is not None:
+                return vector
         value = state.values(parameter).unsqueeze(1)
-        return value.reshape(*value.shape, *(1,) * places) if places else value
+        return value.reshape(*value.shape, *(1,) * positions) if positions else value
 
     scale, shift = of(weight), of(bias)
     if scale is not None and shift is not None:

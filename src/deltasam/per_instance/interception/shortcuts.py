@@ -1,8 +1,8 @@
-"""Straight ways through the modules that models call most; the rules come to the same by a longer one.
+"""Fast paths for the modules that models call most, with the same results as the rules.
 
-An operation that meets a :class:`Proxy` is noticed inside torch and handed back to Python, which takes as long as the
-operation itself takes to start. On a fast device that is what an eager step waits for, so plain ``nn.Linear`` and
-``nn.LayerNorm`` modules get another ``forward`` during a pass. Whatever is not as usual there goes the long way.
+An operation that is called with a :class:`Proxy` is noticed inside torch and handed back to Python, which takes as
+long as launching the operation itself. On a fast device an eager step waits for that, so plain ``nn.Linear`` and
+``nn.LayerNorm`` modules get another ``forward`` during a pass. Every unusual case takes the general path.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deltasam.per_instance.algebra.calls import Normal
 from deltasam.per_instance.algebra.operations import scaled_norm
-from deltasam.per_instance.interception.calls import Normal, PassState
+from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.tensors import Proxy
 
 Forward = Callable[[Any], Any]
 
 
 def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str, Any]]:
-    """Gives the modules that have a shortcut their ``forward`` for one pass, one by one.
+    """Gives the modules that have a shortcut another ``forward`` for one pass, one by one.
 
-    A subclass may do anything in its ``forward``, and so may one that was set on the module itself: those keep theirs.
-    So do modules whose weight is no parameter, but is made of some by a hook (pruning, the older weight norm).
+    Subclasses keep theirs, and so do modules with a ``forward`` among their attributes: both may do anything. So do
+    modules whose weight is not a parameter but computed from some by a hook (pruning, the older weight norm).
 
     Yields:
         The attributes of each module before it is changed, for :func:`lengthening`.
@@ -40,18 +41,18 @@ def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str
 
 
 def lengthening(changed: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    """Undoes :func:`shorten` as it is used up; in one call, that is not by halves if it is interrupted."""
+    """An iterator that undoes :func:`shorten` when it is consumed; in one call, so that no interruption halves it."""
     return map(dict.pop, changed, repeat("forward"), repeat(None))
 
 
 def _linear(module: Any, state: PassState) -> Forward:
-    own = module._parameters  # looked at in every call: hooks may exchange what is in it
+    own = module._parameters  # read in every call: hooks may exchange its contents
 
     def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
         weight, bias = own["weight"], own["bias"]
         if type(weight) is Proxy and type(input) is Tensor and (bias is None or type(bias) is Proxy):
             layout = state.layout(input, weight, 1)
-            if layout.is_erm and state.grouping.m == 1:
+            if layout.is_split and state.grouping.m == 1:
                 rows, recorded = state.rows(input, layout)
                 y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
                 return state.matrix(weight, bias, rows, y, recorded, layout)
@@ -69,11 +70,11 @@ def _layer_norm(module: Any, state: PassState) -> Forward:
         weight, bias = own["weight"], own["bias"]
         if type(weight) is Proxy and type(bias) is Proxy and type(input) is Tensor and len(shape) == 1:
             layout = state.layout(input, weight, 1)
-            if layout.is_erm and perturbation is None:
+            if layout.is_split and perturbation is None:
                 y = torch.layer_norm(input, shape, weight.parameter, bias.parameter, eps)
                 return state.norm(weight, bias, input, y, layout, normal)
-            if layout.is_erm and perturbation is not None and not state.recording:
-                scale, shift = perturbation.beside_rows(weight.parameter), perturbation.beside_rows(bias.parameter)
+            if layout.is_split and perturbation is not None and not state.recording:
+                scale, shift = perturbation.as_rows(weight.parameter), perturbation.as_rows(bias.parameter)
                 if scale is not None and shift is not None and input.ndim == 3 and scale.dtype is input.dtype:
                     return scaled_norm(input, scale, shift, eps)
         return nn.LayerNorm.forward(module, input)

@@ -1,4 +1,4 @@
-"""The places of a model's parameters, and who stands there during a pass."""
+"""The module attributes that hold the parameters of a model, and the proxies that take their places during a pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from deltasam.parallel.distributed import is_sharded_module, require_whole
 from deltasam.per_instance.algebra.gradient import InstanceGradients
+from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.perturbation import Perturbation
-from deltasam.per_instance.interception.calls import PassState
-from deltasam.per_instance.interception.layout import Grouping
+from deltasam.per_instance.errors import InstancesMixedError, SizeUnknownError
+from deltasam.per_instance.interception.memory import memory_of
+from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.shortcuts import SHORTCUTS, lengthening, shorten
-from deltasam.per_instance.interception.tensors import CallKey, PerInstance
-from deltasam.per_instance.memory import memory_of
-from deltasam.per_instance.verification.errors import InstancesMixedError, SizeUnknownError, UncoveredError
+from deltasam.per_instance.interception.tensors import PerInstance
 from deltasam.step.checks import require_apart, sharing
 
 
@@ -43,12 +43,9 @@ class ParameterSlots:
         self.params = params
         self.memory = memory_of(model)
         self.names = {id(p): name for name, p in params.items()}
-        self.fault: UncoveredError | None = None
-        self._candidates: list[CallKey] = []
-        self._guess: CallKey | None = None
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._often_called: list[nn.Module] = []
-        self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may make weights of parameters
+        self._with_shortcuts: list[nn.Module] = []
+        self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may compute weights
         self.is_sharded = False
         others: list[Tensor] = []
         for module in model.modules():  # one walk for all questions: on a fast device its time counts
@@ -56,46 +53,25 @@ class ParameterSlots:
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 refuse_batch_statistics(model)
             if type(module) in SHORTCUTS:
-                self._often_called.append(module)
+                self._with_shortcuts.append(module)
             if module._forward_pre_hooks:
                 self._hooked.append(vars(module))
             own: dict[str, Any] = module._parameters
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
             others += [p for p in own.values() if p is not None and id(p) not in self.names]
         if sharing(params.values(), others):
-            require_apart(params.values(), dict(model.named_parameters()))  # says which
+            require_apart(params.values(), dict(model.named_parameters()))  # names them in the error
         self._proxies = self.memory.proxies(p for _, _, p in self._slots)
 
-    def suspect(self, candidates: list[CallKey], fault: UncoveredError) -> None:
-        """One of these places may be misread; the fault if none is."""
-        self._candidates, self.fault = candidates, fault
-
-    def guess(self) -> bool:
-        """Reads the next candidate as shared, the one before as it was; False if there is none left."""
-        self.take_back()
-        if not self._candidates:
-            return False
-        self._guess = self._candidates.pop(0)
-        self.memory.learn({self._guess: "shared"})
-        return True
-
-    def take_back(self) -> None:
-        """The last guess was wrong, if there was any."""
-        if self._guess is not None:
-            self.memory.reading.kinds.pop(self._guess, None)
-            self.memory.layouts.clear()
-            self._guess = None
-
-    @property
-    def guessing(self) -> bool:
-        """Whether a place is read as shared on trial."""
-        return self._guess is not None
-
     @contextmanager
-    def taken(
+    def filled(
         self, size: int | None, group: int, terms: Sequence[tuple[InstanceGradients, Tensor]], *, recording: bool
     ) -> Iterator[Callable[[], PassState]]:
-        """Proxies in the places of the parameters, whatever happens inside; the state of the pass once N is known."""
+        """Puts proxies into the slots, and the parameters back whatever happens inside.
+
+        Yields:
+            A function that returns the state of the pass, once the model was called.
+        """
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
         made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
@@ -107,36 +83,35 @@ class ParameterSlots:
             packed = len(terms) == 1 and not self.is_sharded
             vectors = terms[0][0].vectors if packed else {}
             perturbation = Perturbation(grouping, _by_parameter(terms), vectors) if terms else None
-            memory = self.memory
-            state = PassState(grouping, self.names, memory, perturbation, recording)
+            state = PassState(grouping, self.names, self.memory, perturbation, recording)
             states.append(state)
             for proxy in self._proxies.values():
                 proxy.state = state
             for own, name, p in self._slots:
                 own[name] = self._proxies[id(p)]
-            shortened.extend(shorten(self._often_called, state))
+            shortened.extend(shorten(self._with_shortcuts, state))
 
-        def guess(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        def start_when_called(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if not states:
-                start(max(1, _leading([*args, *kwargs.values()])))  # of an empty batch the objective will complain
+                start(max(1, _leading([*args, *kwargs.values()])))  # the objective will reject an empty batch
 
         handle = None
         try:
             if size is not None:
                 start(size)
             else:
-                handle = self.model.register_forward_pre_hook(guess, with_kwargs=True)
+                handle = self.model.register_forward_pre_hook(start_when_called, with_kwargs=True)
             with eager():
                 yield lambda: _started(states)
         finally:
-            deque(back, maxlen=0)  # first, and one call: an interruption (Ctrl-C) finds all in their places or none
+            deque(back, maxlen=0)  # first, and in one call: an interruption (Ctrl-C) finds all slots restored or none
             if handle is not None:
                 handle.remove()
             for own, name, value in made:
                 if isinstance(own.get(name), PerInstance):
                     own[name] = value
             for proxy in self._proxies.values():
-                proxy.__dict__.pop("state", None)  # lets go of what the pass has recorded
+                proxy.__dict__.pop("state", None)  # frees what the pass has recorded
 
 
 def _started(states: list[PassState]) -> PassState:
@@ -156,6 +131,7 @@ def _by_parameter(terms: Sequence[tuple[InstanceGradients, Tensor]]) -> dict[int
 
 
 def _leading(values: list[Any]) -> int:
+    """The leading dimension of the first tensor."""
     for value in values:
         if isinstance(value, Tensor) and value.ndim:
             return int(value.shape[0])
@@ -167,7 +143,7 @@ def _leading(values: list[Any]) -> int:
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:
-    """Raises :class:`InstancesMixedError` for BatchNorm in training mode."""
+    """Raises :class:`InstancesMixedError` if a BatchNorm of the model is in training mode."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             raise InstancesMixedError(
@@ -178,5 +154,5 @@ def refuse_batch_statistics(model: nn.Module) -> None:
 
 
 def eager() -> AbstractContextManager[Any]:
-    """Compiled code has the operations baked in; with proxies, and in comparison with them, it runs as written."""
+    """Runs compiled models as written: compiled code would not see the proxies."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

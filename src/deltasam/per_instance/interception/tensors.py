@@ -1,81 +1,42 @@
-"""Two kinds of tensor that let an unchanged model compute with other weights for every instance.
+"""Two kinds of tensor that let an unchanged model compute with different weights for every instance.
 
-While a pass is under way, each perturbed parameter is stood in for by a :class:`Proxy`; whatever operation meets one
-is handed to the rules. A value that the model computes once for the whole batch (position embeddings, biases by
-relative position, class tokens) but that now differs between instances is a :class:`PerInstance`: the model sees the
+During a pass a :class:`Proxy` takes the place of each perturbed parameter; every operation that is called with one
+goes to the rules. A :class:`PerInstance` is a value that the model computes once for the whole batch (position
+embeddings, biases by relative position, class tokens) but that now differs between the instances: the model sees the
 shape it expects, and the instances are a hidden dimension in front, until the value meets the batch.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from deltasam.per_instance.verification.errors import COMMON, NoRuleError, of_a_rule
-
-if TYPE_CHECKING:
-    from deltasam.per_instance.interception.calls import PassState
-
-
-#: Where a batch holds several rows per instance: one instance after the other, or the batch several times over.
-Order = Literal["flat", "tiled"]
-Kind = Literal["batch", "flat", "tiled", "shared", "hidden"]
-
-#: A place where a shape leaves open what the instances are: the parameter or operation, the dimensions, rows == N.
-CallKey = tuple[str, int, bool]
-
-
-@dataclass
-class LayoutTable:
-    """How the tensors of a model are read where their shapes leave it open.
-
-    Attributes:
-        order: How rows of the same instance lie in a batch with several per instance.
-        kinds: What was found out about single places.
-        seen: The places of the pass under way, how they were read, and how often: a table that looks like a batch in
-            some lengths only is one more. Readings that were not compared with autograd's gradient are told by it.
-    """
-
-    order: Order = "flat"
-    kinds: dict[CallKey, Kind] = field(default_factory=dict)
-    seen: dict[CallKey, tuple[Kind, int]] = field(default_factory=dict)
-
-    def note(self, key: CallKey, kind: Kind) -> None:
-        """One more tensor that was read in this way."""
-        known = self.seen.get(key)
-        self.seen[key] = (kind, 1 if known is None else known[1] + 1)
-
-    def takes(self, operation: str, ndim: int, rows: int, size: int) -> bool:
-        """Whether an operation without a rule takes a tensor of k N rows for the batch; noted."""
-        key = (f"{operation}()", ndim, rows == size)
-        kind = self.kinds.get(key, "batch")
-        self.note(key, kind)
-        return kind != "shared"
+from deltasam.per_instance.errors import COMMON, NoRuleError, explain_rule_error
+from deltasam.per_instance.interception.batch_rule import LayoutTable, Place
 
 
 class PerInstance(Tensor):
-    """A tensor of one value per instance that looks like a single value: ``inner`` is ``(N, *shape)``."""
+    """One value per instance that looks like a single value: ``inner`` is ``(N, *shape)``."""
 
     inner: Tensor  # type: ignore[assignment]
-    reading: LayoutTable
+    layout_table: LayoutTable
 
     @staticmethod
-    def wrap(inner: Tensor, reading: LayoutTable) -> Tensor:
-        """``inner`` in disguise; with a single instance there is nothing to hide."""
+    def wrap(inner: Tensor, table: LayoutTable) -> Tensor:
+        """Hides the instances of ``inner``; a single instance needs no disguise."""
         if inner.shape[0] == 1:
             return inner.squeeze(0)
-        seen = inner.detach()[0].requires_grad_(inner.requires_grad).as_subclass(PerInstance)
-        seen.inner, seen.reading = inner, reading
-        return seen
+        visible = inner.detach()[0].requires_grad_(inner.requires_grad).as_subclass(PerInstance)
+        visible.inner, visible.layout_table = inner, table
+        return visible
 
-    def beside(self, rows: int, ndim: int) -> Tensor | None:
-        """As a batch that broadcasts against the model's own of ``rows`` rows, or None if it has no room for it."""
+    def as_batch(self, rows: int, ndim: int) -> Tensor | None:
+        """As a tensor that broadcasts against a batch of ``rows`` rows; None if its leading dimension is not free."""
         shape = self.inner.shape[1:]
         padded = (1,) * (ndim - len(shape)) + tuple(shape)
         if len(padded) != ndim or padded[0] != 1:
@@ -84,36 +45,47 @@ class PerInstance(Tensor):
         times = rows // own.shape[0]
         if times == 1:
             return own
-        return (
-            own.repeat_interleave(times, 0) if self.reading.order == "flat" else own.repeat(times, *(1,) * (ndim - 1))
-        )
+        return own.repeat(times, *(1,) * (ndim - 1)) if self.layout_table.tiled else own.repeat_interleave(times, 0)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for every operation on such a tensor."""
         return dispatch(func, args, kwargs or {})
 
 
+class ProxyState(Protocol):
+    """What an operation without a rule needs of the pass, see ``PassState``."""
+
+    size: int
+    names: Mapping[int, str]
+
+    def expanded(self, proxy: Proxy) -> Tensor:
+        """The parameter of every instance."""
+
+
 class Proxy(Tensor):
-    """Stands in for a parameter during a pass; shares its memory, so nothing is copied."""
+    """Takes the place of a parameter during a pass; shares its memory, so nothing is copied."""
 
     parameter: Tensor
-    state: PassState
+    state: ProxyState
 
     @staticmethod
     def of(parameter: Tensor) -> Proxy:
+        """A proxy for this parameter."""
         proxy = parameter.detach().as_subclass(Proxy)
         proxy.parameter = parameter
         return proxy
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for every operation on such a tensor."""
         return dispatch(func, args, kwargs or {})
 
 
-#: What to do for an operation, filled by ``register_rule``.
+#: The rules by operation, see ``register_rule``.
 RULES: dict[Any, Callable[..., Any]] = {}
 
-#: Getters that give tensors that must follow the perturbation; all other attributes are read from what the model sees.
+#: Attributes that are tensors and must follow the perturbation; all others are those of the tensor the model sees.
 _TENSOR_GETTERS = {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")}
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
@@ -126,7 +98,7 @@ _METADATA: set[Any] = {
     )
 } | {torch.numel, torch.is_floating_point, torch.is_complex}  # fmt: skip
 
-#: Operations whose operands have the batch in front or broadcast over it: the instances are put in front too.
+#: Operations whose operands have the batch in front or broadcast over it: a PerInstance takes part as a batch.
 _BROADCASTING = {
     "__add__", "__iadd__", "__imul__", "__isub__", "__itruediv__", "__mul__", "__pow__", "__radd__", "__rmul__",
     "__rsub__", "__rtruediv__", "__setitem__", "__sub__", "__truediv__", "add", "add_", "addcdiv", "addcmul",
@@ -136,21 +108,9 @@ _BROADCASTING = {
 }  # fmt: skip
 
 
-def instances_first(tensor: Tensor, size: int, order: Order) -> Tensor:
-    """A batch of k N rows as ``(N, k, ...)``."""
-    if order == "flat" or tensor.shape[0] == size:
-        return tensor.reshape(size, -1, *tensor.shape[1:])
-    return tensor.reshape(-1, size, *tensor.shape[1:]).transpose(0, 1)
-
-
-def instances_back(tensor: Tensor, order: Order) -> Tensor:
-    """Undoes :func:`instances_first`."""
-    return (tensor if order == "flat" or tensor.shape[1] == 1 else tensor.transpose(0, 1)).flatten(0, 1)
-
-
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """One operation of the model that meets a :class:`Proxy` or a :class:`PerInstance`."""
-    func = Tensor.detach if func == _DATA else func  # what stands there has to follow the perturbation
+    """Carries out one operation that is called with a :class:`Proxy` or a :class:`PerInstance`."""
+    func = Tensor.detach if func == _DATA else func  # .data must follow the perturbation, too
     rule = RULES.get(func)
     if rule is not None:
         for value in (*args, *kwargs.values()):
@@ -158,10 +118,10 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 try:
                     output = rule(value.state, *args, **kwargs)
                 except COMMON as error:
-                    told = of_a_rule(error, rule, func)
-                    if told is None:
+                    explained = explain_rule_error(error, rule, func)
+                    if explained is None:
                         raise
-                    raise told from error
+                    raise explained from error
                 if output is not NotImplemented:
                     return output
                 break
@@ -189,30 +149,30 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
-    """The operation for every instance: beside the batch if it meets the batch, else in the hidden dimension."""
+    """The operation for every instance: on batches if one takes part, else in the hidden dimension."""
     hidden = [leaf for leaf in leaves if isinstance(leaf, PerInstance)]
-    size, reading = hidden[0].inner.shape[0], hidden[0].reading
-    order = reading.order
+    size, table = hidden[0].inner.shape[0], hidden[0].layout_table
     name = getattr(func, "__name__", "")
-    open_ones = [leaf for leaf in leaves if _may_be_batch(leaf, size)]
-    batch = [leaf for leaf in open_ones if reading.takes(name, leaf.ndim, leaf.shape[0], size)]
+    batch = [leaf for leaf in leaves if _is_batch(leaf, size)]
+    for leaf in batch:
+        table.note(Place(f"{name}()", leaf.ndim, leaf.shape[0] == size), "batch")
     if name in ("expand", "broadcast_to", "repeat"):
         grown = _grown(name, hidden[0], leaves)
         if grown is not None:
             return grown
     if batch and name in _BROADCASTING:
         rows, ndim = max(leaf.shape[0] for leaf in batch), max(leaf.ndim for leaf in batch)
-        beside = [leaf.beside(rows, ndim) if isinstance(leaf, PerInstance) else leaf for leaf in leaves]
-        if all(value is not None or leaf is None for value, leaf in zip(beside, leaves, strict=True)):
-            again, keywords = tree_unflatten(beside, spec)
+        batches = [leaf.as_batch(rows, ndim) if isinstance(leaf, PerInstance) else leaf for leaf in leaves]
+        if all(value is not None or leaf is None for value, leaf in zip(batches, leaves, strict=True)):
+            again, keywords = tree_unflatten(batches, spec)
             return func(*again, **keywords)
         batch = []
-    # Each instance sees a batch of its own rows alone.
+    # Each instance sees a batch that holds its own rows only.
     where = [
         k for k, leaf in enumerate(leaves) if isinstance(leaf, PerInstance) or any(leaf is other for other in batch)
     ]
     own = [
-        leaf.inner if isinstance(leaf, PerInstance) else instances_first(leaf, size, order)
+        leaf.inner if isinstance(leaf, PerInstance) else table.instances_first(leaf, size)
         for leaf in map(leaves.__getitem__, where)
     ]
 
@@ -224,7 +184,7 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
         return func(*again, **keywords)
 
     def back(value: Tensor) -> Tensor:
-        return instances_back(value, order) if batch else PerInstance.wrap(value, reading)
+        return table.instances_back(value) if batch else PerInstance.wrap(value, table)
 
     with torch._C.DisableTorchFunctionSubclass(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")
@@ -232,23 +192,23 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
     return type(output)(map(back, output)) if isinstance(output, (tuple, list)) else back(output)
 
 
-def _may_be_batch(leaf: Any, size: int) -> bool:
+def _is_batch(leaf: Any, size: int) -> bool:
+    """The rule of ``batch_rule``; integers (indices, masks) of k N rows, k > 1, are shared."""
     if not isinstance(leaf, Tensor) or isinstance(leaf, PerInstance) or leaf.ndim == 0:
         return False
-    several = leaf.shape[0] % size == 0 and leaf.is_floating_point()
-    return leaf.shape[0] == size or (several and leaf.shape[0] > 0)
+    rows = leaf.shape[0]
+    return rows == size or (rows > 0 and rows % size == 0 and leaf.is_floating_point())
 
 
 def _grown(name: str, value: PerInstance, leaves: list[Any]) -> Tensor | None:
-    """``expand(N, ...)`` and ``repeat(N, 1, ...)`` turn one value into a batch: here the instances come out."""
+    """``expand(N, ...)`` and ``repeat(N, 1, ...)`` make a batch of one value: here the instances become visible."""
     numbers = [leaf for leaf in leaves if isinstance(leaf, int)]
     inner, shape = value.inner, tuple(value.inner.shape[1:])
     size, ndim = inner.shape[0], len(numbers)
     if not numbers or numbers[0] < size or numbers[0] % size or ndim < len(shape):
         return None
-    if not value.reading.takes(name, ndim, numbers[0], size):
-        return None
-    own = value.beside(numbers[0], ndim)
+    value.layout_table.note(Place(f"{name}()", ndim, numbers[0] == size), "batch")
+    own = value.as_batch(numbers[0], ndim)
     if name != "repeat":
         return None if own is None else own.expand(numbers[0], *numbers[1:])
     if own is not None:

@@ -1,1 +1,1 @@
-"""Checks of the engine against autograd on first use, and the errors they raise."""
+"""First-use verification: the engine is compared with autograd and with weights that are really moved."""

@@ -1,4 +1,4 @@
-"""Weights that hooks make of parameters before every forward: pruning, and the older weight and spectral norms."""
+"""Weights that hooks compute before every forward: pruning, and the older weight and spectral norms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.*is deprecated")
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4)], ids=str)
-def test_as_by_the_loop_and_nothing_is_left_behind(kind: str, shape: tuple[int, ...]) -> None:
+def test_results_equal_the_loop_and_no_proxy_is_left_behind(kind: str, shape: tuple[int, ...]) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
     MADE[kind](model[0])
     x, found = torch.randn(*shape, dtype=torch.float64), []

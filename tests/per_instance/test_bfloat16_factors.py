@@ -1,4 +1,4 @@
-"""Output gradients kept in bfloat16: less memory, the direction of the perturbation rounded, and nothing else."""
+"""Output gradients in bfloat16: they take less memory and round the direction of the perturbation, nothing else."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_the_rounding_is_that_of_bfloat16(name: str, size: int) -> None:
     assert 0 < relative(found, wanted) < UNIT
     wanted, gradient = pass_at(model, run, exact, rho)
     found, ours = pass_at(model, run, rounded, rho)
-    # Relative to what the perturbation does, not to losses and gradients, of which it changes little. The product is
-    # rounded beside d, and so is what goes through it backwards.
+    # Relative to the change that the perturbation makes, which is small. The product is rounded as well as d, and so
+    # is the gradient that flows back through it.
     assert relative(found - exact.losses, wanted - exact.losses) < 2 * UNIT
     model.zero_grad()
     run().mean().backward()
@@ -88,7 +88,7 @@ def test_float64_is_left_alone() -> None:
 
 
 class Wide(nn.Module):
-    """Linear layers only: what is kept between the passes is most of the memory."""
+    """Linear layers only: the tensors kept between the passes are most of the memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_the_graph_of_the_second_pass_holds_no_wide_copy() -> None:
     assert peak("exact") - peak("bfloat16") > 3 * layer
 
 
-def test_what_is_not_rounded_is_gone_before_the_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrounded_gradients_are_freed_before_the_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     norms = InstanceGradients.norms
@@ -192,9 +192,7 @@ def test_an_instance_without_a_finite_gradient_takes_its_plain_gradient() -> Non
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-def test_auto_asks_how_products_are_made_and_rounds_where_a_layer_widens(
-    rounds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_rounds_under_tf32_and_only_where_a_layer_widens(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PerInstanceSAM().factors == "auto"
     monkeypatch.setattr("deltasam.methods._per_instance_sam.rounds_products", lambda device: rounds)
     found: dict[tuple[int, int], torch.dtype] = {}
@@ -232,7 +230,7 @@ def test_products_are_rounded_by_tf32_and_on_nothing_else(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch knows one way to ask for TF32")
 def test_the_newer_way_to_ask_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it torch refuses to answer in the older way."""
+    """After it torch refuses the older way."""
     gpu, products = torch.device("cuda"), torch.backends.cuda.matmul
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     before = products.fp32_precision

@@ -1,0 +1,200 @@
+"""What the rules work with during one forward pass: the layout of inputs, the perturbation, and the recorded calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from deltasam.per_instance.algebra.calls import Call, Normal
+from deltasam.per_instance.algebra.factors import wide_dtype
+from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.perturbation import Perturbation
+from deltasam.per_instance.errors import NoRuleError
+from deltasam.per_instance.interception.batch_rule import Kind
+from deltasam.per_instance.interception.layout import Layout, find_layout
+from deltasam.per_instance.interception.memory import Memory
+from deltasam.per_instance.interception.tensors import PerInstance, Proxy
+
+_MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
+
+
+class PassState:
+    """One forward pass at w (recording) or at w + eps_i (perturbed), or both.
+
+    Args:
+        grouping: How many instances there are, and how many share a perturbation.
+        names: Names of the perturbed parameters by ``id``.
+        memory: What earlier passes learned about the model.
+        perturbation: eps, or None at w.
+        recording: Whether to record the calls.
+    """
+
+    def __init__(
+        self,
+        grouping: Grouping,
+        names: Mapping[int, str],
+        memory: Memory,
+        perturbation: Perturbation | None,
+        recording: bool,
+    ) -> None:
+        self.grouping = grouping
+        self.names = names
+        self.layout_table = memory.layout_table
+        self.layout_table.seen = {}
+        self._memory = memory
+        self.perturbation = perturbation
+        self.recording = recording
+        self.calls: list[Call] = []
+        self.layouts: list[Layout | None] = []  # of the inputs of the calls; None for a parameter written out
+        # By parameter, and whether there is a graph: a value that was computed without one has no gradient.
+        self._values: dict[tuple[int, bool], Tensor] = {}
+        self._expanded: dict[tuple[int, bool], Tensor] = {}
+        self._last: tuple[Tensor, tuple[Kind, bool, int], Tensor, Tensor] | None = None
+        self.size = grouping.size
+
+    def layout(self, tensor: Tensor, parameter: Proxy, features: int) -> Layout:
+        """The layout of an input of ``parameter``'s layer."""
+        name = self.names[id(parameter.parameter)]
+        known = (name, tensor.shape, features, type(tensor) is PerInstance, self.size)
+        layout = self._memory.layouts.get(known)
+        if layout is None:
+            if len(self._memory.layouts) > _MOST_LAYOUTS:
+                self._memory.layouts.clear()
+            layout = self._memory.layouts[known] = find_layout(tensor, features, self.size, self.layout_table, name)
+        if self.recording and layout.place is not None:
+            self.layout_table.note(layout.place, layout.kind)
+        return layout
+
+    def refuse(self, operation: str, *parameters: Any) -> NoReturn:
+        """Raises the error that sends a model with this operation to the loop."""
+        raise NoRuleError(operation, [self.names[id(p.parameter)] for p in parameters if isinstance(p, Proxy)])
+
+    def data(self, x: Tensor) -> Tensor:
+        """An input of a layer; a parameter that serves as one (DeBERTa's relative positions) is written out."""
+        return self.expanded(x) if isinstance(x, Proxy) else x
+
+    def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Inputs as ``(G, S, in)``, and the same detached if they are recorded.
+
+        They are cast once under autocast, and computed once while the same input goes through several layers.
+        """
+        last, how = self._last, (layout.kind, torch.is_grad_enabled(), x._version)  # x may be changed in place
+        if last is None or last[0] is not x or last[1] != how:
+            source = x.inner if type(x) is PerInstance else x
+            kind = source.device.type
+            if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
+                source = source.to(torch.get_autocast_dtype(kind))
+            inside = PerInstance.wrap(source, self.layout_table) if type(x) is PerInstance else source
+            rows = inside if layout.is_split and self.grouping.m == 1 else self.grouping.rows(layout.split(inside, 1))
+            self._last = last = (x, how, rows, rows.detach() if self.recording else rows)
+        return last[2], last[3]
+
+    def matrix(
+        self,
+        weight: Proxy,
+        bias: Any,
+        x: Tensor,
+        y: Tensor,
+        recorded: Tensor,
+        layout: Layout,
+        transposed: bool = False,
+    ) -> Tensor:
+        """Output ``y`` (G, S, out) of a layer that multiplies ``x`` (G, S, in) by the weight and adds the bias."""
+        offset = bias.parameter if isinstance(bias, Proxy) else None
+        if self.perturbation is not None:
+            y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
+        if self.recording and (edge := edge_of(whole_base(y))) is not None:
+            shape = y.shape
+            self.calls.append(
+                Call(
+                    weight.parameter,
+                    offset,
+                    recorded,
+                    edge,
+                    "matrix",
+                    transposed,
+                    arrange=lambda gradient: gradient.reshape(shape),
+                )
+            )
+            self.layouts.append(layout)
+        return y
+
+    def table(self, weight: Proxy, ids: Tensor, y: Tensor, layout: Layout, padding: int | None) -> Tensor:
+        """Output ``y`` (G, S, out) of a lookup of ``ids`` (G, S)."""
+        if self.perturbation is not None:
+            y = self.perturbation.rows(weight.parameter, ids, y)
+        if self.recording and (edge := edge_of(y)) is not None:
+            self.calls.append(Call(weight.parameter, None, ids, edge, "rows", padding=padding))
+            self.layouts.append(layout)
+        return y
+
+    def norm_layout(self, x: Tensor, weight: Any, bias: Any) -> Layout | None:
+        """The layout of a norm's input where :meth:`norm` can record it, else None.
+
+        At w a norm is computed as it is, and its gradient made of input and output afterwards, which is cheaper.
+        """
+        if self.perturbation is not None or type(x) is PerInstance or not isinstance(weight, Proxy):
+            return None
+        if bias is not None and not isinstance(bias, Proxy):
+            return None
+        found = self.layout(x, weight, weight.parameter.ndim)
+        return None if found.kind == "shared" else found
+
+    def norm(self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Normal) -> Tensor:
+        """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
+        if self.recording and (edge := edge_of(y)) is not None:
+            offset = None if bias is None else bias.parameter
+            features, grouping = weight.parameter.ndim, self.grouping
+
+            def arrange(tensor: Tensor) -> Tensor:  # without self, which holds the calls: that would be a cycle
+                return grouping.rows(layout.split(tensor, features))
+
+            self.calls.append(Call(weight.parameter, offset, x.detach(), edge, "norm", normal=normal, arrange=arrange))
+            self.layouts.append(layout)
+        return y
+
+    def values(self, proxy: Proxy) -> Tensor:
+        """The parameter of every instance, ``(N, *shape)``, written out, in float32 at least: for small parameters."""
+        parameter = proxy.parameter
+        name = (id(parameter), torch.is_grad_enabled())
+        if name not in self._values:  # computed once in a pass, so that one gradient collects all uses
+            if self.perturbation is None:
+                wide = parameter.to(wide_dtype(parameter.dtype)).unsqueeze(0).expand(self.size, *parameter.shape)
+            else:
+                wide = self.perturbation.values(parameter)
+            if self.recording and (edge := edge_of(wide)) is not None:
+                self.calls.append(Call(parameter, None, None, edge, "dense"))
+                self.layouts.append(None)
+            self._values[name] = wide
+        return self._values[name]
+
+    def expanded(self, proxy: Proxy) -> Tensor:
+        """The parameter of every instance as a tensor that the model can use in any operation."""
+        name = (id(proxy.parameter), torch.is_grad_enabled())
+        if name not in self._expanded:
+            self._expanded[name] = PerInstance.wrap(self.values(proxy).to(proxy.dtype), self.layout_table)
+        return self._expanded[name]
+
+
+def edge_of(output: Tensor) -> GradientEdge | None:
+    """Where the gradient of an output arrives: torch's ``get_gradient_edge`` without its checks.
+
+    None in a part of the model that is computed without a graph: no gradient arrives there.
+    """
+    node = output.grad_fn
+    return None if node is None else GradientEdge(node, output.output_nr)
+
+
+def whole_base(output: Tensor) -> Tensor:
+    """The tensor that an output is a view of, if the view covers all of it in the same order; else the output itself.
+
+    ``F.linear`` with a bias returns such a view. When the view is changed in place, autograd bypasses it, and the
+    gradient arrives at the base only.
+    """
+    base = output._base
+    whole = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
+    return base if base is not None and whole else output

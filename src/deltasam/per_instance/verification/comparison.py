@@ -1,0 +1,229 @@
+"""Compares the engine's gradients of two groups with autograd's, once per model and kind of input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.per_instance.algebra.factors import Factor, LowRank, Rows
+from deltasam.per_instance.algebra.gradient import InstanceGradients
+from deltasam.per_instance.errors import MisreadError, SuspectedMixError, UncoveredError
+from deltasam.per_instance.interception.batch_rule import Place
+from deltasam.per_instance.interception.pass_state import PassState
+from deltasam.per_instance.interception.slots import ParameterSlots
+from deltasam.per_instance.verification.plain_pass import Run, plain_losses, reached_from
+from deltasam.step.gradients import refuse_reentrant
+
+#: Relative differences that rounding explains; a weight that is missed or misread differs by a good part of itself.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
+
+Scale = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class CheckResult:
+    """One group whose gradient at w is right, and what later checks need.
+
+    Attributes:
+        group: The number of the group; -1 if no group has a gradient.
+        members: Its instances.
+        gradients: Its gradient by autograd, one per parameter, with the loss scale.
+        unproven: Places of calls whose output has no gradient (detached): the comparison does not prove their layout.
+        is_half: Whether layers compute in half precision.
+        is_conclusive: Whether every gradient could be compared.
+    """
+
+    group: int
+    members: slice
+    gradients: list[Tensor | None]
+    unproven: frozenset[Place]
+    is_half: bool
+    is_conclusive: bool
+
+
+def compare(
+    slots: ParameterSlots,
+    losses: Tensor,
+    state: PassState,
+    found: Sequence[Tensor | None],
+    gradients: InstanceGradients,
+    scale: Scale | None,
+) -> CheckResult | None:
+    """Compares the two groups with the largest finite gradients; None if no gradient is finite.
+
+    Two groups, because one can be right by chance: an instance that uses a single position does not show that a table
+    of positions was taken for the batch.
+
+    Args:
+        slots: Where the parameters are.
+        losses: The losses with their graph.
+        state: The state of the pass.
+        found: The gradients of the outputs of the calls.
+        gradients: The factors made of them.
+        scale: Loss scaling.
+
+    Raises:
+        MisreadError: The layout of an input was misread; carries the correction.
+        SuspectedMixError: The loss of a group depends on other rows of the batch.
+        UncoveredError: The gradients differ for another reason.
+    """
+
+    def check(group: int) -> CheckResult:
+        grouping, params = state.grouping, slots.params
+        members = slice(group * grouping.m, min((group + 1) * grouping.m, grouping.size))
+        # If the engine sees no gradient at all: does autograd?
+        total = losses[members].sum() if group >= 0 else losses.sum()
+        total = total if scale is None else scale(total)
+        expected = torch.autograd.grad(total, list(params.values()), retain_graph=True, allow_unused=True)
+        wrong, comparable = _differences(params, expected, gradients, state, group)
+        if group < 0:  # a hook may have set a gradient to zero; only uses that the engine has not seen are its fault
+            called = {id(p) for call, g in zip(state.calls, found, strict=True) if g is not None for p in call[:2]}
+            wrong = [name for name in wrong if id(params[name]) not in called]
+        if wrong:
+            mixed = 2 * len(wrong) > len(gradients.factors) and group >= 0 and _rows_mix(state, total, group)
+            _raise_cause(slots, state, wrong, members, mixed=mixed)
+        layouts = [layout for layout, g in zip(state.layouts, found, strict=True) if g is None and layout is not None]
+        unproven = frozenset(layout.place for layout in layouts if layout.place and layout.kind != "shared")
+        is_half = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in found)
+        conclusive = comparable and (group >= 0 or all(g is None for g in expected))
+        return CheckResult(group, members, list(expected), unproven, is_half, conclusive)
+
+    results = [check(group) for group in _telling_groups(gradients.norms())]
+    return replace(results[0], is_conclusive=all(each.is_conclusive for each in results)) if results else None
+
+
+def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
+    """Makes sure that a parameter without a gradient has none in the model without proxies, either.
+
+    A ``torch.autograd.Function`` takes a proxy for a constant, unnoticed.
+
+    Returns:
+        False for a model that uses different parameters in every pass, so that passes cannot be compared.
+
+    Raises:
+        UncoveredError: A parameter has a gradient that the engine does not see.
+    """
+    has_gradient = {name: g is not None for name, g in zip(slots.params, check.gradients, strict=True)}
+    if all(has_gradient.values()) or slots.is_sharded:
+        return True
+    losses = plain_losses(slots.model, run)
+    refuse_reentrant(losses)
+    reached = reached_from(losses)
+    missed = [name for name, p in slots.params.items() if id(p) in reached and not has_gradient[name]]
+    same = all(id(p) in reached for name, p in slots.params.items() if has_gradient[name])
+    if missed and same:
+        raise UncoveredError(describe(slots.model, missed, "a torch.autograd.Function"), missed)
+    return same
+
+
+def _telling_groups(norms: Tensor) -> list[int]:
+    """The two groups with the largest finite gradients; -1 if all are zero, nothing if none is finite."""
+    finite = torch.where(torch.isfinite(norms), norms, torch.zeros_like(norms))
+    values, groups = torch.topk(finite, min(2, finite.numel()))
+    telling = [group for value, group in zip(values.tolist(), groups.tolist(), strict=True) if value > 0]
+    return telling or ([-1] if bool(torch.isfinite(norms).all()) else [])
+
+
+def _raise_cause(
+    slots: ParameterSlots, state: PassState, wrong: list[str], members: slice, *, mixed: bool
+) -> NoReturn:
+    """Raises what a wrong gradient means: an exception to the batch rule, or a model that is not covered."""
+    table = state.layout_table
+    if mixed and not table.tiled and table.may_be_tiled():
+        raise MisreadError("several rows per instance, which are not adjacent", tiled=True)
+    if mixed:
+        raise SuspectedMixError(state.size, members)
+    shared = table.not_shared(wrong)
+    if shared:
+        raise MisreadError(f"{wrong[0]} is called with an input that is not laid out like the batch", shared=shared)
+    message = describe(slots.model, wrong)
+    if operations := table.operations():
+        message += (
+            f". Or {', '.join(operations)} takes a tensor that is the same for all instances, but its first dimension "
+            f"is a multiple of N = {state.size}; give it a first dimension of 1 with unsqueeze(0)"
+        )
+    raise UncoveredError(message, wrong)
+
+
+def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
+    """A message that names the parameter and its module, and what to do."""
+    name = wrong[0]
+    owner = model.get_submodule(name.rpartition(".")[0])
+    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return (
+        f"{name} ({type(owner).__name__}){more} is used in {operation} that no rule of the low-rank engine covers; "
+        "register one with deltasam.per_instance.register_rule(operation), where operation is the torch function that "
+        "takes the parameter"
+    )
+
+
+def _differences(
+    params: Mapping[str, Tensor],
+    expected: Sequence[Tensor | None],
+    gradients: InstanceGradients,
+    state: PassState,
+    group: int,
+) -> tuple[list[str], bool]:
+    """The parameters whose gradient is not autograd's, and whether all could be compared."""
+    precisions = {call.weight.dtype for call in state.calls}
+    precisions |= {f.d.dtype for fs in gradients.factors.values() for f in fs if isinstance(f, (LowRank, Rows))}
+    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
+    biases = _folded_biases(state, gradients, group)
+    rows = []
+    for p, reference in zip(params.values(), expected, strict=True):
+        parts = [of_group(f, group) for f in gradients.factors.get(id(p), [])] + biases.get(id(p), [])
+        exact = (
+            torch.zeros_like(p) if reference is None else reference.to_dense() if reference.is_sparse else reference
+        )
+        mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
+        rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
+    measured = torch.stack([row.to(rows[0].device) for row in rows])
+    # An overflow, or an instance that is not finite, proves nothing about the engine, nor about other parameters.
+    finite = torch.isfinite(measured).all(1)
+    floor = 1e-2 * measured[finite, 1].norm()
+    bad = finite & (measured[:, 0] > tolerance * torch.maximum(measured[:, 1], floor))
+    return [name for name, is_bad in zip(params, bad.tolist(), strict=True) if is_bad], bool(finite.all())
+
+
+def _folded_biases(state: PassState, gradients: InstanceGradients, group: int) -> dict[int, list[Tensor]]:
+    found: dict[int, list[Tensor]] = {}
+    partner = {id(call.weight): call.bias for call in state.calls if call.bias is not None}
+    for name, factors in gradients.factors.items():
+        for factor in factors:
+            if isinstance(factor, LowRank) and factor.bias:
+                found.setdefault(id(partner[name]), []).append(factor.d[group].sum(0))
+    return found
+
+
+def of_group(factor: Factor, group: int) -> Tensor:
+    """The gradient of one group, written out."""
+    one = slice(group, group + 1 or None)
+    match factor:
+        case LowRank():
+            return LowRank(factor.x[one], factor.d[one], factor.bias, factor.transposed).dense()[0]
+        case Rows():
+            return Rows(factor.ids[one], factor.d[one], factor.rows).dense()[0]
+        case _:
+            return factor.dense()[group]
+
+
+def _rows_mix(state: PassState, total: Tensor, group: int) -> bool:
+    """Whether the loss of a group has a gradient in rows of other groups."""
+    calls = [
+        call
+        for call, layout in zip(state.calls, state.layouts, strict=True)
+        if layout is not None and layout.kind in ("batch", "tiled")
+    ]
+    if state.grouping.groups == 1 or not calls:
+        return False
+    found = torch.autograd.grad(total, [call.edge for call in calls], retain_graph=True, allow_unused=True)
+    for call, gradient in zip(calls, found, strict=True):
+        if gradient is not None:
+            rows = gradient if call.arrange is None else call.arrange(gradient)
+            if bool((rows[:group] != 0).any()) or bool((rows[group + 1 :] != 0).any()):
+                return True
+    return False
