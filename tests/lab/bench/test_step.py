@@ -23,7 +23,7 @@ from helpers.clocks import StoodClock
 from helpers.data import REPOSITORY
 
 # Few instances and wide layers: parameters outweigh activations, so that extra memory is told in copies of them.
-SMALL = StepOptions(model="mlp", batch=4, rounds=2, warmup=0, device="cpu", field=False)
+SMALL = StepOptions(model="mlp", batch=4, rounds=2, warmup=0, device="cpu", third_party=False)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_ratios_are_to_erm_and_to_sam(measured: Report) -> None:
 def known(clock: StoodClock, **seconds: float) -> list[Candidate]:
     """Contestants whose steps take so long, by the clock."""
     return [
-        Candidate(name, "field", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
+        Candidate(name, "third_party", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
         for name, taken in seconds.items()
     ]
 
@@ -81,7 +81,7 @@ def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
 
         return work
 
-    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("three", "field", build)])
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("three", "third_party", build)])
     assert (row(result, "three").forwards, row(result, "three").backwards) == (3, 3)
 
 
@@ -92,21 +92,21 @@ def test_one_that_cannot_run_is_named_and_costs_the_others_nothing(capsys: pytes
 
         return work
 
-    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("broken", "field", build)])
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("broken", "third_party", build)])
     assert [each.name for each in result.rows] == ["ERM", "SAM"]
     report.show(result)
     assert "broken could not run here: RuntimeError: no kernel for this [type]" in capsys.readouterr().out
 
 
 def test_named_methods_come_with_erm_and_sam() -> None:
-    assert [each.name for each in candidates(("delta_sam", "r-drop"), with_field=False, embeddings=True)] == [
+    assert [each.name for each in candidates(("delta_sam", "r-drop"), third_party=False, embeddings=True)] == [
         "ERM",
         "SAM",
         "DeltaSAM",
         "RDrop",
     ]
     with pytest.raises(ValueError, match="'delta-sma' is not a method; did you mean DeltaSAM"):
-        candidates(("delta-sma",), with_field=False, embeddings=False)
+        candidates(("delta-sma",), third_party=False, embeddings=False)
 
 
 def test_a_method_that_looks_rarely_is_timed_over_its_period() -> None:
@@ -117,16 +117,16 @@ def test_a_method_that_looks_rarely_is_timed_over_its_period() -> None:
 
 def test_the_field_takes_the_passes_its_authors_say() -> None:
     pytest.importorskip("pytorch_optimizer")
-    result = measure(StepOptions(**{**vars(SMALL), "field": True, "methods": ("sam",)}))
+    result = measure(StepOptions(**{**vars(SMALL), "third_party": True, "methods": ("sam",)}))
     theirs = row(result, "pytorch_optimizer.SAM")
-    assert (theirs.origin, theirs.forwards, theirs.backwards) == ("field", 2, 2)
+    assert (theirs.origin, theirs.forwards, theirs.backwards) == ("third_party", 2, 2)
 
 
 def test_transformer_under_autocast() -> None:
     pytest.importorskip("transformers")
     options = StepOptions(
         model="bert-tiny", batch=2, length=4, precision="bf16", rounds=1, warmup=0, device="cpu",
-        methods=("delta-sam",), field=False,
+        methods=("delta-sam",), third_party=False,
     )  # fmt: skip
     result = measure(options)
     assert row(result, "SAM").forwards == 2
@@ -136,7 +136,7 @@ def test_transformer_under_autocast() -> None:
 
 def test_isolated_perturbation_beside_the_field() -> None:
     pytest.importorskip("pytorch_optimizer")
-    result = measure(StepOptions(**{**vars(SMALL), "field": True, "isolate": True}))
+    result = measure(StepOptions(**{**vars(SMALL), "third_party": True, "isolate": True}))
     assert [each.name for each in result.rows] == [
         "deltasam", "pytorch_optimizer.SAM", "pytorch_optimizer.SAM(foreach=True)",
     ]  # fmt: skip
@@ -271,7 +271,7 @@ from importlib import util
 find = util.find_spec
 util.find_spec = lambda name, *rest: None if name in sys.modules and sys.modules[name] is None else find(name, *rest)
 from deltasam.lab.bench.step import main
-sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device cpu --methods --no-field".split()
+sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device cpu --methods --no-third-party".split()
               + ["--json", {str(tmp_path / "out.json")!r}]))
 """
     result = subprocess.run(

@@ -92,7 +92,7 @@ def test_lists_and_measurements(here: Here) -> None:
     listed = deltasam("list", "methods", plugins="helpers.plugin", path=PLUGIN.parents[1])
     assert "SAM with a name of its own." in listed.stdout, listed.stderr
     assert "few-docstrings" in here("list", "tasks").stdout
-    small = "--no-field --no-memory --rounds 1 --warmup 0 --seconds 0.01 --layers 1 --hidden 16 --heads 2 --length 8"
+    small = "--no-third-party --no-memory --rounds 1 --warmup 0 --seconds 0.01 --layers 1 --hidden 16 --heads 2 --length 8"
     step = here("bench", "step", "--methods", "wide-sam", *small.split())
     assert "WideSAM" in step.stdout, step.stderr
 

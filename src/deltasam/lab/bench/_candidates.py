@@ -54,7 +54,7 @@ class Candidate:
     """
 
     name: str
-    origin: Literal["deltasam", "field"]
+    origin: Literal["deltasam", "third_party"]
     build: Callable[[Workbench, Optimizer], Work]
     method: str = ""
     way: Way = "eager"
@@ -72,7 +72,7 @@ def candidates(
     names: tuple[str, ...],
     *,
     ways: tuple[Way, ...] = ("eager",),
-    with_field: bool,
+    third_party: bool,
     embeddings: bool,
     adamw: tuple[AdamW, ...] = (),
 ) -> list[Candidate]:
@@ -81,7 +81,7 @@ def candidates(
     Args:
         names: Methods and regularisers; a regulariser is measured under plain training.
         ways: How to run each of them; ERM and SAM run eagerly in any case, everything is compared with those.
-        with_field: Also the packages of others.
+        third_party: Also the packages of others.
         embeddings: The model has input embeddings, which some methods and the regularisers perturb.
         adamw: Further implementations of AdamW, to run ERM and SAM with.
     """
@@ -94,7 +94,7 @@ def candidates(
         replace(entry, name=f"{entry.name}, {kind} AdamW", adamw=kind) for kind in adamw for entry in entries[:2]
     ]
     ours = {entry.name: entry for entry in entries}
-    return [*ours.values(), *(field(embeddings=embeddings) if with_field else [])]
+    return [*ours.values(), *(field(embeddings=embeddings) if third_party else [])]
 
 
 def _named(name: str, way: Way = "eager") -> Candidate:
@@ -169,7 +169,7 @@ def field(*, embeddings: bool) -> list[Candidate]:
     if util.find_spec("pytorch_optimizer") is not None:
         found += [_closure_style(name) for name in ("SAM", "FriendlySAM", "LookSAM")]
     if embeddings and util.find_spec("smart_pytorch") is not None:
-        found.append(Candidate("smart_pytorch.SMARTLoss", "field", _smart_pytorch))
+        found.append(Candidate("smart_pytorch.SMARTLoss", "third_party", _smart_pytorch))
     return found
 
 
@@ -191,7 +191,7 @@ def _closure_style(name: str) -> Candidate:
 
         return work
 
-    return Candidate(f"pytorch_optimizer.{name}", "field", build, period=10 if name == "LookSAM" else 1)
+    return Candidate(f"pytorch_optimizer.{name}", "third_party", build, period=10 if name == "LookSAM" else 1)
 
 
 def _smart_pytorch(bench: Workbench, optimizer: Optimizer) -> Work:

@@ -143,7 +143,7 @@ def _all(options: StepOptions) -> list[Candidate]:
     return candidates(
         options.methods,
         ways=options.ways,
-        with_field=options.field,
+        third_party=options.third_party,
         embeddings=options.model != "mlp",
         adamw=options.adamw[1:],
     )
@@ -213,7 +213,7 @@ def _isolated(options: StepOptions, bench: Workbench) -> tuple[Row, ...]:
     return tuple(
         Row(
             name=name,
-            origin="deltasam" if name == isolate.OURS else "field",
+            origin="deltasam" if name == isolate.OURS else "third_party",
             seconds=Spread.of(seconds[name]),
             times_ours=ratios(seconds, name, isolate.OURS),
             rounds=tuple(seconds[name]),

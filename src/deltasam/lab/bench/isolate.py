@@ -30,7 +30,7 @@ def run(options: StepOptions, bench: Workbench) -> dict[str, list[float]]:
     gradient = [torch.randn_like(p) for p in params]
     before = [p.detach().clone() for p in params]
     works: dict[str, Callable[[], None]] = {OURS: lambda: _ours(params)}
-    if options.field and util.find_spec("pytorch_optimizer") is not None:
+    if options.third_party and util.find_spec("pytorch_optimizer") is not None:
         works |= {FIELD: _theirs(params, foreach=False), FIELD_FOREACH: _theirs(params, foreach=True)}
 
     def fresh_gradient() -> None:

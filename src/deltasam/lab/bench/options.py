@@ -41,7 +41,7 @@ class StepOptions:
         ways: How to run every method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
         compile_mode: The mode of torch.compile; tuned: with the settings of deltasam.speed.compiling.compiled;
             max-autotune-no-cudagraphs: tries out kernels for the products, too (slow).
-        field: Measure the implementations of other packages, too, where they are installed; --no-field does not.
+        third_party: Measure the implementations of other packages, too, where they are installed; --no-third-party does not.
         adamw: Implementations of AdamW; the first one is behind everything, ERM and SAM run with the others, too.
         rounds: Timed rounds; in each, every candidate takes its turn.
         seconds: Steps in a row that last this long in all rounds together; by default 5 on a GPU, 1 on a CPU a round.
@@ -68,7 +68,7 @@ class StepOptions:
     methods: tuple[str, ...] = ()
     ways: tuple[Way, ...] = ("eager",)
     compile_mode: Literal["default", "tuned", "max-autotune-no-cudagraphs"] = "default"
-    field: bool = True
+    third_party: bool = True
     adamw: tuple[AdamW, ...] = ("fused",)
     rounds: int = 7
     seconds: float | None = None

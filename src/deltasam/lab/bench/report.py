@@ -36,7 +36,7 @@ class Row:
     """
 
     name: str
-    origin: Literal["deltasam", "field"]
+    origin: Literal["deltasam", "third_party"]
     seconds: Spread
     times_erm: Spread | None = None
     times_sam: Spread | None = None
