@@ -88,8 +88,8 @@ def progress_bar(title: str) -> Iterator[Watch]:
 
     Where the output is not a terminal, it prints a line after every tenth of the updates instead.
     """
-    from rich.console import Console
     from rich import progress as rp
+    from rich.console import Console
 
     console = Console(stderr=True, markup=False)
     if not console.is_terminal:

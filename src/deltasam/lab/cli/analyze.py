@@ -191,10 +191,8 @@ def _weightings(given: Sequence[str], draws: int) -> dict[str, Any]:
         try:
             named = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            example = "'{name: FiniteDifference, radius: 0.5}'"
-            raise InputError(
-                f"--weightings {text}: must be a name, or a name with options such as {example}"
-            ) from error
+            expected = "must be a name, or a name with options such as '{name: FiniteDifference, radius: 0.5}'"
+            raise InputError(f"--weightings {text}: {expected}") from error
         with one_line_errors():
             weighting: Any = to_weighting(named, "--weightings")
         if draws > 1 and getattr(weighting, "samples", None) == 1:

@@ -156,9 +156,7 @@ class BenchTrain:
         name, _, own = training.method.partition(":")
         options = [f"method.{option}" for option in own.split(",") if option]
         if any("=" not in option for option in options):
-            raise ConfigError(
-                f"--methods {training.method}: options must have the form name:option=value,option=value"
-            )
+            raise ConfigError(f"--methods {training.method}: write options as name:option=value,option=value")
         length = steps or self.steps
         return resolve(
             method=name,

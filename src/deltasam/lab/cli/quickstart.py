@@ -76,7 +76,7 @@ class Quickstart:
         lines = (
             "",
             f"Adversarial risk: the loss under the worst perturbation of norm {self.rho} for each pair.",
-            "Sharpness: how much the loss rises under the worst perturbation for each batch. Passes: forward/backward.",
+            "Sharpness: the rise of the loss under the worst perturbation for each batch. Passes: forward/backward.",
             "These runs are too short to rank the methods.",
             "",
             f"Run folders: {self.output}/{{{','.join(folder.name for folder in folders)}}}",

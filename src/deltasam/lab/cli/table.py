@@ -54,7 +54,7 @@ class TableCommand:
     """Omit the paper's numbers, the differences, and rows without a run. CSV always contains them."""
 
     measure: bool = False
-    """For adversarial-risk: measure runs that were not measured, or with other settings, if they kept their weights."""
+    """For adversarial-risk: measure runs that lack it or have it for other settings, if they kept their weights."""
 
     rho: float | None = None
     """For adversarial-risk: the radius. Defaults to that of most runs, or 0.05."""
@@ -135,7 +135,7 @@ class TableCommand:
         return f"- None of the {found} belongs to this table; see them with: deltasam report {folders}\n"
 
     def _measure(self, runs: Runs) -> None:
-        """Measures the adversarial risk of the runs that lack it. Skips runs that cannot be measured, with a message."""
+        """Measures the adversarial risk where it is missing. Skips runs that cannot be measured, with a message."""
         from deltasam.lab.cli._run_folders import result_or_error
         from deltasam.lab.experiments import ConfigError
         from deltasam.lab.report import usual_risk

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Trains and evaluates one run and writes its folder. A finished run is not repeated, an interrupted one continues.
+    """Trains and evaluates one run. A finished run is not repeated, an interrupted one continues.
 
     A run is described by a preset or a file, then by options, then by settings such as
     `method.rho=0.02 batch.size=16`. Later values override earlier ones. `--dry-run` prints all settings.

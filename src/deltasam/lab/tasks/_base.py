@@ -109,7 +109,7 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
-        """Returns the rows as items of a training set. ``seed`` is that of the run, for tasks with random encodings."""
+        """Returns the rows as items of a training set. ``seed`` is that of the run, for random encodings."""
 
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:

@@ -62,7 +62,7 @@ class DocstringTask(SentenceTask):
         return "Python's standard library, no download"
 
     def read(self, source: DataSource, split: str) -> Split:
-        """Returns the rows of ``train`` (80%) or ``validation`` (20%), or of a part of them. Only ``train`` has noise."""
+        """Returns the rows of ``train`` (80%) or ``validation`` (20%), or of a part. Only ``train`` has noise."""
         if is_part(split):
             return super().read(source, split)
         if split not in _SPLITS:

@@ -132,8 +132,8 @@ def _check_present(value: Any, where: str) -> None:
 def _check_scalar(value: Any, where: str) -> None:
     if isinstance(value, (list, tuple, dict, set)):
         raise DataError(
-            f"{where}: a label is one name or number, not {value!r}; choose the right column (task.label=...), or give "
-            "each row one label"
+            f"{where}: a label is one name or number, not {value!r}; choose the right column (task.label=...), or "
+            "give each row one label"
         )
 
 

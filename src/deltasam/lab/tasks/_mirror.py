@@ -73,8 +73,8 @@ class MirrorTask(Table, Task):
             raise ValueError(f"task.span={self.span} must be at least 0")
         if self.span and self.shortest <= self.span:
             raise ValueError(
-                f"task.shortest={self.shortest} must be greater than task.span={self.span}, or the whole sentence could "
-                "be masked"
+                f"task.shortest={self.shortest} must be greater than task.span={self.span}, or the whole sentence "
+                "could be masked"
             )
 
     @property

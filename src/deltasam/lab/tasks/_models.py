@@ -86,8 +86,8 @@ def find_model(path: str) -> str:
         raise DataError(f"model {path!r}: there is no such folder")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not _cached(path):
         raise DataError(
-            f"model {path!r} is neither a folder nor in the hub's cache, and the hub is switched off (HF_HUB_OFFLINE); "
-            f"use the path of a model, or a packaged one: {', '.join(PACKAGED)}"
+            f"model {path!r} is neither a folder nor in the cache, and the hub is switched off (HF_HUB_OFFLINE); use "
+            f"the path of a model, or a packaged one: {', '.join(PACKAGED)}"
         )
     return path
 

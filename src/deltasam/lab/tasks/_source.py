@@ -107,8 +107,8 @@ def _from_hub(hub: str, names: Sequence[str], dataset: str) -> Split:
         import datasets
     except ModuleNotFoundError as error:
         raise DataError(
-            f"{dataset}: reading from the hub needs the package datasets: pip install 'deltasam[lab]'; or set --data or "
-            f"{VARIABLE} to a local folder"
+            f"{dataset}: reading from the hub needs the package datasets: pip install 'deltasam[lab]'; or set --data "
+            f"or {VARIABLE} to a local folder"
         ) from error
     path, _, configuration = hub.partition(":")
     if datasets.config.HF_HUB_OFFLINE:
