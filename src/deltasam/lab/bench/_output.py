@@ -12,7 +12,7 @@ from deltasam.lab.bench._clock import Spread
 
 
 def print_table(title: str, columns: Mapping[str, Sequence[str]], notes: Sequence[str]) -> None:
-    """Prints a title, a table and notes. The first column is text, the others are numbers; empty columns are omitted."""
+    """Prints a title, a table and notes. The first column is text, the others are numbers. Omits empty columns."""
     filled = {name: column for name, column in columns.items() if any(column)}
     rows = list(zip(*filled.values(), strict=True))
     if util.find_spec("rich") is None:

@@ -98,9 +98,7 @@ def show(report: Report) -> None:
     if not report.options.isolate:
         note += "; passes: forward/backward, counted by hooks"
     if any(columns["MiB"]):
-        note += (
-            "; MiB: peak memory without weights and optimizer; memory: excess over ERM, in copies of the parameters"
-        )
+        note += "; MiB: peak memory without weights and optimizer; memory: excess over ERM in copies of the parameters"
     notes = [note, *(f"{name} could not run: {reason}" for name, reason in report.failures.items())]
     print_table(report.title, columns, notes)
 

@@ -79,7 +79,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRow:
-    """The results of one method in one way. Ratios are computed within a repetition, or None without eager SAM or ERM."""
+    """The results of one method in one way. Ratios are computed within a repetition; None without eager SAM or ERM."""
 
     name: str
     method: str
