@@ -119,9 +119,9 @@ def test_the_entry_point_of_an_installed_package(tmp_path: Path) -> None:
 
 def test_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
     done = deltasam("list", "methods", plugins="", path=installed(tmp_path, "missing_module"))
-    told = "missing_module, a plugin of the installed package own-plugin, cannot be imported (ModuleNotFoundError: "
+    error = "missing_module, a plugin of the installed package own-plugin, cannot be imported (ModuleNotFoundError: "
     assert done.returncode == 2
-    assert told in done.stderr
+    assert error in done.stderr
     assert done.stderr.strip().endswith("; update or uninstall that package")
 
 
@@ -179,6 +179,6 @@ def test_a_run_with_an_unknown_method_suggests_a_plugin(bert: Path, tmp_path: Pa
     (tmp_path / "run/config.yaml").write_text(
         yaml.safe_dump({"task": "docstrings", "model": str(bert), "method": "zz"})
     )
-    told = here("evaluate", tmp_path / "run", plugins="").stderr
-    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in told
-    assert "if it is your own, name its file in DELTASAM_PLUGINS" in told
+    error = here("evaluate", tmp_path / "run", plugins="").stderr
+    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in error
+    assert "if it is your own, name its file in DELTASAM_PLUGINS" in error
