@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +17,7 @@ from deltasam.lab.cli._output import progress_bar, silence_libraries
 
 if TYPE_CHECKING:
     from deltasam.lab.bench.train import Trained, Training
-    from deltasam.lab.experiments import Result, RunConfig
+    from deltasam.lab.experiments import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +81,10 @@ class BenchTrain:
                 raise InputError(f"--{name} {value}: must be at least {least}")
         if not (self.methods and self.ways):
             raise InputError("--methods and --ways need at least one value each, such as --methods sam --ways eager")
-        with one_line_errors(), self._folder() as folder:
-            self._measure(folder)
+        with one_line_errors(), tempfile.TemporaryDirectory(prefix="deltasam-bench-") as temporary:
+            self._measure(Path(temporary))
 
-    def _measure(self, folder: Path) -> None:
+    def _measure(self, temporary: Path) -> None:
         import torch
 
         from deltasam.lab.bench import train
@@ -96,11 +94,15 @@ class BenchTrain:
         plan = list(dict.fromkeys(train.Training(method, way) for way in ways for method in self.methods))
         configs = {each: self.config(each) for each in plan}  # raises before any training
         silence_libraries()
-        if self.warmup:
-            self._warm_up(ways)
+        # The first captured step of a process has costs that the first eager step has not. The folder is not in
+        # --output, where an interrupted warm-up would look like a run.
+        for way in ways if self.warmup else ():
+            short = self.config(train.Training(self.methods[0], way), steps=self.warmup)
+            with progress_bar(f"warm-up {way}") as watch:
+                run(short, temporary / f"warm-up-{way}", watch=watch, keep_weights=False)
 
         def train_one(each: Training, number: int) -> Trained:
-            place = folder / f"{each.name.replace(' ', '-')}-{number + 1}"
+            place = (self.output or temporary) / f"{each.name.replace(' ', '-')}-{number + 1}"
             pace = train.Pace()
             with progress_bar(f"{each.name:<24}") as shown:
 
@@ -110,7 +112,18 @@ class BenchTrain:
 
                 result = run(configs[each], place, watch=watch, keep_weights=False)
             shutil.rmtree(place / "checkpoints", ignore_errors=True)  # left by a training that was stopped
-            return _trained(result, pace.seconds)
+            return train.Trained(
+                train_seconds=result.train_seconds,
+                seconds_per_update=pace.seconds,
+                updates=result.steps,
+                forwards=result.forward_passes,
+                backwards=result.backward_passes,
+                skipped=result.skipped_steps,
+                metric=result.primary_metric,
+                value=result.primary_value,
+                peak_bytes=result.peak_memory_bytes,
+                device=result.device,
+            )
 
         first = configs[plan[0]]
         model = Path(self.model).name  # without the path, which is private to this machine
@@ -136,19 +149,6 @@ class BenchTrain:
             print("captured is skipped: it needs a GPU", file=sys.stderr)
         return ways
 
-    def _warm_up(self, ways: Sequence[TrainWay]) -> None:
-        """Trains briefly in each way: the first captured step of a process has costs that the first eager one has not.
-
-        The run folders are temporary, not in `--output`, where an interrupted warm-up would look like a run.
-        """
-        from deltasam.lab.bench.train import Training
-        from deltasam.lab.experiments import run
-
-        for way in ways:
-            short = self.config(Training(self.methods[0], way), steps=self.warmup)
-            with _temporary_folder() as folder, progress_bar(f"warm-up {way}") as watch:
-                run(short, folder / "warm-up", watch=watch, keep_weights=False)
-
     def config(self, training: Training, steps: int | None = None) -> RunConfig:
         """Returns the run of one training: evaluated at the end only, without checkpoints."""
         from deltasam.lab.experiments import ConfigError, resolve
@@ -173,34 +173,3 @@ class BenchTrain:
             },
             settings=[*self.settings, *options],
         )
-
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        if self.output is not None:
-            yield self.output
-            return
-        with _temporary_folder() as folder:
-            yield folder
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="deltasam-bench-") as folder:
-        yield Path(folder)
-
-
-def _trained(result: Result, seconds_per_update: float | None) -> Trained:
-    from deltasam.lab.bench.train import Trained
-
-    return Trained(
-        train_seconds=result.train_seconds,
-        seconds_per_update=seconds_per_update,
-        updates=result.steps,
-        forwards=result.forward_passes,
-        backwards=result.backward_passes,
-        skipped=result.skipped_steps,
-        metric=result.primary_metric,
-        value=result.primary_value,
-        peak_bytes=result.peak_memory_bytes,
-        device=result.device,
-    )

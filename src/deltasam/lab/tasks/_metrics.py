@@ -39,16 +39,19 @@ def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
 
 def pearson(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Returns the Pearson correlation, or 0 for constant predictions or labels, where it is undefined."""
-    from scipy.stats import pearsonr
-
-    return 0.0 if _constant(predictions, labels) else float(pearsonr(predictions, labels).statistic)
+    return _correlation("pearsonr", predictions, labels)
 
 
 def spearman(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Returns the Spearman correlation, or 0 for constant predictions or labels, where it is undefined."""
-    from scipy.stats import spearmanr
+    return _correlation("spearmanr", predictions, labels)
 
-    return 0.0 if _constant(predictions, labels) else float(spearmanr(predictions, labels).statistic)
+
+def _correlation(name: str, predictions: ArrayLike, labels: ArrayLike) -> float:
+    from scipy import stats
+
+    is_constant = any(np.ptp(np.asarray(values, dtype=float)) == 0 for values in (predictions, labels))
+    return 0.0 if is_constant else float(getattr(stats, name)(predictions, labels).statistic)
 
 
 def mse(predictions: ArrayLike, labels: ArrayLike) -> float:
@@ -90,7 +93,3 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     scorer = RougeScorer(list(names), use_stemmer=True)
     found = [scorer.score(reference, text) for text, reference in zip(predictions, references, strict=True)]
     return {name: float(np.mean([score[name].fmeasure for score in found])) for name in names}
-
-
-def _constant(predictions: ArrayLike, labels: ArrayLike) -> bool:
-    return bool(np.ptp(np.asarray(predictions, dtype=float)) == 0 or np.ptp(np.asarray(labels, dtype=float)) == 0)
