@@ -16,7 +16,7 @@ from deltasam.lab.catalogue import METHODS, find_method
 from deltasam.lab.plugins import load_plugins
 from deltasam.methods import ERM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
-from deltasam.step.names import spelled
+from deltasam.step.names import look_up
 from deltasam.weighting import Directional, FiniteDifference
 
 Work = Callable[[], None]
@@ -98,13 +98,10 @@ def candidates(
 
 
 def _named(name: str, way: Way = "eager") -> Candidate:
-    for known, kind in REGULARISERS.items():
-        if spelled(name) == spelled(known):
-            return of_method(ERM, known, wrap=kind, way=way)
-    for known, make in VARIANTS.items():
-        if spelled(name) == spelled(known):
-            return of_method(make, known, way=way)
-    return of_method(find_method(name), way=way)
+    known = look_up({each: each for each in (*REGULARISERS, *VARIANTS)}, name)
+    if known is None:
+        return of_method(find_method(name), way=way)
+    return of_method(VARIANTS.get(known, ERM), known, wrap=REGULARISERS.get(known), way=way)
 
 
 def of_method(

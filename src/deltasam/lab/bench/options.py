@@ -41,13 +41,13 @@ class StepOptions:
         ways: How to run each method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
         compile_mode: Mode of torch.compile. tuned: the settings of deltasam.speed.compiling.compiled;
             max-autotune-no-cudagraphs: also tunes the kernels of matrix products (slow).
-        third_party: Also measure installed third-party implementations. --no-third-party turns it off.
+        third_party: Measure installed third-party implementations, unless --no-third-party is given.
         adamw: Implementations of AdamW. All candidates use the first one; ERM and SAM run with the others, too.
         rounds: Number of timed rounds. In each, every candidate takes its turn.
         seconds: Total time per candidate, which sets its steps per round. Defaults to 5 steps on a GPU, 1 on a CPU.
         warmup: Number of rounds without timing.
         clock: wall time, or cpu time of the process, which is more robust on a busy machine.
-        memory: Measure peak memory. --no-memory turns it off.
+        memory: Measure peak memory, unless --no-memory is given.
         isolate: Measure only norm + perturb + restore of SAM, compared with third-party implementations.
         threads: Number of CPU threads of torch. Defaults to torch's choice.
         seed: Seed of the weights and the batch.

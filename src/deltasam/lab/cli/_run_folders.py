@@ -50,6 +50,13 @@ class OnRuns:
         return list(dict.fromkeys(run for folder in self.folders for run in (run_folders(folder) or [folder])))
 
 
+def check_folders(folders: Sequence[Path]) -> None:
+    """Raises an InputError for a folder that does not exist."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` create run folders")
+
+
 def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator[tuple[Path, Found]]:
     """Measures the runs one by one. If there are several, skips those that cannot be measured, with a message.
 

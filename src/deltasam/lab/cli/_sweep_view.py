@@ -110,7 +110,7 @@ def summary(outcome: Outcome, console: Console) -> None:
             f"{stdev(values):.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
         )  # fmt: skip
     console.print(table)
-    results, trained = counted(len(outcome.results), "result"), counted(outcome.trained, "run")
-    console.print(f"\n{results}, {trained} trained now, {len(outcome.failed)} failed", highlight=False)
+    finished, trained = counted(len(outcome.results), "result"), counted(outcome.trained, "run")
+    console.print(f"\n{finished}, {trained} trained now, {len(outcome.failed)} failed", highlight=False)
     for name, error in outcome.failed.items():
         console.print(f"failed: {name}: {error}", highlight=False, style="red")

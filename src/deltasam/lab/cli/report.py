@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from deltasam.lab.cli._errors import InputError
 from deltasam.lab.cli._output import write_file
+from deltasam.lab.cli._run_folders import check_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,7 @@ class ReportCommand:
         from deltasam.lab.report import TABLES, html_report, read_runs
         from deltasam.step.names import counted
 
-        for folder in self.folders:
-            if not folder.is_dir():
-                raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` create run folders")
+        check_folders(self.folders)
         runs = read_runs(*self.folders)
         if not runs.finished:
             problems = "; ".join(["no finished run found", *runs.problems()])

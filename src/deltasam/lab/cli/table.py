@@ -12,6 +12,7 @@ from tyro.conf import Positional
 from deltasam.lab.cli._arguments import check_positive
 from deltasam.lab.cli._errors import InputError
 from deltasam.lab.cli._output import silence_libraries, wide_console, write_file
+from deltasam.lab.cli._run_folders import check_folders, result_or_error
 
 if TYPE_CHECKING:
     from deltasam.lab.report import Runs, Table
@@ -69,9 +70,7 @@ class TableCommand:
         """Reads the runs and writes the table."""
         from deltasam.lab.report import TABLES, read_runs, to_csv, to_latex, to_markdown
 
-        for folder in self.folders:
-            if not folder.is_dir():
-                raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` create run folders")
+        check_folders(self.folders)
         for option in ("rows", "data"):
             if getattr(self, option) is not None and not self.measure:
                 raise InputError(f"--{option} needs --measure")
@@ -136,7 +135,6 @@ class TableCommand:
 
     def _measure(self, runs: Runs) -> None:
         """Measures the adversarial risk where it is missing. Skips runs that cannot be measured, with a message."""
-        from deltasam.lab.cli._run_folders import result_or_error
         from deltasam.lab.experiments import ConfigError
         from deltasam.lab.report import usual_risk
         from deltasam.lab.sweeps import RISK, record_risk

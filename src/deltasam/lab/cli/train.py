@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from deltasam.lab.cli._errors import one_line_errors
+from deltasam.lab.cli._errors import InputError, one_line_errors
 from deltasam.lab.cli._output import progress_bar, results_table, silence_libraries, wide_console
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Train:
 
     def run(self) -> None:
         """Trains, or prints the settings."""
+        if self.tensorboard and not any(map(find_spec, ("tensorboard", "tensorboardX"))):
+            raise InputError("--tensorboard needs TensorBoard: pip install 'deltasam[tensorboard]'")
         with one_line_errors():
             config = self.resolve()
             if self.dry_run:
