@@ -49,7 +49,10 @@ def _check_plot(path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line without tyro. It reads the same options from the same dataclass."""
-    arguments = vars(_parser().parse_args(argv))
+    given = sys.argv[1:] if argv is None else argv
+    # Options may have underscores, such as --compile_mode.
+    words = [re.sub(r"^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in given]
+    arguments = vars(_parser().parse_args(words))
     try:
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}
         run(StepOptions(**values))
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     text = inspect.getdoc(StepOptions) or ""
-    described = dict(re.findall(r"^ {4}(\w+): (.*)$", text, flags=re.MULTILINE))
+    described = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", text, flags=re.MULTILINE))
     hints = get_type_hints(StepOptions)
     parser = argparse.ArgumentParser(
         prog="python -m deltasam.lab.bench.step",
@@ -70,8 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for each in fields(StepOptions):
         settings = {"default": each.default, "help": described[each.name], **_kind(hints[each.name])}
-        flags = dict.fromkeys((f"--{each.name.replace('_', '-')}", f"--{each.name}"))
-        parser.add_argument(*flags, **settings)
+        parser.add_argument(f"--{each.name.replace('_', '-')}", **settings)
     return parser
 
 
