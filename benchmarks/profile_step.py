@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model=options.model, batch=batch, length=length, precision=options.precision, device="cuda",
         compile_mode=options.compile_mode,
     )  # fmt: skip
-    every = candidates(tuple(options.methods), ways=tuple(options.ways), with_field=False, embeddings=True)
+    every = candidates(tuple(options.methods), ways=tuple(options.ways), third_party=False, embeddings=True)
     names = {name.lower().replace("-", "") for name in options.methods}
     wanted = [one for one in every if one.way != "eager" and one.method.lower().replace("-", "") in names]
     for entry, work in prepared(shape, wanted):

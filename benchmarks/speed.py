@@ -66,7 +66,7 @@ class BenchRequest:
 
         chosen = self.rounds or rounds
         total = None if seconds is None else seconds * chosen / rounds
-        return StepOptions(device=self.device, field=False, rounds=chosen, seconds=total, **settings)
+        return StepOptions(device=self.device, third_party=False, rounds=chosen, seconds=total, **settings)
 
 
 def figures(request: BenchRequest) -> Iterator[Any]:
@@ -156,7 +156,7 @@ def candidates_of(part: str, options: Any) -> list[Any] | None:
     only_eager = {"loop": "PerInstanceSAM-loop", "compiled": "ERM"}.get(part)
     if only_eager is None:
         return None
-    found = named(options.methods, ways=options.ways, with_field=False, embeddings=True)
+    found = named(options.methods, ways=options.ways, third_party=False, embeddings=True)
     return [each for each in found if each.method != only_eager or each.way == "eager"]
 
 

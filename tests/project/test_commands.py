@@ -10,8 +10,9 @@ import pytest
 import tyro
 import yaml
 
+from deltasam.lab.cli._arguments import arranged
 from deltasam.lab.cli._commands import COMMANDS
-from deltasam.lab.cli._main import _match
+from deltasam.lab.cli._main import find_command
 from deltasam.lab.sweeps import Sweep, final_runs, tuning_runs
 from helpers.data import REPOSITORY
 
@@ -35,10 +36,10 @@ def commands(page: Path) -> list[list[str]]:
     ids=lambda value: value.stem if isinstance(value, Path) else " ".join(value),
 )
 def test_a_command_of_a_page_is_understood(page: Path, words: list[str]) -> None:
-    name = _match(words)
+    name = find_command(words)
     assert name is not None, f"{page.name}: deltasam {' '.join(words)}"
     kind = COMMANDS[name].load()
-    rest = getattr(kind, "arranged", list)(words[len(name.split()) :])
+    rest = arranged(kind, words[len(name.split()) :])
     tyro.cli(kind, args=rest, config=(tyro.conf.FlagCreatePairsOff,))
 
 

@@ -1,4 +1,4 @@
-"""The clock, the memory counter and the pass counter, each on work whose answer is known."""
+"""The clock, the memory counter and the pass counter, on functions with known results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def block() -> torch.Tensor:
     return torch.ones(MIB // 4)
 
 
-def test_peak_counts_what_is_alive_at_once() -> None:
+def test_peak_counts_storages_that_are_alive_together() -> None:
     def one_after_another() -> None:
         for _ in range(3):
             block()
@@ -45,14 +45,14 @@ def test_peak_sees_what_autograd_holds() -> None:
     x = block().requires_grad_()
 
     def work() -> None:
-        (x.exp().exp().sum()).backward()  # two saved results and one gradient in the making
+        (x.exp().exp().sum()).backward()  # two saved results and one gradient
 
     peak = peak_bytes(work, CPU)
     assert 3 * MIB <= peak <= 4 * MIB + 64
     assert x.grad is not None
 
 
-def test_peak_does_not_count_what_was_there_before() -> None:
+def test_peak_does_not_count_earlier_storages() -> None:
     old = block()
     assert peak_bytes(lambda: old.add_(1), CPU) < 64
 
@@ -62,12 +62,12 @@ def segment(total: int, allocated: int, pool: tuple[int, int]) -> dict[str, obje
 
 
 def test_only_private_pools_hold_idle_memory() -> None:
-    cached = segment(100, 10, (0, 0))  # anybody may have it
+    cached = segment(100, 10, (0, 0))  # free for everyone
     assert idle_in_graphs([cached, segment(50, 20, (0, 1)), segment(7, 7, (3, 0))]) == 30
 
 
 class FakeAllocator:
-    """A device whose counter takes the pool of a graph for free between replays, as CUDA's does."""
+    """A device whose counter treats the pool of a graph as free between replays, as CUDA's does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocated = self.peak = 1000  # the weights
@@ -83,14 +83,14 @@ class FakeAllocator:
         self.peak = max(self.peak, self.allocated + size)
 
 
-def test_the_pool_of_a_graph_counts_in_full_beside_what_a_replay_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_of_a_graph_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeAllocator(monkeypatch)
 
     def captured_step() -> object:
-        device.use(300)  # the ordinary step
+        device.use(300)  # the eager step
         device.pool = 320
         device.use(310)  # the recording
-        device.allocated += 40  # buffers outside of the pool
+        device.allocated += 40  # buffers outside the pool
         return lambda: device.use(5)
 
     assert peak_bytes(captured_step, torch.device("cuda")) == 320 + 40 + 5
@@ -99,11 +99,11 @@ def test_the_pool_of_a_graph_counts_in_full_beside_what_a_replay_needs(monkeypat
 def test_a_step_without_graphs_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeAllocator(monkeypatch)
 
-    def ordinary_step() -> object:
+    def eager_step() -> object:
         device.use(300)
         return lambda: device.use(10_000)
 
-    assert peak_bytes(ordinary_step, torch.device("cuda")) == 300
+    assert peak_bytes(eager_step, torch.device("cuda")) == 300
 
 
 def test_passes_count_shares_of_the_batch_and_only_real_backwards() -> None:
@@ -114,10 +114,10 @@ def test_passes_count_shares_of_the_batch_and_only_real_backwards() -> None:
         with torch.no_grad():
             model(x)
         model(x[:2]).sum().backward()
-        model(x)  # its graph is never used
+        model(x)  # no backward
     assert (count.forwards, count.backwards) == (3.5, 1.5)
     model(x).sum().backward()
-    assert count.forwards == 3.5  # the hook is gone
+    assert count.forwards == 3.5  # the hook is removed
 
 
 def test_rounds_are_interleaved_and_warmup_is_not_timed() -> None:
@@ -126,14 +126,12 @@ def test_rounds_are_interleaved_and_warmup_is_not_timed() -> None:
     seconds = interleaved(
         works, rounds=2, warmup=1, clock="wall", synchronize=lambda: None, repeats={"a": 2}, prepare=lambda: None
     )
-    assert "".join(calls) == "baa" + "aab" + "baa"  # the order rotates, so that nobody always comes first
+    assert "".join(calls) == "baa" + "aab" + "baa"  # the order rotates
     assert {name: len(each) for name, each in seconds.items()} == {"a": 2, "b": 2}
 
 
 @pytest.mark.parametrize(("clock", "name"), [("wall", "perf_counter"), ("cpu", "process_time")])
-def test_the_clock_measures_the_work_and_not_what_is_prepared(
-    clock: Clock, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preparation_is_not_timed(clock: Clock, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stood = StoodClock(monkeypatch, name)
     works = {"short": stood.work(1 / 64), "long": stood.work(1 / 8)}
     seconds = interleaved(
@@ -143,12 +141,12 @@ def test_the_clock_measures_the_work_and_not_what_is_prepared(
     assert ratios(seconds, "long", "short") == Spread(8.0, 8.0, 8.0)
 
 
-def test_the_device_is_awaited_before_and_after_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_synchronised_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
     stood = StoodClock(monkeypatch)
     begun: list[float] = []
 
     def synchronize() -> None:
-        stood.now += sum(begun)  # what was begun is done only now
+        stood.now += sum(begun)  # asynchronous work ends here
         begun.clear()
 
     works = {"a": lambda: begun.append(1 / 4)}
@@ -163,7 +161,7 @@ def test_spread_of_one_and_of_many() -> None:
     assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
 
 
-def test_ratios_are_taken_round_by_round() -> None:
+def test_ratios_are_computed_round_by_round() -> None:
     assert ratios({"a": [1.0, 10.0], "b": [2.0, 20.0]}, "b", "a") == Spread(2.0, 2.0, 2.0)
     with pytest.raises(ValueError, match="shorter"):
         ratios({"a": [1.0], "b": [2.0, 20.0]}, "b", "a")

@@ -1,4 +1,4 @@
-"""``deltasam bench step``: the instruments are right, and the table holds what the methods promise."""
+"""``deltasam bench step``: the results agree with the documented costs of the methods."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from deltasam.lab.bench import _candidates, report, step
 from deltasam.lab.bench._candidates import Candidate, candidates, of_method
 from deltasam.lab.bench._measure import measure
 from deltasam.lab.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
+from deltasam.lab.bench._plot import plot
 from deltasam.lab.bench._workbench import Workbench
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.bench.report import Report
@@ -22,8 +23,8 @@ from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM
 from helpers.clocks import StoodClock
 from helpers.data import REPOSITORY
 
-# Few instances and wide layers: parameters outweigh activations, so that extra memory is told in copies of them.
-SMALL = StepOptions(model="mlp", batch=4, rounds=2, warmup=0, device="cpu", field=False)
+# Few instances and wide layers: the parameters are larger than the activations.
+SMALL = StepOptions(model="mlp", batch=4, rounds=2, warmup=0, device="cpu", third_party=False)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,9 @@ def test_ratios_are_to_erm_and_to_sam(measured: Report) -> None:
 
 
 def known(clock: StoodClock, **seconds: float) -> list[Candidate]:
-    """Contestants whose steps take so long, by the clock."""
+    """Candidates whose steps take this long, by the clock."""
     return [
-        Candidate(name, "field", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
+        Candidate(name, "third_party", lambda bench, optimizer, taken=taken: clock.work(taken), period=2)
         for name, taken in seconds.items()
     ]
 
@@ -73,7 +74,7 @@ def test_the_times_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> No
     assert (other.seconds.median, other.times_erm.median, other.times_sam.median) == (1 / 8, 8.0, 4.0)
 
 
-def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
+def test_passes_are_counted_by_hooks() -> None:
     def build(bench: Workbench, optimizer: Optimizer) -> object:
         def work() -> None:
             for _ in range(3):
@@ -81,62 +82,62 @@ def test_a_contestant_that_lies_about_its_passes_is_counted_by_hooks() -> None:
 
         return work
 
-    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("three", "field", build)])
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("three", "third_party", build)])
     assert (row(result, "three").forwards, row(result, "three").backwards) == (3, 3)
 
 
-def test_one_that_cannot_run_is_named_and_costs_the_others_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_candidate_that_fails_is_reported_and_the_others_run(capsys: pytest.CaptureFixture[str]) -> None:
     def build(bench: Workbench, optimizer: Optimizer) -> object:
         def work() -> None:
             raise RuntimeError("no kernel for this [type]\nand a long story")
 
         return work
 
-    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("broken", "field", build)])
+    result = measure(SMALL, [of_method(ERM), of_method(SAM), Candidate("broken", "third_party", build)])
     assert [each.name for each in result.rows] == ["ERM", "SAM"]
     report.show(result)
-    assert "broken could not run here: RuntimeError: no kernel for this [type]" in capsys.readouterr().out
+    assert "broken could not run: RuntimeError: no kernel for this [type]" in capsys.readouterr().out
 
 
 def test_named_methods_come_with_erm_and_sam() -> None:
-    assert [each.name for each in candidates(("delta_sam", "r-drop"), with_field=False, embeddings=True)] == [
+    assert [each.name for each in candidates(("delta_sam", "r-drop"), third_party=False, embeddings=True)] == [
         "ERM",
         "SAM",
         "DeltaSAM",
         "RDrop",
     ]
     with pytest.raises(ValueError, match="'delta-sma' is not a method; did you mean DeltaSAM"):
-        candidates(("delta-sma",), with_field=False, embeddings=False)
+        candidates(("delta-sma",), third_party=False, embeddings=False)
 
 
-def test_a_method_that_looks_rarely_is_timed_over_its_period() -> None:
+def test_the_period_of_a_method() -> None:
     assert of_method(lambda: LookSAM(k=7)).period == 7
     assert of_method(lambda: DeltaSAM(probe_every=3)).period == 3
     assert of_method(SAM).period == 1
 
 
-def test_the_field_takes_the_passes_its_authors_say() -> None:
+def test_passes_of_third_party_implementations() -> None:
     pytest.importorskip("pytorch_optimizer")
-    result = measure(StepOptions(**{**vars(SMALL), "field": True, "methods": ("sam",)}))
+    result = measure(StepOptions(**{**vars(SMALL), "third_party": True, "methods": ("sam",)}))
     theirs = row(result, "pytorch_optimizer.SAM")
-    assert (theirs.origin, theirs.forwards, theirs.backwards) == ("field", 2, 2)
+    assert (theirs.origin, theirs.forwards, theirs.backwards) == ("third_party", 2, 2)
 
 
 def test_transformer_under_autocast() -> None:
     pytest.importorskip("transformers")
     options = StepOptions(
         model="bert-tiny", batch=2, length=4, precision="bf16", rounds=1, warmup=0, device="cpu",
-        methods=("delta-sam",), field=False,
+        methods=("delta-sam",), third_party=False,
     )  # fmt: skip
     result = measure(options)
     assert row(result, "SAM").forwards == 2
-    assert row(result, "DeltaSAM").forwards == 5  # the probes are in float32, so they need an l(w) of their own
+    assert row(result, "DeltaSAM").forwards == 5  # the probes run in float32 and need another l(w)
     assert all(torch.isfinite(torch.tensor(each.seconds.median)) for each in result.rows)
 
 
-def test_isolated_perturbation_beside_the_field() -> None:
+def test_isolated_perturbation() -> None:
     pytest.importorskip("pytorch_optimizer")
-    result = measure(StepOptions(**{**vars(SMALL), "field": True, "isolate": True}))
+    result = measure(StepOptions(**{**vars(SMALL), "third_party": True, "isolate": True}))
     assert [each.name for each in result.rows] == [
         "deltasam", "pytorch_optimizer.SAM", "pytorch_optimizer.SAM(foreach=True)",
     ]  # fmt: skip
@@ -163,8 +164,8 @@ def test_the_implementation_of_adamw_is_the_one_that_is_named() -> None:
     assert row(result, "ERM, for-loop AdamW").peak_bytes is None  # memory is measured without an optimizer
 
 
-def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_candidates, "GRAPHS", ("cuda", "cpu"))  # ordinary steps stand in for replayed ones
+def test_memory_is_relative_to_sam_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_candidates, "GRAPHS", ("cuda", "cpu"))  # eager steps instead of replayed ones
     options = {"methods": ("per-instance-sam",), "ways": ("eager", "captured"), "hidden": 16}
     result = measure(StepOptions(**{**vars(SMALL), **options}))
     captured = row(result, "PerInstanceSAM captured")
@@ -172,15 +173,15 @@ def test_ways_side_by_side_with_memory_against_the_sam_of_the_same_way(monkeypat
     assert captured.memory_times_sam == captured.peak_bytes / row(result, "SAM captured").peak_bytes
     assert (captured.forwards, captured.backwards) == (2, 2)
     assert len(captured.rounds) == SMALL.rounds
-    assert result.engine == {"low-rank": 4, "materialised": 0}  # one position: rank one
+    assert result.engine == {"low-rank": 4, "materialised": 0}  # rank one
 
 
-def test_on_a_cpu_nothing_is_captured_and_the_reason_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_captured_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     result = measure(StepOptions(**{**vars(SMALL), "methods": ("sam",), "ways": ("captured",), "hidden": 8}))
     assert [each.name for each in result.rows] == ["ERM", "SAM"]
     report.show(result)
     shown = capsys.readouterr().out
-    assert "SAM captured could not run here: RuntimeError: not captured: there are no CUDA graphs on a CPU" in shown
+    assert "SAM captured could not run: RuntimeError: not captured: there are no CUDA graphs on a CPU" in shown
 
 
 def test_the_title_names_the_sizes_that_were_given(measured: Report) -> None:
@@ -190,7 +191,7 @@ def test_the_title_names_the_sizes_that_were_given(measured: Report) -> None:
 
 
 def test_a_copy_of_the_model_counts_as_the_model() -> None:
-    """SMART's teacher is a copy that the first step makes; docs/howto/regularisers.md says 4/3."""
+    """SMART's teacher is a copy that the first step creates; docs/howto/regularisers.md documents 4/3."""
     pytest.importorskip("transformers")
     options = {"model": "bert-tiny", "batch": 2, "length": 4, "methods": ("SMART",), "memory": False, "rounds": 1}
     smart = row(measure(StepOptions(**{**vars(SMALL), **options})), "SMART")
@@ -204,19 +205,19 @@ def test_compiled_steps_are_measured_with_the_passes_of_eager_ones() -> None:
     assert (row(result, "SAM compiled").forwards, row(result, "SAM compiled").backwards) == (2, 2)
 
 
-def test_the_engine_writes_out_what_low_rank_would_not_save() -> None:
+def test_the_engine_materialises_gradients_where_that_is_smaller() -> None:
     pytest.importorskip("transformers")
     options = {"model": "bert-tiny", "batch": 2, "methods": ("per-instance-sam",), "memory": False, "rounds": 1}
     forms = {length: measure(StepOptions(**{**vars(SMALL), **options, "length": length})).engine for length in (4, 20)}
-    # 4 (32 + 32) < 32 * 32 <= 20 (32 + 32): the four square ones of each layer switch, those of 32 x 128 do not yet
+    # 4 (32 + 32) < 32 * 32 <= 20 (32 + 32): the four square matrices of each layer switch, those of 32 x 128 do not
     assert forms == {4: {"low-rank": 14, "materialised": 0}, 20: {"low-rank": 6, "materialised": 8}}
 
 
-def test_a_turn_lasts_as_long_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_per_round_fill_the_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
     options = StepOptions(**{**vars(SMALL), "seconds": 1 / 8, "memory": False, "hidden": 4})
-    contesting = known(StoodClock(monkeypatch), ERM=1 / 64, SAM=1 / 1024, odd=3 / 128, slow=1.0)
-    result = measure(options, contesting)
-    # A round has 1/16 s. Of the third, three steps would last long enough, and are not whole periods.
+    entries = known(StoodClock(monkeypatch), ERM=1 / 64, SAM=1 / 1024, odd=3 / 128, slow=1.0)
+    result = measure(options, entries)
+    # A round has 1/16 s. Three steps of the third would be enough, but are not a multiple of the period.
     assert {each.name: each.in_a_row for each in result.rows} == {"ERM": 4, "SAM": 64, "odd": 4, "slow": 2}
 
 
@@ -243,15 +244,15 @@ def test_table_and_files(measured: Report, tmp_path: Path, capsys: pytest.Captur
     spread = stored["rows"][1]["seconds"]
     assert spread["low"] <= spread["median"] <= spread["high"]
     pytest.importorskip("matplotlib")
-    report.plot(measured, tmp_path / "step.png")
+    plot(measured, tmp_path / "step.png")
     assert (tmp_path / "step.png").stat().st_size > 1000
-    report.plot(measured, tmp_path / "step.svg")
+    plot(measured, tmp_path / "step.svg")
     drawn = (tmp_path / "step.svg").read_text()
     for text in ("time / eager SAM's", "milliseconds", "peak memory, MiB", "DeltaSAM"):
         assert text in drawn
 
 
-def test_a_plot_that_cannot_be_drawn_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_that_cannot_be_drawn_raises_before_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured_all_the_same(*_: object) -> None:
         raise AssertionError
 
@@ -264,14 +265,14 @@ def test_a_plot_that_cannot_be_drawn_is_told_before_anything_is_measured(monkeyp
 
 
 def test_runs_without_tyro_and_pydantic(tmp_path: Path) -> None:
-    """On a machine with torch alone: the modules are made unimportable, the table is plain text."""
+    """Without these modules the table is plain text."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(('tyro', 'pydantic', 'yaml', 'rich')))"
     code = f"""{blocked}
 from importlib import util
 find = util.find_spec
 util.find_spec = lambda name, *rest: None if name in sys.modules and sys.modules[name] is None else find(name, *rest)
 from deltasam.lab.bench.step import main
-sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device cpu --methods --no-field".split()
+sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device cpu --methods --no-third-party".split()
               + ["--json", {str(tmp_path / "out.json")!r}]))
 """
     result = subprocess.run(
@@ -292,6 +293,6 @@ sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device c
         ({"adamw": ()}, "adamw=\\(\\)"),
     ],
 )
-def test_bad_sizes_are_clear_errors(change: dict[str, float], message: str) -> None:
+def test_bad_values_raise(change: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StepOptions(**change)

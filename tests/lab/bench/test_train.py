@@ -1,4 +1,4 @@
-"""``deltasam bench train``: real trainings, compared by their wall time."""
+"""``deltasam bench train`` compares the wall time of trainings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltasam.lab.bench.train import Pace, Trained, Training, cells, measure, show
+from deltasam.lab.bench.train import Pace, Trained, Training, measure, show
 from deltasam.lab.cli import main
 from helpers.pretrained import bert_folder
 
@@ -27,7 +27,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MRPC in eight rows, as it lies in a local folder."""
+    """Eight rows of MRPC in the layout of a local folder."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "mrpc").mkdir()
     for split in ("train", "validation"):
@@ -51,9 +51,13 @@ def trained(seconds: float, method: str = "sam") -> Trained:
 OPTIONS = {"task": "mrpc", "model": "m", "precision": "fp32", "repeats": 2}
 
 
-def test_ratios_are_taken_within_a_repetition(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratios_are_computed_within_a_repetition(capsys: pytest.CaptureFixture[str]) -> None:
     plan = [Training("erm", "eager"), Training("SAM", "eager"), Training("delta-sam", "captured")]
-    seconds = {"erm": (1.0, 10.0), "SAM": (2.0, 20.0), "delta-sam": (0.5, 5.0)}  # a slow minute for all of them
+    seconds = {
+        "erm": (1.0, 10.0),
+        "SAM": (2.0, 20.0),
+        "delta-sam": (0.5, 5.0),
+    }  # the second repetition is slow for all
     order = []
 
     def run(each: Training, number: int) -> Trained:
@@ -70,17 +74,18 @@ def test_ratios_are_taken_within_a_repetition(capsys: pytest.CaptureFixture[str]
     assert "median of 2" in capsys.readouterr().out
 
 
-def test_a_captured_run_is_no_base_for_ratios() -> None:
+def test_ratios_need_an_eager_run(capsys: pytest.CaptureFixture[str]) -> None:
     plan = [Training("sam", "captured"), Training("delta-sam", "eager")]
     report = measure(plan, lambda *_: trained(1.0), repeats=1, options=OPTIONS, machine={"torch": "x"})
     assert [row.times_sam for row in report.rows] == [None, None]
-    assert "x SAM" not in cells(report)[0]
+    show(report)
+    assert "x SAM" not in capsys.readouterr().out
 
 
-def test_pace_is_the_median_from_update_to_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pace_is_the_median_time_between_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     pace = Pace()
     assert pace.seconds is None
-    times = iter([10.0, 11.0, 12.0, 20.0])  # one of them waited for an evaluation
+    times = iter([10.0, 11.0, 12.0, 20.0])  # one waited for an evaluation
     monkeypatch.setattr("deltasam.lab.bench.train.time.perf_counter", lambda: next(times))
     for update in range(4):
         pace(update, 4, {})
@@ -94,25 +99,25 @@ def test_trains_from_a_local_folder_without_the_package_datasets(
     probing = "delta-sam:probe_every=2,weighting.name=finite-difference,weighting.precision=ambient"
     methods = ("--methods", "sam", probing, "--ways", "eager", "captured")
     files = ("--data", data, "--output", tmp_path / "runs", "--json", tmp_path / "out.json")
-    (tmp_path / "runs/warm-up/left").mkdir(parents=True)  # by an earlier version that was stopped
+    (tmp_path / "runs/warm-up/left").mkdir(parents=True)  # of an earlier version
     assert main([str(word) for word in ("bench", "train", "mrpc", "--model", bert, *SMALL, *methods, *files)]) == 0
     shown = capsys.readouterr()
     gpu = torch.cuda.is_available()
     assert "x SAM" in shown.out
     assert [way in shown.err for way in ("warm-up eager", "warm-up captured")] == [True, gpu]
-    assert ("sam captured" in shown.err, "captured is left out: it needs a GPU" in shown.err) == (gpu, not gpu)
+    assert ("sam captured" in shown.err, "captured is skipped: it needs a GPU" in shown.err) == (gpu, not gpu)
     stored = json.loads((tmp_path / "out.json").read_text())
     assert [row["name"] for row in stored["rows"]][:2] == ["sam", probing]
     assert [row["way"] for row in stored["rows"]] == ["eager", "eager", *["captured"] * 2 * gpu]
     assert [row["runs"][0]["forwards"] for row in stored["rows"][:2]] == [4, 6]
     assert all(row["runs"][0]["updates"] == 2 for row in stored["rows"])
-    assert str(tmp_path) not in json.dumps(stored)  # no place of this machine
+    assert str(tmp_path) not in json.dumps(stored)  # no paths of this machine
     assert not list(tmp_path.glob("runs/*/model"))
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 2 + 2 * gpu
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_on_a_cpu_nothing_is_called_captured(bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captured_needs_a_gpu(bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "train", "mrpc", "--model", str(bert), "--ways", "captured"]) == 2
     assert "--ways captured: needs a GPU; use --ways eager" in capsys.readouterr().err
 
@@ -128,10 +133,10 @@ def test_on_a_cpu_nothing_is_called_captured(bert: Path, capsys: pytest.CaptureF
         (("mrpc", "--data", "nowhere"), "does not exist"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_bad_input_is_one_line(
     bert: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "train", *words, "--model", str(bert)]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert "Traceback" not in told
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error

@@ -1,4 +1,4 @@
-"""What a command's mistakes and interruptions look like from outside."""
+"""Exit codes and messages of errors and interruptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltasam.lab.cli._commands import COMMANDS, Command
 
 @dataclass(frozen=True, kw_only=True)
 class Failing:
-    """Raises what it is told to."""
+    """Raises the error of its option."""
 
     how: str = "user"
 
@@ -25,7 +25,9 @@ class Failing:
             raise PermissionError(13, "Permission denied", "runs/x")
         if self.how == "full":
             raise OSError(28, "No space left on device")
-        raise RuntimeError("a bug")
+        if self.how == "bug":
+            raise RuntimeError("a bug")
+        raise ModuleNotFoundError(name=self.how)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def _failing_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMMANDS, "fail", Command("not:imported", "fails"))
 
 
-def test_a_mistake_of_the_user_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_user_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fail"]) == 1
     assert capsys.readouterr().err == "deltasam fail: no run in 'runs/x'; make one with `deltasam train`\n"
 
@@ -56,15 +58,18 @@ def test_an_interruption_while_the_command_is_being_imported(
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
-        ("forbidden", "runs/x: Permission denied; mind its permissions, or choose another place"),
+        ("forbidden", "runs/x: Permission denied; check its permissions, or choose another place"),
         ("full", "No space left on device; free some space, or choose another place"),
+        ("optuna", "needs optuna, which is not installed: pip install 'deltasam[search]'"),
+        ("ray.exceptions", "needs ray, which is not installed: pip install 'deltasam[cluster]'"),
+        ("sklearn.metrics", "needs sklearn, which is not installed: pip install 'deltasam[lab]'"),
     ],
 )
-def test_what_the_system_refuses_is_one_line(how: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_system_is_one_line(how: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fail", "--how", how]) == 1
-    assert capsys.readouterr().err == f"deltasam fail: {told}\n"
+    assert capsys.readouterr().err == f"deltasam fail: {message}\n"
 
 
 def test_a_bug_keeps_its_traceback() -> None:

@@ -1,4 +1,4 @@
-"""The commands that measure runs: folders of runs, broken files, settings that differ, options that contradict."""
+"""Commands on folders of runs: damaged files, other settings, contradictory options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = ["--points", "3", "--plane", "0", "--rows", "4"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep's folder: two runs with weights, and what else lies beside them."""
+    """The folder of a sweep: two runs with weights, one without, one unfinished, and other files."""
     place = tmp_path_factory.mktemp("made")
     rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(8))]
     (place / "rows.csv").write_text("\n".join(rows))
@@ -49,13 +49,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(made: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of the folder."""
     shutil.copytree(made, tmp_path / "runs")
     return tmp_path / "runs"
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_folders_of_runs_are_measured_and_the_rest_is_left_out(
+def test_runs_in_a_folder_are_measured_and_the_rest_is_skipped(
     runs: Path, capsys: pytest.CaptureFixture[str], inside: bool
 ) -> None:
     named = sorted((runs / "my").iterdir()) if inside else [runs / "my"]
@@ -72,40 +72,44 @@ def test_folders_of_runs_are_measured_and_the_rest_is_left_out(
 
 
 def test_nothing_to_measure_is_an_error(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, told in (("without", "has kept no weights"), ("locks", "no run folder"), ("nowhere", "no run folder")):
+    for name, message in (
+        ("without", "has kept no weights"),
+        ("locks", "no run folder"),
+        ("nowhere", "no run folder"),
+    ):
         assert main(["analyze", "landscape", str(runs / "my" / name), *FEW]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{}", '{"settings": {"points": 3', '{"settings": {}, "lines": {"a": {}}}'])
-def test_a_broken_landscape_is_measured_anew(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_a_damaged_landscape_is_measured_again(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     kept = runs / "my/erm/analysis/landscape.json"
     kept.parent.mkdir()
     kept.write_text(text)
     assert main(["analyze", "landscape", str(runs / "my/erm"), *FEW]) == 0
-    assert "landscape.json: it is cut short or altered; measured anew" in capsys.readouterr().err
+    assert "landscape.json: incomplete or changed; measuring again" in capsys.readouterr().err
     assert set(json.loads(kept.read_text())) == {"settings", "lines", "planes"}
 
 
-def test_one_run_with_damaged_weights_does_not_cost_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_damaged_weights_is_skipped(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = runs / "my/erm/model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     assert main(["analyze", "sharpness", str(runs / "my/erm"), str(runs / "my/delta-sam"), "--rows", "4"]) == 0
     shown = capsys.readouterr()
     assert "DeltaSAM" in shown.out
-    assert f"left out: {runs / 'my/erm'}: model " in shown.err
+    assert f"skipped: {runs / 'my/erm'}: model " in shown.err
     assert main(["analyze", "sharpness", str(runs / "my/erm"), "--rows", "4"]) == 2
     assert "could not be loaded" in capsys.readouterr().err
 
 
-def test_a_risk_at_another_radius_is_measured_anew(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_risk_at_another_radius_is_measured_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = runs / "my/erm/analysis/adversarial-risk.json"
     words = ["table", "adversarial-risk", str(runs / "my/erm"), "--measure"]
     assert main([*words, "--rows", "4"]) == 0
     first = json.loads(kept.read_text())
     assert first["settings"]["rho"] == 0.05
     written = kept.stat().st_mtime_ns
-    assert main(words) == 0  # there already, on as many rows as most runs have
+    assert main(words) == 0  # already measured
     assert kept.stat().st_mtime_ns == written
     assert main([*words, "--rho", "0.5"]) == 0
     second = json.loads(kept.read_text())
@@ -116,9 +120,9 @@ def test_a_risk_at_another_radius_is_measured_anew(runs: Path, capsys: pytest.Ca
     assert main(words) == 0
     assert json.loads(kept.read_text())["settings"]["rho"] == 0.05
     assert main(["table", "glue", str(runs), "--rho", "0.5"]) == 2
-    assert "--rho is for adversarial-risk" in capsys.readouterr().err
+    assert "--rho is for the table adversarial-risk" in capsys.readouterr().err
     assert main(["table", "adversarial-risk", str(runs), "--rows", "8"]) == 2
-    assert "--rows is for --measure" in capsys.readouterr().err
+    assert "--rows needs --measure" in capsys.readouterr().err
 
 
 def damage(runs: Path, *names: str) -> None:
@@ -127,20 +131,18 @@ def damage(runs: Path, *names: str) -> None:
         weights.write_bytes(weights.read_bytes()[:100])
 
 
-def test_a_damaged_run_does_not_cost_the_others_their_risk(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_risk_of_the_other_runs_is_measured(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(runs, "delta-sam")  # the first one
     words = ["table", "adversarial-risk", str(runs), "--measure", "--rows", "4"]
     for _ in range(2):  # the second time there is nothing else to measure
         assert main(words) == 0
         shown = capsys.readouterr()
-        assert f"left out: {runs / 'my/delta-sam'}: model " in shown.err
+        assert f"skipped: {runs / 'my/delta-sam'}: model " in shown.err
         assert "Ours at rho = 0.05." in shown.out
         assert (runs / "my/erm/analysis/adversarial-risk.json").is_file()
 
 
-def test_where_no_risk_can_be_measured_the_first_reason_is_told(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_risk_can_be_measured(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(runs, "erm", "delta-sam")
     assert main(["table", "adversarial-risk", str(runs), "--measure"]) == 2
     shown = capsys.readouterr()
@@ -160,7 +162,7 @@ def test_a_run_is_evaluated_on_a_file_it_did_not_have(
 ) -> None:
     asked = ["evaluate", str(runs / "my/erm"), "--split", "test"]
     assert main(asked) == 2
-    assert "no file for the split 'test', only for train, validation; name it: task.files.test=" in (
+    assert "no file for the split 'test', only for train, validation; add one: task.files.test=" in (
         capsys.readouterr().err
     )
     (tmp_path / "later.csv").write_text("text,label\nthe cat sat,1\na dog ran,0\n")
@@ -170,34 +172,32 @@ def test_a_run_is_evaluated_on_a_file_it_did_not_have(
     assert (found["rows"], Path(found["origin"]).name) == (2, "later.csv")
 
 
-def test_under_torchrun_the_first_process_speaks_for_all(
+def test_only_the_first_process_of_torchrun_prints(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--config", str(runs / "my/erm/config.yaml"), "--output", str(runs / "my/erm")]
-    for rank, speaks in (("0", True), ("1", False)):
+    for rank, prints in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", rank)
         assert main(words) == 0
         shown = capsys.readouterr()
-        assert bool(shown.out + shown.err) == speaks
+        assert bool(shown.out + shown.err) == prints
 
 
 @pytest.mark.parametrize("command", [["report"], ["table", "glue", "--format", "csv"]])
-def test_a_page_or_table_that_cannot_be_written_is_told_in_one_line(
+def test_an_output_that_cannot_be_written_is_one_line(
     runs: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     (runs / "file").touch()
     for place in (runs, runs / "file/page"):
         assert main([*command, str(runs), "--output", str(place)]) == 1
-        told = capsys.readouterr().err
-        assert told.startswith(f"deltasam {' '.join(command[:1])}")
-        assert str(runs) in told
-        assert told.endswith("choose another place\n")
-        assert told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"deltasam {' '.join(command[:1])}")
+        assert str(runs) in error
+        assert error.endswith("choose another place\n")
+        assert error.count("\n") == 1
 
 
-def test_a_run_that_diverged_does_not_keep_the_others_from_being_measured(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_diverged_is_skipped(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = runs / "my/erm/model/model.safetensors"
     save_file({name: torch.full_like(value, math.nan) for name, value in load_file(path).items()}, path)
     assert main(["analyze", "landscape", str(runs / "my"), *FEW]) == 0
@@ -209,15 +209,15 @@ def test_a_run_that_diverged_does_not_keep_the_others_from_being_measured(
     assert main(["evaluate", str(runs / "my/erm"), "--json"]) == 0
     assert '"loss": null' in capsys.readouterr().out  # JSON has no NaN
     assert main(["table", "adversarial-risk", str(runs), "--measure", "--rows", "4"]) == 0
-    assert f"left out: {runs / 'my/erm'}: the adversarial risk is nan; the run has diverged" in capsys.readouterr().err
+    assert f"skipped: {runs / 'my/erm'}: the adversarial risk is nan; the run has diverged" in capsys.readouterr().err
 
 
-def test_brackets_in_a_path_are_no_styles(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_in_a_path_are_literal(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "runs [old]/erm"
     shutil.copytree(made / "my/erm", folder)
     assert main(["train", "--config", str(folder / "config.yaml"), "--output", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert f"To repeat it remove {folder}." in shown
+    assert f"To repeat it, remove {folder}." in shown
     assert f"Run folder: {folder}" in shown
     files = [f"task.files.{name}={folder}/rows.csv" for name in ("train", "validation")]
     shutil.copy(made.parent / "rows.csv", folder)
@@ -226,28 +226,29 @@ def test_brackets_in_a_path_are_no_styles(made: Path, tmp_path: Path, capsys: py
     assert f"8 rows of {folder}/rows.csv" in capsys.readouterr().out
 
 
-def test_a_table_without_a_run_of_its_own_says_where_the_runs_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_without_runs_refers_to_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", "glue", str(tmp_path)]) == 0
     assert "deltasam report" not in capsys.readouterr().out, "nothing to show"
     for seed in (1, 2):
         write_run(tmp_path, "reviews", seed=seed, metrics={"accuracy": 0.5})
     assert main(["table", "glue", str(tmp_path)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"- None of the 2 finished runs (reviews) is of this table; see them by: deltasam report {tmp_path}" in told
+    error = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"- None of the 2 finished runs (reviews) belongs to this table; see them with: deltasam report {tmp_path}"
+        in error
+    )
     write_run(tmp_path, "rte", seed=1, metrics={"accuracy": 0.5})
     for words in ([], ["--format", "csv"], ["--output", str(tmp_path / "table.md")]):
         assert main(["table", "glue", str(tmp_path), *words]) == 0
         shown = capsys.readouterr()
         assert "deltasam report" not in shown.out
-        told = f"2 finished runs of other tasks (reviews) are not in it; see them by: deltasam report {tmp_path}\n"
-        assert shown.err == f"deltasam table glue: {told}"
-    assert main(["table", "running-time", str(tmp_path)]) == 0, "which has all tasks"
+        note = f"not shown: 2 finished runs of other tasks (reviews); see them with: deltasam report {tmp_path}\n"
+        assert shown.err == f"deltasam table glue: {note}"
+    assert main(["table", "running-time", str(tmp_path)]) == 0, "this table has all tasks"
     assert capsys.readouterr().err == ""
 
 
-def test_a_report_says_what_it_has_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_mentions_unreadable_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2):
         write_run(tmp_path, "reviews", seed=seed, metrics={"accuracy": 0.5})
     words = ["report", str(tmp_path), "--output", str(tmp_path / "page.html")]
@@ -262,23 +263,23 @@ def test_a_report_says_what_it_has_left_out(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(("columns", "parts"), [(80, 2), (200, 1)])
-def test_a_table_fits_a_narrow_terminal_with_the_names_of_the_methods(
+def test_a_table_fits_a_narrow_terminal(
     tmp_path: Path, columns: int, parts: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 80 columns rich had shrunk the first one, that of the names, to nothing."""
+    """The column with the names keeps its width."""
     write_run(tmp_path, "rte", seed=1, metrics={"accuracy": 0.5})
     console = Console(width=columns, soft_wrap=True, markup=False)
     monkeypatch.setattr("deltasam.lab.cli.table.wide_console", lambda: console)
     assert main(["table", "glue", str(tmp_path)]) == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("- ")]
-    assert max(map(len, shown[1:])) <= columns  # the title is text, which may go on in the next line
+    assert max(map(len, shown[1:])) <= columns  # the title may be wrapped
     assert sum("δ-SAM, paper" in line for line in shown) == 2 * parts  # two models of the paper
     assert not any("…" in line for line in shown)
     assert sum(line.count("50.0") for line in shown) == 1
 
 
 @pytest.mark.parametrize("command", [["report"], ["table", "glue", "--format", "csv"]])
-def test_a_full_disk_does_not_cost_the_earlier_page(
+def test_a_full_disk_does_not_destroy_the_earlier_file(
     tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "runs", "rte", seed=1, metrics={"accuracy": 0.5})

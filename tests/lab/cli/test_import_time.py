@@ -1,4 +1,4 @@
-"""The command line and the package answer at once: they import nothing heavy before it is needed."""
+"""The package and the command line import heavy modules only when they are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAVY = ("torch", "numpy", "transformers", "datasets", "matplotlib", "pandas", "
 
 
 def loaded_after(code: str) -> set[str]:
-    """The heavy modules that running this code has imported."""
+    """Returns the heavy modules that this code imports."""
     check = f"import sys; print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     result = subprocess.run([sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, check=True)
     return set(result.stderr.split())

@@ -1,4 +1,4 @@
-"""``deltasam analyze landscape``: measured once, kept in the run folder, shown by the report."""
+"""``deltasam analyze landscape``: measured once, stored in the run folder, shown in the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helpers.pretrained import bert_folder
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 
 
-def test_slices_are_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slices_are_stored_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(16))]
     (tmp_path / "rows.csv").write_text("\n".join(rows))
     files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.csv"))
@@ -39,10 +39,10 @@ def test_slices_are_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert places["a random direction"] == [-0.5, 0.0, 0.5]  # --reach
     assert places["SAM's direction"] == [-0.1, 0.0, 0.1]  # --rho
     assert places["each instance's direction"] == [0.0, 0.05, 0.1]
-    os.utime(kept, (1, 1))  # long ago, whatever the grain of the file system's clock
+    os.utime(kept, (1, 1))  # long ago, whatever the resolution of the clock
     assert main(words) == 0
     assert kept.stat().st_mtime == 1
-    assert main([*words[:-1], "6"]) == 0  # other settings are measured anew
+    assert main([*words[:-1], "6"]) == 0  # with other settings
     assert kept.stat().st_mtime > 1
 
     assert main(["analyze", "examples", str(folder), "--rows", "8", "--most", "2"]) == 0
@@ -62,13 +62,13 @@ def test_slices_are_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFixt
         assert f"Loss along {direction}" in html.unescape(page)
 
 
-def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "landscape", str(tmp_path)]) == 2
     assert "no run folder" in capsys.readouterr().err
     assert main(["analyze", "landscape", str(tmp_path), "--points", "2"]) == 2
 
 
-def test_no_direction_per_instance_where_instances_are_compared(
+def test_contrastive_objectives_have_no_direction_per_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Together:

@@ -1,4 +1,4 @@
-"""The command line, run as a user runs it."""
+"""The command line as a user runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import yaml
 
 import deltasam
 from deltasam.lab.cli import main
+from deltasam.lab.cli._arguments import arranged
 from deltasam.lab.cli._commands import COMMANDS
+from deltasam.lab.cli.bench_step import BenchStep
+from deltasam.lab.cli.sweep import SweepCommand
 from deltasam.lab.cli.train import Train
 
 
@@ -31,7 +34,7 @@ def test_help_lists_every_command() -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "methods"]])
-def test_a_reader_that_goes_away_is_no_error(words: list[str]) -> None:
+def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
     command = [sys.executable, "-m", "deltasam", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -52,7 +55,7 @@ def test_every_command_has_help(name: str) -> None:
     for empty in ("(default: )", "(default: None)", "(default: False)", "(default: True)"):
         assert empty not in " ".join(result.stdout.replace("│", " ").split())
     described = COMMANDS[name].load().__doc__
-    if "Examples:" in described:  # which tyro takes for a section of the docstring, and leaves out
+    if "Examples:" in described:  # which tyro omits by default
         first = described.partition("Examples:")[2].strip().splitlines()[0].strip()
         assert first in result.stdout
 
@@ -64,11 +67,9 @@ def test_every_command_has_help(name: str) -> None:
         "analyze weights runs/a --weightings OwnGradient --weightings Directional",
     ],
 )
-def test_values_that_only_the_last_of_which_would_count_are_refused(
-    words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_with_several_values_is_given_once(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
-    assert "stands there twice" in capsys.readouterr().err
+    assert "is given twice" in capsys.readouterr().err
 
 
 def test_a_group_alone_lists_its_commands() -> None:
@@ -89,7 +90,7 @@ def test_unknown_command_gets_a_suggestion(typed: str, meant: str) -> None:
     assert meant in result.stderr
 
 
-def test_a_word_like_no_command_gets_the_way_out_only() -> None:
+def test_a_word_like_no_command_gets_no_suggestion() -> None:
     result = run("xyzzy")
     assert result.returncode == 2
     assert "Did you mean" not in result.stderr
@@ -102,51 +103,63 @@ def test_unknown_option_gets_a_suggestion() -> None:
     assert "--json" in result.stderr + result.stdout
 
 
-def test_env_tells_versions_as_json() -> None:
+def test_env_prints_versions_as_json() -> None:
     facts = json.loads(run("env", "--json").stdout)
     assert {"python", "platform", "deltasam", "torch", "cuda"} <= set(facts)
     assert facts["deltasam"] == deltasam.__version__
 
 
-def test_settings_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "train",
-        "method.rho=0.2",
-        "--task",
-        "docstrings",
-        "batch.size=7",
-        "--model",
-        "minilm-l6",
-        "--show",
-        "seed=5",
-        "--method",
-        "sam",
-    ]
-    assert main(words) == 0
+def test_settings_can_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "train method.rho=0.2 --task docstrings batch.size=7 --model minilm-l6 --dry-run seed=5 --method sam"
+    assert main(line.split()) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["method"]["rho"], shown["batch"]["size"], shown["seed"]) == (0.2, 7, 5)
-    assert Train.arranged(["--output", "rho=1", "a.b=2", "--show"]) == ["--output", "rho=1", "--show", "a.b=2"]
+    words = ["--output", "rho=1", "a.b=2", "--dry-run"]
+    assert arranged(Train, words) == ["--output", "rho=1", "--dry-run", "a.b=2"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("kind", "old", "new"),
     [
-        (["--rho", "0.1"], "--rho: unknown option; settings of the run are written as section.option=value, such as"),
+        (Train, ["--show"], ["--dry-run"]),
+        (SweepCommand, ["--on", "ray"], ["--backend", "ray"]),
+        (SweepCommand, ["--on=ray"], ["--backend=ray"]),
+        (BenchStep, ["--no-field"], ["--no-third-party"]),
+    ],
+)
+def test_former_names_of_options_work_with_a_note(
+    kind: type, old: list[str], new: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert arranged(kind, old) == new
+    old_name, new_name = (words[0].partition("=")[0] for words in (old, new))
+    assert f"{old_name} is now called {new_name}" in capsys.readouterr().err
+
+
+def test_another_name_for_the_output_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "sweep", "quickstart"):
+        assert main([name, "--runs", "x"]) == 2
+        assert "--runs: unknown option; did you mean --output?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rho", "0.1"], "--rho: unknown option; write settings of the run as section.option=value, such as"),
         (["--learning-rate", "1e-4"], "--learning-rate: unknown option; did you mean optimizer.lr=... (without --)?"),
         (["--epochs=4"], "--epochs: unknown option; did you mean schedule.epochs=... (without --)?"),
-        (["--settings", "seed=1"], "--settings: unknown option; settings of the run are written as"),
+        (["--settings", "seed=1"], "--settings: unknown option; write settings of the run as"),
         (["--modle=x"], "--modle: unknown option; did you mean --model?"),
         (["--seed", "three"], "invalid literal for int() with base 10: 'three'"),
     ],
 )
-def test_an_option_that_is_none(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_of_train(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code: object = main(["train", "--task", "docstrings", "batch.size=7", *words])
     except SystemExit as stopped:
         code = stopped.code
     shown = capsys.readouterr()
     assert code == 2
-    assert told in " ".join((shown.err + shown.out).replace("│", " ").split())
+    assert message in " ".join((shown.err + shown.out).replace("│", " ").split())
     assert "None" not in shown.err.split("Argument helptext")[0]
     assert "batch.size" not in shown.err
 
@@ -157,7 +170,7 @@ def test_help_does_not_offer_none_as_a_value(capsys: pytest.CaptureFixture[str])
     assert "{None}" not in capsys.readouterr().out
 
 
-def test_completion_for_a_shell_is_tyros_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_completion_of_tyro(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["train", "--tyro-print-completion", "bash"])
     assert not stopped.value.code

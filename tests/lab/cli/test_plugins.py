@@ -1,4 +1,4 @@
-"""Modules of one's own through the command, in processes of its own or this one; and those that cannot be imported."""
+"""Plugins on the command line, and plugins that cannot be imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = {"batch": {"size": 8}, "schedule": {"steps": 2}, "evaluate_every": "end"
 
 
 def deltasam(*words: object, plugins: object = PLUGIN, path: object = "") -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, with the plugins and a folder to import from."""
+    """Runs the command in a new process, with plugins and a folder to import from."""
     paths = [str(path), os.environ.get("PYTHONPATH", "")]
     more = {"DELTASAM_PLUGINS": str(plugins), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "deltasam", *map(str, words)]
@@ -28,7 +28,7 @@ def deltasam(*words: object, plugins: object = PLUGIN, path: object = "") -> sub
 
 
 class Here:
-    """The command in this process, which has imported everything already."""
+    """Runs the command in this process, which has imported everything already."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.monkeypatch, self.capsys = monkeypatch, capsys
@@ -56,7 +56,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bert_folder(tmp_path_factory.mktemp("models") / "bert")
 
 
-def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path, here: Here) -> None:
+def test_train_and_evaluate_with_plugins(bert: Path, tmp_path: Path, here: Here) -> None:
     run = tmp_path / "run"
     own = ("method.weighting={name: by-loss, power: 2}", "regularisers=[Times]")
     rest = ("batch.size=8", "schedule.steps=2", "checkpoint_every=never")
@@ -74,7 +74,7 @@ def test_train_and_evaluate_with_parts_of_ones_own(bert: Path, tmp_path: Path, h
     done = here("analyze", "alignment", run, *few)
     names = [line["method"] for line in json.loads(done.stdout)]
     assert names == ["PerInstanceSAM", "SAM", "DeltaSAM ByLoss", "DeltaSAM ByLoss(power=2)"], done.stderr
-    done = deltasam("evaluate", run, "--json")  # in a process that has to import them first
+    done = deltasam("evaluate", run, "--json")  # in a process that must import them first
     assert json.loads(done.stdout)["metrics"] == pytest.approx(found["metrics"]), done.stderr
 
 
@@ -83,7 +83,7 @@ def test_a_sweep_of_two_processes(forkserver: None, bert: Path, tmp_path: Path, 
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(sweep))
     done = here("sweep", tmp_path / "own.yaml", "--output", tmp_path / "out", "--jobs", 2)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 results, 2 runs made now, 0 failed" in done.stdout
+    assert "2 results, 2 runs trained now, 0 failed" in done.stdout
     found = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/result.json")]
     assert sorted(result["method"] for result in found) == ["ERM", "WideSAM"]
 
@@ -91,14 +91,19 @@ def test_a_sweep_of_two_processes(forkserver: None, bert: Path, tmp_path: Path, 
 def test_lists_and_measurements(here: Here) -> None:
     listed = deltasam("list", "methods", plugins="helpers.plugin", path=PLUGIN.parents[1])
     assert "SAM with a name of its own." in listed.stdout, listed.stderr
+    assert "`deltasam list regularisers`" in listed.stdout
     assert "few-docstrings" in here("list", "tasks").stdout
-    small = "--no-field --no-memory --rounds 1 --warmup 0 --seconds 0.01 --layers 1 --hidden 16 --heads 2 --length 8"
-    step = here("bench", "step", "--methods", "wide-sam", *small.split())
+    rows = {line.split()[0]: line.split() for line in here("list", "regularisers").stdout.splitlines()}
+    assert {"RDrop", "R3F", "SMART", "VAT", "EmbeddingNoise", "Times"} <= set(rows)
+    assert (rows["RDrop"][1], rows["SMART"][1]) == ("2/2", "4/3")
+    short = "--no-third-party --no-memory --rounds 1 --warmup 0 --seconds 0.01"
+    small = "--layers 1 --hidden 16 --heads 2 --length 8"
+    step = here("bench", "step", "--methods", "wide-sam", *short.split(), *small.split())
     assert "WideSAM" in step.stdout, step.stderr
 
 
 def installed(folder: Path, module: str) -> Path:
-    """A package as pip leaves it, with an entry point."""
+    """Writes an installed package with an entry point."""
     facts = folder / "own_plugin-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-plugin\nVersion: 1.0\n")
@@ -114,15 +119,15 @@ def test_the_entry_point_of_an_installed_package(tmp_path: Path) -> None:
 
 def test_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
     done = deltasam("list", "methods", plugins="", path=installed(tmp_path, "missing_module"))
-    told = "missing_module, a plugin of the installed package own-plugin, cannot be imported (ModuleNotFoundError: "
+    error = "missing_module, a plugin of the installed package own-plugin, cannot be imported (ModuleNotFoundError: "
     assert done.returncode == 2
-    assert told in done.stderr
+    assert error in done.stderr
     assert done.stderr.strip().endswith("; update or uninstall that package")
 
 
 TAKEN = (
-    "from dataclasses import dataclass\nfrom deltasam import SAM as Base\nfrom deltasam.lab.experiments import register\n"
-    "@register\n@dataclass(frozen=True)\nclass SAM(Base):\n    pass\n"
+    "from dataclasses import dataclass\nfrom deltasam import SAM as Base\n"
+    "from deltasam.lab.experiments import register\n@register\n@dataclass(frozen=True)\nclass SAM(Base):\n    pass\n"
 )
 
 
@@ -137,21 +142,19 @@ TAKEN = (
         (None, "FileNotFoundError: there is no "),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_one_sentence(
-    tmp_path: Path, here: Here, code: str | None, cause: str
-) -> None:
+def test_a_plugin_that_cannot_be_imported(tmp_path: Path, here: Here, code: str | None, cause: str) -> None:
     file = tmp_path / "own.py"
     if code is not None:
         file.write_text(code)
-    done = here("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins=file)
+    done = here("train", "--task", "docstrings", "--model", "minilm-l6", "--dry-run", plugins=file)
     assert done.returncode == 2
     assert done.stderr.startswith("deltasam train: DELTASAM_PLUGINS: own.py cannot be imported (")
     assert cause in done.stderr
     assert done.stderr.strip().count("\n") == 0
 
 
-def test_a_module_of_no_such_name(here: Here) -> None:
-    done = here("train", "--task", "docstrings", "--model", "minilm-l6", "--show", plugins="not_there.at_all")
+def test_a_plugin_that_does_not_exist(here: Here) -> None:
+    done = here("train", "--task", "docstrings", "--model", "minilm-l6", "--dry-run", plugins="not_there.at_all")
     assert done.returncode == 2
     assert done.stderr.strip().count("\n") == 0
     assert "DELTASAM_PLUGINS: not_there.at_all cannot be imported (there is no module not_there: " in done.stderr
@@ -163,7 +166,7 @@ def test_help_imports_no_plugin() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_whose_method_is_not_there_says_where_to_name_it(bert: Path, tmp_path: Path, here: Here) -> None:
+def test_a_run_with_an_unknown_method_suggests_a_plugin(bert: Path, tmp_path: Path, here: Here) -> None:
     own = tmp_path / "own.py"
     own.write_text(
         "from dataclasses import dataclass\nfrom deltasam.lab.experiments import register\nfrom deltasam import ERM\n"
@@ -171,11 +174,11 @@ def test_a_run_whose_method_is_not_there_says_where_to_name_it(bert: Path, tmp_p
     )
     listed = here("list", "methods", plugins=own)
     assert "Quaint" in listed.stdout
-    assert "Quaint(*" not in listed.stdout  # what dataclass writes where there is no docstring
+    assert "Quaint(*" not in listed.stdout  # written by dataclass if there is no docstring
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text(
         yaml.safe_dump({"task": "docstrings", "model": str(bert), "method": "zz"})
     )
-    told = here("evaluate", tmp_path / "run", plugins="").stderr
-    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in told
-    assert "if it is your own, name its file in DELTASAM_PLUGINS" in told
+    error = here("evaluate", tmp_path / "run", plugins="").stderr
+    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in error
+    assert "if it is your own, name its file in DELTASAM_PLUGINS" in error

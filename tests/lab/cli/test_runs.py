@@ -1,4 +1,4 @@
-"""The commands about runs, through the command line: a first time in a process of its own, then in this one."""
+"""Commands about runs, first in a new process, then in this one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SMALL = ("task.train_rows=24", "task.eval_rows=20", "batch.size=8", "optimizer.l
 
 
 def deltasam(*words: object) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """Runs the command in a new process."""
     command = [sys.executable, "-m", "deltasam", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
 
 
 def here(*words: object) -> int:
-    """The command in this process, which has imported everything already."""
+    """Runs the command in this process, which has imported everything already."""
     return main([str(word) for word in words])
 
 
@@ -48,7 +48,7 @@ def result(folder: Path) -> dict[str, object]:
     return json.loads((folder / "result.json").read_text())
 
 
-def test_train_show_repeat_evaluate_analyze(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_repeat_evaluate_analyze(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     options = ("--task", "docstrings", "--model", bert, "--method", "delta-sam", "--seed", 3)
     done = deltasam("train", *options, "--output", run, *SMALL, "schedule.steps=3", "method.rho=0.02")
@@ -60,7 +60,7 @@ def test_train_show_repeat_evaluate_analyze(bert: Path, tmp_path: Path, capsys: 
 
     assert here("train", "--config", run / "config.yaml", "--output", run) == 0
     assert "finished already" in capsys.readouterr().out
-    assert here("train", "--config", run / "config.yaml", "--show") == 0
+    assert here("train", "--config", run / "config.yaml", "--dry-run") == 0
     assert capsys.readouterr().out == (run / "config.yaml").read_text()
     assert here("evaluate", run, "--json") == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(result(run)["metrics"])
@@ -87,7 +87,7 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         except RuntimeError as error:
             if "pack_vnni2" not in str(error):
                 raise
-            pytest.skip("torch has no attention in bfloat16 for the instruction set that was asked for")
+            pytest.skip("torch has no attention in bfloat16 for this instruction set")
         assert column in capsys.readouterr().out
     some = ("--weightings", "FiniteDifference", "--draws", 2, "--rows", 8, "--batch-size", 4)
     assert here("analyze", "weights", run, *some, "--conditions", "float64", "another direction", "--json") == 0
@@ -101,16 +101,16 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert here("analyze", "weights", run, *both, "--rows", 4, "--draws", 3, "--json") == 0
     lines = json.loads(capsys.readouterr().out)
     assert [line["weighting"] for line in lines] == ["FiniteDifference(radius=0.5)", "FiniteDifference"]
-    for wrong, told in (
+    for wrong, message in (
         ("FiniteDiference", "--weightings: there is no 'FiniteDiference'; did you mean FiniteDifference?"),
         ("{name: FiniteDifference, radius: -1}", "--weightings: radius=-1.0 must be a number in (0, inf)"),
         ("{name: ", "--weightings {name: : must be a name, or a name with options such as"),
     ):
         assert here("analyze", "weights", tmp_path / "none", "--weightings", wrong) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert here("analyze", "alignment", run, "--draws", 0) == 2
     assert "--draws 0" in capsys.readouterr().err
-    assert torch.backends.mkldnn.enabled == kernels  # bfloat16 on a CPU that has none makes torch switch it off
+    assert torch.backends.mkldnn.enabled == kernels  # torch switches it off for bfloat16 on a CPU without bfloat16
     assert here("analyze", "sharpness", tmp_path, "--rows", 8) == 0  # the runs in it
     (tmp_path / "empty").mkdir()
     assert here("analyze", "sharpness", tmp_path / "empty") == 2
@@ -130,20 +130,20 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     "words",
     [
-        ("analyze sharpness x --rho -1"),
-        ("analyze adversarial-risk x --rows 0"),
-        ("analyze weights x --batch-size 0"),
-        ("analyze sharpness x --steps 0"),
-        ("analyze alignment x --eta 0"),
-        ("analyze examples x --most 0"),
-        ("analyze landscape x --rho nan"),
-        ("evaluate x --rows 0"),
-        ("evaluate x --batch-size -3"),
-        ("table adversarial-risk . --measure --rho -1"),
-        ("quickstart --rho 0"),
+        "analyze sharpness x --rho -1",
+        "analyze adversarial-risk x --rows 0",
+        "analyze weights x --batch-size 0",
+        "analyze sharpness x --steps 0",
+        "analyze alignment x --eta 0",
+        "analyze examples x --most 0",
+        "analyze landscape x --rho nan",
+        "evaluate x --rows 0",
+        "evaluate x --batch-size -3",
+        "table adversarial-risk . --measure --rho -1",
+        "quickstart --rho 0",
     ],
 )
-def test_numbers_that_mean_nothing(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_must_be_positive(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
     option, value = words.split()[-2:]
     assert f"{option} {value}: must be greater than 0" in capsys.readouterr().err
@@ -175,14 +175,8 @@ def test_train_on_real_data(shared: Path, bert: Path, tmp_path: Path, task: str)
     )  # fmt: skip
     assert code == 0
     found = result(tmp_path / "run")
-    primary = {
-        "mrpc": "accuracy",
-        "cola": "matthews",
-        "stsb": "pearson",
-        "mirror": "sts_average",
-        "cnn_dailymail": "rouge1",
-    }
-    assert found["primary_metric"] == primary[task]
+    primary = {"cola": "matthews", "stsb": "pearson", "mirror": "sts_average", "cnn_dailymail": "rouge1"}
+    assert found["primary_metric"] == primary.get(task, "accuracy")
     assert (found["steps"], found["forward_passes"], found["backward_passes"]) == (2, 8, 4)
     assert all(-1 <= found["metrics"][name] <= 1 for name in found["config"]["task"]["metrics"])
 
@@ -270,13 +264,13 @@ CASES = {
 }
 
 
-@pytest.mark.slow  # tests/faults/test_runs.py kills runs in every run of the tests
+@pytest.mark.slow  # tests/faults/test_runs.py kills runs, too, and is not slow
 @pytest.mark.parametrize("case", CASES)
 def test_killed_run_ends_like_an_undisturbed_one(bert: Path, tmp_path: Path, case: str) -> None:
     options = ["train", "--task", "docstrings", "--model", str(bert), *CASES[case], *SMALL]
     options += ["schedule.epochs=14", "checkpoint_every=5"]  # 42 updates
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    # In a process of its own, too: bfloat16 in an earlier test of this one may have made torch change its kernels.
+    # In a new process, too: an earlier test with bfloat16 may have made torch change its kernels in this one.
     done = deltasam(*options, "--output", whole)
     assert done.returncode == 0, done.stderr
 
@@ -291,7 +285,7 @@ def test_killed_run_ends_like_an_undisturbed_one(bert: Path, tmp_path: Path, cas
         assert process.wait() in (0, -signal.SIGKILL)
         if not (parts / "result.json").exists():
             break
-        shutil.rmtree(parts)  # this process was held up, and the run has ended before it could be killed
+        shutil.rmtree(parts)  # the run ended before it could be killed
 
     done = deltasam(*options, "--output", parts)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a sweep says at its end."""
+"""The summary of a sweep."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def outcome(values: dict[tuple[tuple[str, Any], ...], list[float]], *, higher: b
     return SimpleNamespace(results=results, failed={}, trained=0)
 
 
-def test_points_of_a_grid_that_was_not_tuned_are_not_one_mean() -> None:
-    told = io.StringIO()
+def test_points_of_a_grid_without_tuning_are_separate_rows() -> None:
+    printed = io.StringIO()
     points = {(("method.rho", 0.01),): [0.8, 0.9], (("method.rho", 0.5),): [0.3, 0.3]}
-    summary(outcome(points), Console(file=told, width=200))
-    lines = [line.split() for line in told.getvalue().splitlines() if "mrpc/bert" in line]
+    summary(outcome(points), Console(file=printed, width=200))
+    lines = [line.split() for line in printed.getvalue().splitlines() if "mrpc/bert" in line]
     assert [(line[3], line[4], line[-1]) for line in lines] == [
         ("2", "0.8500", "rho=0.01"),
         ("2", "0.3000", "rho=0.5"),
@@ -36,7 +36,7 @@ def test_points_of_a_grid_that_was_not_tuned_are_not_one_mean() -> None:
 
 def test_the_best_error_is_the_smallest() -> None:
     for higher, best in ((True, "0.9000"), (False, "0.8000")):
-        told = io.StringIO()
-        summary(outcome({(): [0.8, 0.9]}, higher=higher), Console(file=told, width=200))
-        (line,) = (line.split() for line in told.getvalue().splitlines() if "mrpc/bert" in line)
+        printed = io.StringIO()
+        summary(outcome({(): [0.8, 0.9]}, higher=higher), Console(file=printed, width=200))
+        (line,) = (line.split() for line in printed.getvalue().splitlines() if "mrpc/bert" in line)
         assert line[-1] == best

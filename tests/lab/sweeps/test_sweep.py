@@ -97,7 +97,7 @@ def test_runs_are_made_once_measured_tidied_and_not_repeated(bert: str, tmp_path
     out = tmp_path / "out"
     code, text, err = finish(start(file, "--output", out))
     assert code == 0, text + err
-    assert "2 results, 2 runs made now, 0 failed" in text
+    assert "2 results, 2 runs trained now, 0 failed" in text
     made = results(out)
     assert len(made) == 2
     for name in made:
@@ -106,7 +106,7 @@ def test_runs_are_made_once_measured_tidied_and_not_repeated(bert: str, tmp_path
         assert (out / name / "model").is_dir()
         assert not (out / name / "checkpoints").exists()
     code, text, err = here(write(file, bert, seeds=[1, 2]), "--output", out)
-    assert "4 results, 2 runs made now, 0 failed" in text, text + err
+    assert "4 results, 2 runs trained now, 0 failed" in text, text + err
     assert {name: at for name, at in results(out).items() if name in made} == made
 
 
@@ -122,7 +122,7 @@ def test_what_another_try_cannot_mend_is_tried_once_recorded_and_the_others_go_o
     out = tmp_path / "out"
     code, text, _ = here(write(tmp_path / "s.yaml", bert, methods=methods, seeds=[1]), "--output", out)
     assert code == 1
-    assert "1 result, 1 run made now, 2 failed" in text
+    assert "1 result, 1 run trained now, 2 failed" in text
     assert "leaves no batch" in text
     assert "there is no such folder" in text
     failures = {path.stem: path.read_text() for path in (out / "failures").iterdir()}
@@ -136,8 +136,8 @@ def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp
     file, out = write(tmp_path / "s.yaml", bert, grid=grid, tune={"seeds": [1]}, seeds=[2]), tmp_path / "out"
     code, text, err = here(file, "--output", out)
     assert code == 0, text + err
-    assert "\n3 runs, 0 of them finished already" in f"\n{text}"  # with ERM, which has one point only
-    assert "with the chosen points: 2 runs, 1 of them finished already" in text
+    assert "\n3 runs, 0 already finished" in f"\n{text}"  # with ERM, which has one point only
+    assert "with the chosen points: 2 runs, 1 already finished" in text
     for path in out.glob("*/result.json"):
         found = json.loads(path.read_text())
         if found["method"] == "SAM":
@@ -159,7 +159,7 @@ def test_a_sweep_that_is_stopped_says_how_it_goes_on(
         code, _, err = here(write(tmp_path / "s.yaml", bert), "--output", tmp_path / "out")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (code, err) == (75, "deltasam sweep: stopped; what is finished stays, and the same command goes on\n")
+    assert (code, err) == (75, "deltasam sweep: stopped; finished runs are kept, and the same command continues\n")
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_two_sweeps_on_one_folder_share_the_work(bert: str, tmp_path: Path) -> N
 
 
 def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_path: Path, here: Sweep) -> None:
-    code, text, _ = here(write(tmp_path / "s.yaml", bert), "--show")
+    code, text, _ = here(write(tmp_path / "s.yaml", bert), "--dry-run")
     assert code == 0
     assert "4 runs" in text
     code, _, err = here(write(tmp_path / "t.yaml", bert, methods=["samm"]), "--output", tmp_path / "no")
@@ -224,7 +224,7 @@ def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["qick"], "qick: there is no such file, and no sweep of this name comes along; did you mean quick?"),
+        (["qick"], "qick: there is no such file, and no included sweep of this name; did you mean quick?"),
         (["nope.yaml"], "nope.yaml: there is no such file\n"),
         (["quick", "--runs", "x"], "--runs: unknown option; did you mean --output?"),
         (["quick", "--folder=x"], "--folder: unknown option; did you mean --output?"),
@@ -238,14 +238,14 @@ def test_mistakes_on_the_command_line(words: list[str], said: str, capsys: pytes
 
 def test_damaged_results_are_not_finished(bert: str, tmp_path: Path, here: Sweep) -> None:
     file = write(tmp_path / "few.yaml", bert)
-    code, out, _ = here(file, "--output", tmp_path / "runs", "--show")
+    code, out, _ = here(file, "--output", tmp_path / "runs", "--dry-run")
     names = [line.split()[1] for line in out.splitlines()[:-1]]
     assert (code, len(names), out.count("missing")) == (0, 4, 4)
     for name, text in zip(names, ("", "{}"), strict=False):
         path = tmp_path / "runs" / name / "result.json"
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    code, out, err = here(file, "--output", tmp_path / "runs", "--show")
+    code, out, err = here(file, "--output", tmp_path / "runs", "--dry-run")
     assert [line.split()[0] for line in out.splitlines()] == ["damaged", "damaged", "missing", "missing", "4"]
     assert err.count("not a result of this version") == 2
     assert f"{names[0]}/result.json: " in err

@@ -1,4 +1,4 @@
-"""The embedded task: real, balanced, always the same, and never in both splits."""
+"""The task from docstrings: real, balanced, reproducible, with disjoint splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics equal scikit-learn, scipy and rouge-score, and the formulas themselves."""
+"""Metrics agree with scikit-learn, scipy, rouge-score and the formulas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_classes_equal_the_formulas(classes: tuple[np.ndarray, np.ndarray]) -> N
     assert METRICS["matthews"](predictions, labels) == pytest.approx((tp * tn - fp * fn) / root)
 
 
-def test_f1_is_that_of_the_classes_there_are_not_of_those_present() -> None:
+def test_f1_depends_on_the_number_of_classes() -> None:
     predictions, labels = [0, 1, 1], [0, 1, 0]
     assert f1(predictions, labels) == sk.f1_score(labels, predictions)
     assert f1(predictions, labels, classes=3) == sk.f1_score(labels, predictions, average="macro")
@@ -60,7 +60,7 @@ def test_numbers_equal_scipy(numbers: tuple[np.ndarray, np.ndarray]) -> None:
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
 def test_correlation_of_a_constant_is_zero(metric: str) -> None:
     assert METRICS[metric]([1.0, 1.0, 1.0], [0.0, 1.0, 2.0]) == 0.0
-    assert METRICS[metric]([0.0, 1.0, 2.0], [1, 1, 1]) == 0.0  # a small sample whose labels are all the same
+    assert METRICS[metric]([0.0, 1.0, 2.0], [1, 1, 1]) == 0.0  # constant labels
 
 
 def test_rouge_equals_rouge_score_with_stemming_on_the_summary_level() -> None:
@@ -71,7 +71,7 @@ def test_rouge_equals_rouge_score_with_stemming_on_the_summary_level() -> None:
     found = rouge(written, references)
     for name in ("rouge1", "rouge2", "rougeLsum"):
         assert found[name] == pytest.approx(np.mean([score[name].fmeasure for score in scores]))
-    # Sentences in another order: summary-level L forgives that, plain L does not.
+    # Sentences in another order lower plain L but not the summary-level L.
     assert found["rougeLsum"] > np.mean([score["rougeL"].fmeasure for score in scores])
 
 

@@ -1,4 +1,4 @@
-"""Classification and regression tasks: batches, losses and metrics against Hugging Face and by hand."""
+"""Classification and regression: batches, losses and metrics agree with Hugging Face."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_evaluation_equals_predictions_one_by_one(bert: str) -> None:
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
 
 
-def test_f1_of_three_classes_is_the_macro_average_whatever_is_present(bert: str) -> None:
+def test_f1_of_three_classes_is_the_macro_average(bert: str) -> None:
     task = SentenceTask(name="own", text=("sentence1",), classes=("a", "b", "c"))
     model, tokenizer, data = _made(task, bert, ROWS)
     with torch.no_grad():
         model.classifier.weight.zero_()
-        model.classifier.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))  # always the second; the third is never there
+        model.classifier.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))  # predicts the second; the third has no rows
     right = sum(row["label"] for row in ROWS)
     found = task.evaluate(model, tokenizer, data.splits["train"])["f1"]
     assert found == pytest.approx((2 * right / (right + len(ROWS)) + 0) / 2)
@@ -90,7 +90,7 @@ def test_siamese_starts_from_the_cosine_and_survives_saving(bert: str, tmp_path:
     again = task.model(str(tmp_path / "saved"), data).eval()
     torch.testing.assert_close(again(**{k: v for k, v in batch.items() if k != "labels"}), logits + 1.0)
     whole = {name: w + 1.0 if name == "head.bias" else w for name, w in model.state_dict().items()}
-    model.save_pretrained(tmp_path / "gathered", state_dict=whole)  # as of a model that is sharded
+    model.save_pretrained(tmp_path / "gathered", state_dict=whole)  # as for a sharded model
     again = task.model(str(tmp_path / "gathered"), data).eval()
     torch.testing.assert_close(again(**{k: v for k, v in batch.items() if k != "labels"}), logits + 2.0)
 
@@ -107,7 +107,7 @@ def test_head_follows_the_seed(bert: str) -> None:
     assert torch.equal(first.classifier.weight, second.classifier.weight)
 
 
-def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"no such folder"):
         find_model(str(tmp_path / "nowhere"))
@@ -125,20 +125,18 @@ def test_a_tokenizer_without_padding(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     tokenizer.pad_token = None
     tokenizer.save_pretrained(folder)
-    with pytest.raises(
-        DataError, match=r"its tokenizer has no padding token.*tokenizer\.pad_token = .*save_pretrained"
-    ):
+    with pytest.raises(DataError, match=r"no padding token.*tokenizer\.pad_token = .*save_pretrained"):
         load_tokenizer(str(folder))
 
 
-def test_options_that_cannot_be(bert: str) -> None:
+def test_bad_options_raise(bert: str) -> None:
     with pytest.raises(ValueError, match=r"one column, or two"):
         SentenceTask(name="x", text=("a", "b", "c"))
     with pytest.raises(ValueError, match=r"'acuracy' is not a metric"):
         SentenceTask(name="x", metrics=("acuracy",))
     with pytest.raises(ValueError, match=r"task.max_length=0"):
         SentenceTask(name="x", max_length=0)
-    with pytest.raises(ValueError, match=r"siamese classifies pairs"):
+    with pytest.raises(ValueError, match=r"task.pairing=siamese needs two columns"):
         SentenceTask(name="x", pairing="siamese")
     assert SentenceTask(name="x", kind="regression", metrics=("mse",)).higher_is_better is False
 

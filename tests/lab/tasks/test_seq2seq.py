@@ -1,4 +1,4 @@
-"""Sequence-to-sequence tasks: token losses, beam search and errors against Hugging Face."""
+"""Sequence-to-sequence tasks: losses and beam search agree with Hugging Face."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(bart_folder(tmp_path_factory.mktemp("bart")))
 
 
-def test_only_cnn_dailymail_is_scored_by_its_own_rules() -> None:
+def test_only_cnn_dailymail_has_the_lengths_of_its_summaries() -> None:
     def rules(name: str) -> tuple[int, float, int]:
         task = find_task(name)
         return task.min_target_length, task.length_penalty, task.no_repeat_ngram_size
@@ -31,7 +31,7 @@ def test_only_cnn_dailymail_is_scored_by_its_own_rules() -> None:
     assert rules("seq2seq") == (0, 1.0, 0)
 
 
-def test_unknown_metrics_are_told_before_training() -> None:
+def test_unknown_metrics_raise() -> None:
     with pytest.raises(ValueError, match=r"task.metrics: 'bleu' is not a metric of seq2seq; there are rouge1, rouge2"):
         replace(TASK, metrics=("bleu",))
     with pytest.raises(ValueError, match=r"task.metrics is empty; there are rouge1, rouge2"):
@@ -75,18 +75,15 @@ def test_evaluation_reports_rouge(bart: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "told"),
+    ("targets", "warns"),
     [
         (["в 2024 году шёл дождь", "昨日は雨だった"], True),
         (["it rained in Łódź", "im Jahr 2024 regnete es über Köln", "12"], False),
     ],
 )
-def test_other_scripts_than_rouge_reads_are_told_of(
-    targets: list[str], told: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They score 0, or by their digits alone, however right they are."""
+def test_rouge_warns_about_other_scripts(targets: list[str], warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     Seq2SeqTask(name="own").check({"train": [{"source": "rain", "target": text} for text in targets]}, {})
-    assert ("train: ROUGE reads words of a-z and 0-9 alone" in caplog.text) == told
+    assert ("train: ROUGE ignores characters except a-z and 0-9" in caplog.text) == warns
 
 
 def test_bad_rows() -> None:

@@ -1,4 +1,4 @@
-"""Parts of splits, models found in a folder of their own, and batches padded as the tokenizer would."""
+"""Parts of splits, models in DELTASAM_MODELS, and padding."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_the_two_parts_of_a_split_are_the_whole(source: DataSource) -> None:
     assert find_task("cola").read(source, "train[90%:]").origin.endswith("[19:21]")
 
 
-def test_a_part_without_rows_says_how_many_there_are(source: DataSource) -> None:
+def test_an_empty_part_raises(source: DataSource) -> None:
     with pytest.raises(DataError, match=r"train\[30:\].*has no rows.*has 21"):
         find_task("cola").read(source, "train[30:]")
 
 
-def test_models_are_found_in_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_found_in_the_folder_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = bert_folder(tmp_path / "models" / "small")
     with pytest.raises(DataError, match="'small'"):
         find_model("small")

@@ -1,4 +1,4 @@
-"""STS evaluation against sentence-transformers' own, and Mirror-BERT's two views."""
+"""STS evaluation agrees with sentence-transformers; the two views of Mirror-BERT."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_scores_equal_sentence_transformers_evaluator_on_the_same_embeddings() -
     found = sts_scores(first, second, rows)
 
     class Fixed:
-        """Stands in for a model whose embeddings are known."""
+        """A model with known embeddings."""
 
         similarity_fn_name = "cosine"
         truncate_dim = None
@@ -111,7 +111,7 @@ def test_span_is_masked_in_the_second_view_only(bert: str) -> None:
     assert all(mask not in item["first"]["input_ids"] and mask in item["second"]["input_ids"] for item in items)
     assert items == TASK.encode(rows, tokenizer, seed=1)
     assert items != TASK.encode(rows, tokenizer, seed=2)
-    assert len({tuple(item["second"]["input_ids"]) for item in items}) > 1  # each place has a draw of its own
+    assert len({tuple(item["second"]["input_ids"]) for item in items}) > 1  # the span depends on the index
 
 
 def test_held_out_pairs_have_views_too(bert: str) -> None:
@@ -121,7 +121,7 @@ def test_held_out_pairs_have_views_too(bert: str) -> None:
     assert TASK.encode(pairs, tokenizer) == TASK.encode([{"sentence": p["sentence1"]} for p in pairs], tokenizer)
 
 
-def test_wrong_spans_are_told() -> None:
+def test_bad_spans_raise() -> None:
     with pytest.raises(ValueError, match=r"task.shortest=1 must be greater than task.span=50"):
         replace(TASK, span=50, shortest=1)
     with pytest.raises(ValueError, match=r"task.span=-1 must be at least 0"):
@@ -130,7 +130,7 @@ def test_wrong_spans_are_told() -> None:
     assert replace(TASK, span=3, shortest=4).masked("abcd", random.Random(0)) == " [MASK] d"
 
 
-def test_unknown_metrics_are_told_before_training() -> None:
+def test_unknown_metrics_raise() -> None:
     with pytest.raises(ValueError, match=r"task.metrics: 'foo' is not a metric of mirror; there are sts_average, "):
         replace(TASK, metrics=("foo",))
 
@@ -145,9 +145,9 @@ def test_parts_of_splits(tmp_path: Path) -> None:
     task = replace(TASK, train_split="stsb_train_sents_10k[:90%]", eval_split="validation[50%:]")
     data = task.load(DataSource(tmp_path))
     other = replace(task, metrics=("sts12",), eval_split="validation")
-    with pytest.raises(DataError, match=r"task.metrics: 'sts12' is not measured on validation, .* of stsb"):
+    with pytest.raises(DataError, match=r"task.metrics: 'sts12' is not measured on validation, .* stsb"):
         other.load(DataSource(tmp_path))
-    assert len(other.load(DataSource(tmp_path), ["validation"]).splits["validation"]) == 10  # to look at
+    assert len(other.load(DataSource(tmp_path), ["validation"]).splits["validation"]) == 10  # evaluation alone
     assert [len(rows) for rows in data.splits.values()] == [9, 5]
     with pytest.raises(DataError, match=r"no split 'test\[:50%\]'"):
         TASK.load(DataSource(tmp_path), ["test[:50%]"])

@@ -1,14 +1,12 @@
-"""What a step costs: time, passes and memory of every method beside the implementations people use today.
+"""Benchmarks: time, passes and memory of every method, compared with third-party implementations.
 
-``deltasam bench step`` from an installation, or ``python -m deltasam.lab.bench.step`` where there is only torch and
-transformers; ``deltasam bench train`` compares whole trainings. Parts: ``options`` (what to measure), ``_workbench``
-(model, batch, objective), ``_candidates`` (our methods and the field's), ``_optimizers`` (what is behind them),
-``_passes`` (counted by hooks), ``_memory``, ``_engine`` (how the per-instance engine keeps the layers), ``_clock``
-(interleaved rounds), ``isolate`` (perturb and restore alone), ``report`` (table, JSON), ``_plot``, ``train``.
+``deltasam bench step`` measures one training step; ``python -m deltasam.lab.bench.step`` does the same and needs only
+torch and transformers. ``deltasam bench train`` compares whole trainings.
 
-Scripts of one's own measure by :func:`measure`, with :func:`candidates` or with :class:`Candidate` of their own;
-:func:`prepared` gives the steps themselves, for a profiler.
-Every name is imported on first use: the commands look at the options without torch.
+Your own scripts can call :func:`measure`, with :func:`candidates` or with your own :class:`Candidate` objects.
+:func:`prepared` yields the steps themselves, for example for a profiler.
+
+Names are imported on first use, so that the command line can read the options without importing torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who takes part: every method of this package, and the implementations of others that are installed."""
+"""The candidates of the benchmark: all methods of this package, and installed third-party implementations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltasam.lab.catalogue import METHODS, find_method
 from deltasam.lab.plugins import load_plugins
 from deltasam.methods import ERM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.objectives import R3F, SMART, VAT, Objective, RDrop
-from deltasam.step.names import spelled
+from deltasam.step.names import look_up
 from deltasam.weighting import Directional, FiniteDifference
 
 Work = Callable[[], None]
@@ -27,44 +27,44 @@ REGULARISERS: dict[str, Callable[[Objective], Objective]] = {
     "VAT": VAT,
 }
 VARIANTS: dict[str, Callable[[], Method]] = {
-    # probes in the precision of the other passes: two extra forwards also under autocast and TF32
+    # Probes in the precision of the other passes: two extra forwards even with autocast and TF32.
     "DeltaSAM-ambient": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient")),
     "DeltaSAM-every-4": lambda: DeltaSAM(weighting=FiniteDifference(precision="ambient"), probe_every=4),
-    "PerInstanceSAM-loop": lambda: PerInstanceSAM(engine="loop"),  # one instance after the other, as the paper has it
-    "PerInstanceSAM-exact": lambda: PerInstanceSAM(factors="exact"),  # the default rounds where TF32 does
+    "PerInstanceSAM-loop": lambda: PerInstanceSAM(engine="loop"),  # one instance at a time, as in the paper
+    "PerInstanceSAM-exact": lambda: PerInstanceSAM(factors="exact"),  # the default rounds factors with TF32
     "DeltaSAM-directional": lambda: DeltaSAM(weighting=Directional()),
 }
-GRAPHS = ("cuda",)  # the devices on which steps can be captured
-PERIODS = ("k", "probe_every")  # the hyperparameters by which a method says how often it takes its expensive step
+GRAPHS = ("cuda",)  # devices with CUDA graphs
+PERIODS = ("k", "probe_every")  # hyperparameters that set how often a method takes its expensive step
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of the table: ``build`` makes a function that takes one training step, optimizer included.
+    """One row of the table.
 
     Attributes:
-        name: The method, with the way it runs and the AdamW behind it where they are not the usual ones.
-        origin: Ours or the field's.
-        build: Makes the step, for a workbench and an optimizer.
-        method: The method alone; those of one name take the same passes.
-        way: How it runs.
-        ordinary: The same step run eagerly, to count passes: a replayed graph calls no hooks.
-        period: Steps until the costs repeat; a method with a rare expensive step is timed over a whole period.
-        adamw: The implementation of AdamW, if not the one behind all others.
+        name: The method, with the way it runs and the AdamW implementation if they are not the defaults.
+        origin: This package, or a third-party one.
+        build: Returns a function that takes one training step, including the optimizer's.
+        method: The method. Candidates of the same method take the same passes.
+        way: How to run it.
+        build_eager: The same step in eager mode, to count passes: a replayed graph calls no hooks.
+        period: Number of steps until the costs repeat. A method is timed over whole periods.
+        adamw: The implementation of AdamW, if it is not the default one.
     """
 
     name: str
-    origin: Literal["deltasam", "field"]
+    origin: Literal["deltasam", "third_party"]
     build: Callable[[Workbench, Optimizer], Work]
     method: str = ""
     way: Way = "eager"
-    ordinary: Callable[[Workbench, Optimizer], Work] | None = None
+    build_eager: Callable[[Workbench, Optimizer], Work] | None = None
     period: int = 1
     adamw: AdamW | None = None
 
     @property
-    def tries(self) -> int:
-        """Steps until nothing is done for the first time: a captured one is ordinary, then recorded, then replayed."""
+    def first_steps(self) -> int:
+        """Number of steps before the timing: a captured step runs eagerly, then is recorded, then replayed."""
         return 1 if self.way == "eager" else 2 * self.period + 1
 
 
@@ -72,18 +72,18 @@ def candidates(
     names: tuple[str, ...],
     *,
     ways: tuple[Way, ...] = ("eager",),
-    with_field: bool,
+    third_party: bool,
     embeddings: bool,
     adamw: tuple[AdamW, ...] = (),
 ) -> list[Candidate]:
-    """ERM, SAM and the named methods (all if none is named), then the installed packages of others.
+    """Returns ERM, SAM and the named methods (all if none is named), then the third-party implementations.
 
     Args:
-        names: Methods and regularisers; a regulariser is measured under plain training.
-        ways: How to run each of them; ERM and SAM run eagerly in any case, everything is compared with those.
-        with_field: Also the packages of others.
-        embeddings: The model has input embeddings, which some methods and the regularisers perturb.
-        adamw: Further implementations of AdamW, to run ERM and SAM with.
+        names: Methods and regularisers. A regulariser is measured with plain training.
+        ways: How to run each method. ERM and SAM always run eagerly as well, as the basis of comparison.
+        third_party: Whether to include installed third-party implementations.
+        embeddings: Whether the model has input embeddings, which some methods and the regularisers perturb.
+        adamw: Further implementations of AdamW, to be measured with ERM and SAM.
     """
     load_plugins()
     of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
@@ -94,17 +94,14 @@ def candidates(
         replace(entry, name=f"{entry.name}, {kind} AdamW", adamw=kind) for kind in adamw for entry in entries[:2]
     ]
     ours = {entry.name: entry for entry in entries}
-    return [*ours.values(), *(field(embeddings=embeddings) if with_field else [])]
+    return [*ours.values(), *(_third_party(embeddings=embeddings) if third_party else [])]
 
 
 def _named(name: str, way: Way = "eager") -> Candidate:
-    for known, kind in REGULARISERS.items():
-        if spelled(name) == spelled(known):
-            return of_method(ERM, known, wrap=kind, way=way)
-    for known, make in VARIANTS.items():
-        if spelled(name) == spelled(known):
-            return of_method(make, known, way=way)
-    return of_method(find_method(name), way=way)
+    known = look_up({each: each for each in (*REGULARISERS, *VARIANTS)}, name)
+    if known is None:
+        return of_method(find_method(name), way=way)
+    return of_method(VARIANTS.get(known, ERM), known, wrap=REGULARISERS.get(known), way=way)
 
 
 def of_method(
@@ -114,12 +111,12 @@ def of_method(
     wrap: Callable[[Objective], Objective] | None = None,
     way: Way = "eager",
 ) -> Candidate:
-    """A method of this package, in the loop its users write, over an objective that ``wrap`` may change."""
+    """Returns a method of this package in a plain training loop; ``wrap`` may change the objective."""
     sample = make()
     label = name or type(sample).__name__
 
     def build(bench: Workbench, optimizer: Optimizer) -> Work:
-        method = make()  # its own state
+        method = make()  # with fresh state
         objective = bench.objective if wrap is None else wrap(bench.objective)
         model = bench.compiled() if "compiled" in way else bench.model
         if "captured" in way:
@@ -140,13 +137,13 @@ def of_method(
         build=build,
         method=label,
         way=way,
-        ordinary=None if way == "eager" else of_method(make, label, wrap=wrap).build,
+        build_eager=None if way == "eager" else of_method(make, label, wrap=wrap).build,
         period=max(int(getattr(sample, attribute, 1)) for attribute in PERIODS),
     )
 
 
 def _captured(bench: Workbench, method: Method, model: Any, objective: Objective, optimizer: Optimizer) -> Work:
-    """The whole step, optimizer included, as a CUDA graph, and where there are none, an error."""
+    """Returns the whole step, including the optimizer's, as a CUDA graph. Raises where there are no CUDA graphs."""
     from deltasam.speed.capture import Captured
 
     if bench.device.type not in GRAPHS:
@@ -157,19 +154,19 @@ def _captured(bench: Workbench, method: Method, model: Any, objective: Objective
     def work() -> None:
         with bench.precision():
             captured.step(model, bench.batch, objective)
-        if captured.report.obstacles:  # it would be an ordinary step under a false name
+        if captured.report.obstacles:  # it ran eagerly
             raise RuntimeError(f"not captured: {next(iter(captured.report.obstacles))}")
 
     return work
 
 
-def field(*, embeddings: bool) -> list[Candidate]:
-    """The implementations of other packages, as far as they are installed here."""
+def _third_party(*, embeddings: bool) -> list[Candidate]:
+    """Returns the installed third-party implementations."""
     found = []
     if util.find_spec("pytorch_optimizer") is not None:
         found += [_closure_style(name) for name in ("SAM", "FriendlySAM", "LookSAM")]
     if embeddings and util.find_spec("smart_pytorch") is not None:
-        found.append(Candidate("smart_pytorch.SMARTLoss", "field", _smart_pytorch))
+        found.append(Candidate("smart_pytorch.SMARTLoss", "third_party", _smart_pytorch))
     return found
 
 
@@ -191,11 +188,11 @@ def _closure_style(name: str) -> Candidate:
 
         return work
 
-    return Candidate(f"pytorch_optimizer.{name}", "field", build, period=10 if name == "LookSAM" else 1)
+    return Candidate(f"pytorch_optimizer.{name}", "third_party", build, period=10 if name == "LookSAM" else 1)
 
 
 def _smart_pytorch(bench: Workbench, optimizer: Optimizer) -> Work:
-    """SMART's adversarial part as its package documents it: embeddings in, logits out, symmetric KL."""
+    """Returns SMART's adversarial term as its package documents it: embeddings in, logits out, symmetric KL."""
     package: Any = import_module("smart_pytorch")
     model: Any = bench.model
     stepper = optimizer.over(model)

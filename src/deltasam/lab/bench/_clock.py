@@ -1,4 +1,4 @@
-"""Times several pieces of work in turn, so that a slow minute of the machine meets all of them."""
+"""Times several functions in turn, so that a slow phase of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Clock = Literal["wall", "cpu"]
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle of some measurements and the quarters around it."""
+    """Median and quartiles of some measurements."""
 
     median: float
     low: float
@@ -23,7 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Median, lower and upper quartile; of a single value, that value three times."""
+        """Returns median, lower and upper quartile; for a single value, that value three times."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -40,24 +40,24 @@ def interleaved(
     repeats: Mapping[str, int] | None = None,
     prepare: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of every work in every round. In a round each takes its turn, in rotating order.
+    """Returns the seconds of every function in every round. In a round, each runs once, in rotating order.
 
     Args:
-        works: The work to time, by name.
-        rounds: Timed rounds.
-        warmup: Rounds that are not timed.
-        clock: Wall time or processor time of this process.
+        works: The functions to time, by name.
+        rounds: Number of timed rounds.
+        warmup: Number of earlier rounds without timing.
+        clock: Wall time, or processor time of this process.
         synchronize: Waits until the device is idle.
-        repeats: How often a work is run in its turn; its seconds are those of one run on average.
-        prepare: Called before every turn, outside the clock.
+        repeats: Number of calls per round, by name. The result is the mean time of a call.
+        prepare: Called before every turn, not timed.
 
     Returns:
-        For every name, its seconds, one entry a round; the same position means the same round.
+        The seconds by name, one entry per round. The same index means the same round.
     """
     now = time.perf_counter if clock == "wall" else time.process_time
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    with _older_objects_set_aside():
+    with _frozen_garbage_collector():
         for turn in range(-warmup, rounds):
             start = turn % len(names)
             for name in names[start:] + names[:start]:
@@ -74,11 +74,11 @@ def interleaved(
 
 
 @contextmanager
-def _older_objects_set_aside() -> Iterator[None]:
-    """Python's collector looks at what the works make, as in training, but not at all that was imported before.
+def _frozen_garbage_collector() -> Iterator[None]:
+    """Excludes existing objects from Python's garbage collection.
 
-    A look at everything takes longer than a step. It comes once in thousands of steps of training, but in the first
-    few of a fresh process, and would then be on the bill of whoever had its turn.
+    A full collection takes longer than a step. In training it happens once in thousands of steps, but in a fresh
+    process it happens within the first few and would distort the timing of a single candidate.
     """
     gc.collect()
     gc.freeze()
@@ -89,5 +89,5 @@ def _older_objects_set_aside() -> Iterator[None]:
 
 
 def ratios(seconds: Mapping[str, list[float]], name: str, base: str) -> Spread:
-    """How many times longer ``name`` takes than ``base``, round by round."""
+    """Returns the time of ``name`` relative to ``base``, round by round."""
     return Spread.of([a / b for a, b in zip(seconds[name], seconds[base], strict=True)])

@@ -1,4 +1,4 @@
-"""How the per-instance engine keeps the gradients of a model's layers: in low rank, or written out."""
+"""The form in which the per-instance engine stores the gradients of linear layers: low-rank or materialised."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from deltasam.per_instance import InstancesMixedError, LowRank, UncoveredError, 
 
 
 def layers_by_form(bench: Workbench) -> dict[str, int] | None:
-    """Linear layers by the form that the engine chose for this batch, from one recording; None if it cannot record.
+    """Returns the number of linear layers by form, from one recording of the batch, or None if it cannot be recorded.
 
-    A gradient of T positions costs T (in + out) in low rank and in * out written out; the engine takes the cheaper
-    form layer by layer.
+    A gradient of T positions takes T (in + out) numbers in low-rank form and in * out materialised. The engine chooses
+    the smaller form for each layer.
     """
     try:
         with bench.precision():

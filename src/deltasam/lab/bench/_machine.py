@@ -1,4 +1,4 @@
-"""What a measurement was made on and of: device, versions, commit."""
+"""Facts that are stored with a measurement: device, versions, commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deltasam.lab.commit import commit
 
 
 def machine(bench: Workbench) -> dict[str, str]:
-    """The facts that are written beside the numbers."""
+    """Returns device, versions, commit and size of the model."""
     on_gpu = bench.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(bench.device) if on_gpu else f"{platform.machine()} CPU",

@@ -1,4 +1,4 @@
-"""From options to numbers."""
+"""Measures the steps of all candidates: passes, time, memory."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from deltasam.lab.bench._workbench import Workbench, set_up
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.bench.report import Report, Row
 
-IN_A_ROW = 5  # steps in a turn on a GPU, as in training: the host prepares the next one while the device works
-SLOW = 0.5  # seconds; a step that takes longer need not be followed by another in its turn
+IN_A_ROW = 5  # consecutive steps in a round on a GPU; as in training, the host runs ahead of the device
+SLOW = 0.5  # seconds; a longer step need not be followed by another one in its round
 
 
 def measure(
     options: StepOptions,
-    field: Sequence[Candidate] | None = None,
+    entries: Sequence[Candidate] | None = None,
     *,
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Report:
-    """Runs the measurement; whatever it held of the device's memory is given back.
+    """Runs the benchmark and frees its memory on the device.
 
     Args:
         options: What to measure.
-        field: The candidates, ERM and SAM first; those the options name by default.
-        alone: Entered when everybody has taken the first steps, for as long as the clock runs.
+        entries: The candidates, ERM and SAM first. Defaults to those of the options.
+        alone: A context for the timed rounds, for example to wait until the device is free.
 
     Returns:
         One row per candidate.
@@ -44,8 +44,7 @@ def measure(
     try:
         if options.isolate:
             return Report(options=options, rows=_isolated(options, bench), failures={}, machine=machine(bench))
-        entries = list(field or _all(options))
-        rows, failures = _steps(options, bench, entries, alone)
+        rows, failures = _steps(options, bench, list(entries or _all(options)), alone)
         engine = layers_by_form(bench) if any("PerInstance" in row.name for row in rows) else None
         return Report(options=options, rows=rows, failures=failures, machine=machine(bench), engine=engine)
     finally:
@@ -53,20 +52,18 @@ def measure(
         release(bench.device)
 
 
-def prepared(options: StepOptions, field: Sequence[Candidate] | None = None) -> Iterator[tuple[Candidate, Work]]:
-    """The candidates, one after the other, each with its step, which has run often enough to be nothing new.
-
-    For measurements of another kind, a profiler's for example.
+def prepared(options: StepOptions, entries: Sequence[Candidate] | None = None) -> Iterator[tuple[Candidate, Work]]:
+    """Yields each candidate with its step after the warm-up, for example for a profiler.
 
     Args:
-        options: The model, the batch and the precision; and who takes part, without ``field``.
-        field: The candidates.
+        options: Model, batch and precision.
+        entries: The candidates. Defaults to those of the options.
     """
     bench = set_up(options)
     try:
-        for entry in field or _all(options):
+        for entry in entries or _all(options):
             work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
-            for _ in range(entry.tries + 1):
+            for _ in range(entry.first_steps + 1):
                 work()
             bench.synchronize()
             yield entry, work
@@ -79,12 +76,12 @@ def prepared(options: StepOptions, field: Sequence[Candidate] | None = None) -> 
 
 @dataclass(frozen=True)
 class _Tried:
-    """A candidate that has taken its first steps."""
+    """A candidate after its first steps."""
 
     entry: Candidate
     work: Work
     passes: PassCount
-    seconds: float  # of a step, roughly
+    seconds: float  # per step, roughly
 
 
 def _steps(
@@ -106,7 +103,7 @@ def _steps(
         )
     passes = {name: one.passes for name, one in tried.items()}
     kept = [one.entry for one in tried.values()]
-    tried.clear()  # frees graphs and the optimizers' states before memory is measured
+    tried.clear()  # frees CUDA graphs and optimizer states before memory is measured
     peaks = _peaks(kept, bench) if options.memory else {}
     return tuple(_row(entry, seconds, repeats, passes[entry.name], peaks, bench) for entry in kept), failures
 
@@ -143,7 +140,7 @@ def _all(options: StepOptions) -> list[Candidate]:
     return candidates(
         options.methods,
         ways=options.ways,
-        with_field=options.field,
+        third_party=options.third_party,
         embeddings=options.model != "mlp",
         adamw=options.adamw[1:],
     )
@@ -152,10 +149,7 @@ def _all(options: StepOptions) -> list[Candidate]:
 def _try_all(
     options: StepOptions, bench: Workbench, entries: Sequence[Candidate]
 ) -> tuple[dict[str, _Tried], dict[str, str]]:
-    """The first steps of everybody. One who cannot run here (memory, a precision) must not cost the others theirs.
-
-    ERM and SAM, which all are compared with, must run.
-    """
+    """Takes the first steps of all candidates. Records those that fail, except ERM and SAM, which must run."""
     tried: dict[str, _Tried] = {}
     failures: dict[str, str] = {}
     counted: dict[str, PassCount] = {}
@@ -163,7 +157,7 @@ def _try_all(
         bench.model.zero_grad()
         try:
             tried[entry.name] = _try(entry, options, bench, counted)
-        except Exception as error:  # anything at all: it is somebody else's code
+        except Exception as error:  # third-party code can raise anything
             if entry.name in ("ERM", "SAM"):
                 raise
             failures[entry.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -173,14 +167,14 @@ def _try_all(
 
 def _try(entry: Candidate, options: StepOptions, bench: Workbench, counted: dict[str, PassCount]) -> _Tried:
     work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
-    for _ in range(entry.tries):
+    for _ in range(entry.first_steps):
         work()
     known = entry.method or entry.name
-    if entry.ordinary is not None and known not in counted:
-        counted[known] = _passes(entry.ordinary(bench, NO_OPTIMIZER), entry.period, bench)
+    if entry.build_eager is not None and known not in counted:
+        counted[known] = _passes(entry.build_eager(bench, NO_OPTIMIZER), entry.period, bench)
     bench.synchronize()
     start = time.perf_counter()
-    if entry.ordinary is None:
+    if entry.build_eager is None:
         counted[known] = _passes(work, entry.period, bench)
     else:
         for _ in range(entry.period):
@@ -190,7 +184,7 @@ def _try(entry: Candidate, options: StepOptions, bench: Workbench, counted: dict
 
 
 def _passes(work: Work, period: int, bench: Workbench) -> PassCount:
-    """Forward and backward passes of a step, on average over one period."""
+    """Returns the mean number of passes per step over one period."""
     with counted_passes(bench.model, bench.size) as count:
         for _ in range(period):
             work()
@@ -198,7 +192,7 @@ def _passes(work: Work, period: int, bench: Workbench) -> PassCount:
 
 
 def _in_a_row(one: _Tried, options: StepOptions, bench: Workbench) -> int:
-    """Steps in a turn, whole periods."""
+    """Returns the number of consecutive steps per round, a multiple of the period."""
     on_gpu = bench.device.type == "cuda"
     if options.seconds is None:
         wanted = IN_A_ROW if on_gpu else 1
@@ -213,7 +207,7 @@ def _isolated(options: StepOptions, bench: Workbench) -> tuple[Row, ...]:
     return tuple(
         Row(
             name=name,
-            origin="deltasam" if name == isolate.OURS else "field",
+            origin="deltasam" if name == isolate.OURS else "third_party",
             seconds=Spread.of(seconds[name]),
             times_ours=ratios(seconds, name, isolate.OURS),
             rounds=tuple(seconds[name]),
@@ -223,21 +217,21 @@ def _isolated(options: StepOptions, bench: Workbench) -> tuple[Row, ...]:
 
 
 def _peaks(entries: Sequence[Candidate], bench: Workbench) -> dict[str, int]:
-    """Peak memory from a fresh start over a period and some steps, so that what is kept between steps counts too."""
+    """Returns the peak memory over a period and some steps, so that state between steps counts, too."""
     peaks = {}
     for entry in entries:
-        if entry.adamw is not None:  # no optimizer takes part
+        if entry.adamw is not None:  # memory is measured without an optimizer
             continue
 
         def work(entry: Candidate = entry) -> Work:
             step = entry.build(bench, NO_OPTIMIZER)
-            for _ in range(max(entry.tries, entry.period + 1, 3)):
+            for _ in range(max(entry.first_steps, entry.period + 1, 3)):
                 step()
             return step
 
         bench.model.zero_grad()
         try:
             peaks[entry.name] = peak_bytes(work, bench.device)
-        except RuntimeError:  # out of memory: this number is missing, the others are not
+        except RuntimeError:  # out of memory: only this value is missing
             release(bench.device)
     return peaks

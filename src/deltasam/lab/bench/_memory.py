@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work: CUDA's own counter, or on the CPU the live storages of all tensors."""
+"""Peak memory of a function: from CUDA's counter, or on the CPU from the live storages of all tensors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch.utils._pytree import tree_leaves
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of tensors alive at once during the work, beyond those alive before it.
+    """Returns the peak number of bytes in tensors during a call, in excess of those before it.
 
-    What CUDA graphs that were recorded in the work keep for themselves counts in full, used or not: nothing else can
-    have it. Between two replays the counter of the allocator takes it for free, so the work is to return a function
-    that replays: it is called once more, and what the graphs keep is added to the peak of that call.
+    The memory of CUDA graphs that the call records counts in full, because nothing else can use it. Between replays,
+    the allocator counts that memory as free. So ``work`` should return a function that replays: it is called once
+    more, and the idle memory of the graphs is added to the peak of that call.
 
-    On the CPU, buffers that live and die inside one kernel are not seen; parameter-sized copies always are.
+    On the CPU, temporary buffers inside a kernel are not seen; copies of parameters always are.
 
     Args:
-        work: The work. What it returns is kept alive until memory has been read.
-        device: Where it runs.
+        work: The function to measure. Its result is kept alive until the memory has been read.
+        device: The device that it runs on.
     """
     if device.type == "cuda":
         return _peak_on_gpu(work, device)
@@ -35,7 +35,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 
 
 def release(device: torch.device) -> None:
-    """Gives back what nobody holds any more, cycles included, so that the next measurement starts afresh."""
+    """Frees unused memory, including reference cycles, so that the next measurement starts clean."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -43,10 +43,10 @@ def release(device: torch.device) -> None:
 
 
 def idle_in_graphs(segments: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes that private pools (those of CUDA graphs) hold beyond what the allocator counts as allocated.
+    """Returns the bytes in private pools (those of CUDA graphs) that the allocator does not count as allocated.
 
     Args:
-        segments: As ``torch.cuda.memory_snapshot()`` lists them.
+        segments: The result of ``torch.cuda.memory_snapshot()``.
     """
     private = [each for each in segments if tuple(each.get("segment_pool_id", (0, 0))) != (0, 0)]
     return sum(each["total_size"] - each["allocated_size"] for each in private)
@@ -73,11 +73,11 @@ def _idle() -> int:
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows every storage that an operation makes until it is freed.
+    """Tracks every storage that an operation creates until it is freed.
 
     Attributes:
-        current: Bytes alive now that were made inside the mode, less those that were there before and have gone.
-        peak: The most that ``current`` has been.
+        current: Bytes of live storages created inside the mode, minus those that existed before and were freed.
+        peak: The maximum of ``current``.
     """
 
     def __init__(self) -> None:
@@ -91,13 +91,13 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         keywords = kwargs or {}
         for leaf in tree_leaves((args, keywords)):
-            self._meet(leaf, made_here=False)
+            self._track(leaf, created=False)
         result = func(*args, **keywords)
         for leaf in tree_leaves(result):
-            self._meet(leaf, made_here=True)
+            self._track(leaf, created=True)
         return result
 
-    def _meet(self, leaf: Any, *, made_here: bool) -> None:
+    def _track(self, leaf: Any, *, created: bool) -> None:
         if not isinstance(leaf, Tensor) or leaf.layout != torch.strided:
             return
         storage = leaf.untyped_storage()
@@ -105,11 +105,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._known[storage] = None
         size = storage.nbytes()
-        # What was alive before the work and dies in it (an old gradient) makes room: it counts down, never up.
-        weakref.finalize(storage, self._gone, size).atexit = False
-        if made_here:
+        # A storage from before that is freed (an old gradient) makes room: it is subtracted, but was never added.
+        weakref.finalize(storage, self._freed, size).atexit = False
+        if created:
             self.current += size
             self.peak = max(self.peak, self.current)
 
-    def _gone(self, size: int) -> None:
+    def _freed(self, size: int) -> None:
         self.current -= size

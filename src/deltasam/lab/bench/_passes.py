@@ -1,4 +1,4 @@
-"""Counts the passes through a model, and through copies of it, by hooks, whatever the method claims."""
+"""Counts the passes through a model and its copies with hooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 @dataclass
 class PassCount:
-    """Passes in units of the whole batch: a pass over half of the instances counts one half."""
+    """Number of passes in units of the batch: a pass over half of the instances counts as one half."""
 
     forwards: float = 0.0
     backwards: float = 0.0
@@ -23,12 +23,12 @@ class PassCount:
 def counted_passes(model: nn.Module, size: int) -> Iterator[PassCount]:
     """Counts the forward passes through the model, and the backward passes through its output.
 
-    A copy of the model, such as SMART's teacher, costs as much as the model itself: it counts, too, also if it was
-    made before. So the hook is on all modules, and looks for those that are the model or built like it.
+    A copy of the model, such as SMART's teacher, costs as much as the model and counts, too, even if it was created
+    earlier. So the hook is global and looks for modules of the same class and size as the model.
 
     Args:
-        model: The model that is called.
-        size: Instances in the batch; a pass over n instances counts n / size.
+        model: The model.
+        size: Number of instances in the batch. A pass over n instances counts as n / size.
 
     Yields:
         The running count.
@@ -61,7 +61,7 @@ def counted_passes(model: nn.Module, size: int) -> Iterator[PassCount]:
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """The tensor of an output that the loss is computed from: itself, its logits, or its first entry."""
+    """Returns the tensor from which the loss is computed: the output, its logits, or its first entry."""
     if isinstance(output, Tensor):
         return output
     logits = getattr(output, "logits", None)

@@ -1,36 +1,34 @@
-"""The plot of a measurement: ratio to SAM, time and memory, a bar for every method and way of running it."""
+"""Plots a step benchmark: time relative to SAM, time and memory, one bar for each method and way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deltasam.lab.bench._clock import Spread
-
-if TYPE_CHECKING:
-    from deltasam.lab.bench.report import Report, Row
+from deltasam.lab.bench.report import Report, Row
 
 COLOURS = {"eager": "#3b82c4", "compiled": "#8b6cc9", "captured": "#2f9e5f", "compiled+captured": "#d9822b"}
-FIELD = "#8a8a8a"
-Value = Callable[["Row"], "Spread | None"]
+THIRD_PARTY = "#8a8a8a"
+GREY = "#777777"  # readable on light and dark pages
+Value = Callable[[Row], "Spread | None"]
 
 
-def draw(report: Report, path: Path) -> None:
-    """Writes the plot; what was not measured has no panel.
+def plot(report: Report, path: Path) -> None:
+    """Writes the plot. Values that were not measured have no panel.
 
     Args:
-        report: The measurement.
-        path: Its ending says the format: png, pdf or svg.
+        report: The results.
+        path: The file; its ending is the format: png, pdf or svg.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    # Grey letters and no ground are readable on light and dark pages; text stays text in an SVG.
-    grey = "#777777"
+    # Text stays text in an SVG file.
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    style: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "deltasam", **dict.fromkeys(names, grey)}
+    style: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "deltasam", **dict.fromkeys(names, GREY)}
     panels = {name: value for name, value in _panels(report).items() if any(value(row) for row in report.rows)}
     with rc_context(style):
         size = (2.2 + 2.6 * len(panels), 1.2 + 0.26 * len(report.rows))
@@ -67,14 +65,14 @@ def _bars(axes: Any, report: Report, name: str, value: Value) -> None:
         [one.median for *_, one in known],
         xerr=errors,
         color=[_colour(row) for _, row, _ in known],
-        error_kw={"ecolor": "#777777", "elinewidth": 1},
+        error_kw={"ecolor": GREY, "elinewidth": 1},
     )
     axes.set_yticks(list(places), [row.name for row in report.rows])
     axes.set_xlabel(name)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if "/" in name:
-        axes.axvline(1, color="#777777", linewidth=0.8, linestyle=":")
+        axes.axvline(1, color=GREY, linewidth=0.8, linestyle=":")
 
 
 def _milliseconds(row: Row) -> Spread:
@@ -86,7 +84,7 @@ def _kind(row: Row) -> str:
 
 
 def _colour(row: Row) -> str:
-    return COLOURS[row.way] if row.origin == "deltasam" else FIELD
+    return COLOURS[row.way] if row.origin == "deltasam" else THIRD_PARTY
 
 
 def _title(report: Report) -> str:

@@ -33,7 +33,7 @@ CLASSES = 3
 
 @dataclass(frozen=True)
 class Workbench:
-    """One model and one batch, on the device, with the precision to run them in."""
+    """A model and a batch on the device, and the precision to run them in."""
 
     model: nn.Module
     batch: Any
@@ -46,41 +46,41 @@ class Workbench:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of one copy of the trainable parameters, the unit of extra memory."""
+        """Bytes of one copy of the trainable parameters."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """The context that forward passes run in."""
+        """Returns the context for forward passes."""
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
     def compiled(self) -> nn.Module:
-        """The model through ``torch.compile``, compiled once for all candidates."""
+        """Returns the compiled model, the same one for all candidates."""
         if not self._compiled:
-            ours = self.compile_mode == "tuned"
-            model: Any = compiled(self.model) if ours else torch.compile(self.model, mode=self.compile_mode)
+            tuned = self.compile_mode == "tuned"
+            model: Any = compiled(self.model) if tuned else torch.compile(self.model, mode=self.compile_mode)
             self._compiled.append(model)
         return self._compiled[0]
 
     def close(self) -> None:
-        """Lets go of compiled code, which keeps its model alive and counts against torch's limit of recompilations."""
+        """Discards compiled code, which keeps its model alive and counts towards torch's limit of recompilations."""
         if self._compiled:
             self._compiled.clear()
             torch._dynamo.reset()
 
     def loss(self) -> Tensor:
-        """The mean loss, for the candidates that know nothing of instances."""
+        """Returns the mean loss, for third-party implementations."""
         return self.objective(self.model, self.batch).mean()
 
     def synchronize(self) -> None:
-        """Waits for the device, so that the clock sees all work."""
+        """Waits until the device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def set_up(options: StepOptions) -> Workbench:
-    """Builds the model and the batch; sets threads, seed and the precision of matrix products for this process."""
+    """Creates the model and the batch, and sets threads, seed and the precision of matrix products."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda', but torch sees no CUDA device; use --device cpu")
@@ -89,7 +89,7 @@ def set_up(options: StepOptions) -> Workbench:
     torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
     torch.manual_seed(options.seed)
     device = torch.device(name)
-    with device:  # drawn where they will be used: 355M weights take seconds on a CPU
+    with device:  # created on the device: 355M random weights take seconds on a CPU
         model, batch = _mlp(options) if options.model == "mlp" else _transformer(options)
     return Workbench(
         model=model.to(device).train(),

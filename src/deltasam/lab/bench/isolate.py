@@ -1,4 +1,4 @@
-"""Norm, perturb and restore alone: what a SAM step costs beyond its two passes."""
+"""Measures norm, perturb and restore alone: the cost of a SAM step without its two passes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from deltasam.step.perturb import global_norm, perturbed, step_size
 
 RHO = 0.05
 OURS = "deltasam"
-FIELD = "pytorch_optimizer.SAM"
-FIELD_FOREACH = "pytorch_optimizer.SAM(foreach=True)"
+THEIRS = "pytorch_optimizer.SAM"
 
 
 def run(options: StepOptions, bench: Workbench) -> dict[str, list[float]]:
-    """Seconds of norm + perturb + restore, by implementation and round. Every turn starts from a fresh gradient.
+    """Returns the seconds of norm + perturb + restore, by implementation and round. Each call gets a new gradient.
 
     Raises:
-        RuntimeError: An implementation did not bring the weights back.
+        RuntimeError: An implementation did not restore the weights.
     """
     params = [p for p in bench.model.parameters() if p.requires_grad]
     gradient = [torch.randn_like(p) for p in params]
     before = [p.detach().clone() for p in params]
     works: dict[str, Callable[[], None]] = {OURS: lambda: _ours(params)}
-    if options.field and util.find_spec("pytorch_optimizer") is not None:
-        works |= {FIELD: _theirs(params, foreach=False), FIELD_FOREACH: _theirs(params, foreach=True)}
+    if options.third_party and util.find_spec("pytorch_optimizer") is not None:
+        works |= {THEIRS: _theirs(params, foreach=False), f"{THEIRS}(foreach=True)": _theirs(params, foreach=True)}
 
     def fresh_gradient() -> None:
-        # A backward pass makes a new gradient in every step: the cost of making it is not the perturbation's.
+        # A backward pass creates a new gradient in every step; this is not part of the perturbation.
         for p, g in zip(params, gradient, strict=True):
             p.grad = g.clone()
 
@@ -47,7 +46,7 @@ def run(options: StepOptions, bench: Workbench) -> dict[str, list[float]]:
         prepare=fresh_gradient,
     )
     if not all(torch.equal(p, w) for p, w in zip(params, before, strict=True)):
-        raise RuntimeError(f"one of {', '.join(works)} did not bring the weights back bit for bit")
+        raise RuntimeError(f"one of {', '.join(works)} did not restore the weights exactly")
     bench.model.zero_grad()
     return seconds
 
@@ -55,7 +54,7 @@ def run(options: StepOptions, bench: Workbench) -> dict[str, list[float]]:
 def _ours(params: list[torch.nn.Parameter]) -> None:
     grads: list[Tensor | None] = [p.grad for p in params]
     for p in params:
-        p.grad = None  # as after autograd.grad: the gradient is the step's own
+        p.grad = None  # as after autograd.grad
     norm = global_norm([g for g in grads if g is not None])
     with perturbed(params, grads, step_size(RHO, norm)):
         pass

@@ -1,4 +1,4 @@
-"""What to measure. Imports nothing but the standard library: the command line reads it for its help."""
+"""Options of the benchmarks. Imports only the standard library, so that the help text appears quickly."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ AdamW = Literal["fused", "foreach", "for-loop"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """Measures a training step of every method: time, passes counted by hooks, extra memory.
+    """Measures a training step of every method: time, forward and backward passes, peak memory.
 
     Args:
-        model: Shape of the model; its weights are random, so nothing is downloaded.
-        layers: Number of layers, instead of the shape's.
-        hidden: Width, instead of the shape's.
-        heads: Attention heads, instead of the shape's.
-        vocab: Size of the vocabulary, instead of the shape's.
-        batch: Instances in a batch (N).
-        length: Tokens in an instance (T).
+        model: Shape of the model. Its weights are random, so nothing is downloaded.
+        layers: Number of layers. Overrides the shape's.
+        hidden: Hidden size. Overrides the shape's.
+        heads: Number of attention heads. Overrides the shape's.
+        vocab: Size of the vocabulary. Overrides the shape's.
+        batch: Instances per batch (N).
+        length: Tokens per instance (T).
         dropout: Dropout probability.
-        device: Where to run; auto takes a GPU if there is one.
-        precision: tf32 changes the matrix products, bf16 and fp16 run under autocast.
-        methods: Methods and regularisers to measure beside ERM and SAM, e.g. delta-sam; all by default.
-        ways: How to run every method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
-        compile_mode: The mode of torch.compile; tuned: with the settings of deltasam.speed.compiling.compiled;
-            max-autotune-no-cudagraphs: tries out kernels for the products, too (slow).
-        field: Measure the implementations of other packages, too, where they are installed; --no-field does not.
-        adamw: Implementations of AdamW; the first one is behind everything, ERM and SAM run with the others, too.
-        rounds: Timed rounds; in each, every candidate takes its turn.
-        seconds: Steps in a row that last this long in all rounds together; by default 5 on a GPU, 1 on a CPU a round.
-        warmup: Rounds before the clock starts.
-        clock: Time on the wall, or of the processor, which a busy machine disturbs less.
-        memory: Measure peak memory; --no-memory does not.
-        isolate: Measure only norm + perturb + restore of SAM, against other packages.
-        threads: Threads of torch on the CPU; torch's own choice by default.
+        device: The device; auto uses a GPU if there is one.
+        precision: Precision of the model; tf32 affects matrix products, bf16 and fp16 use autocast.
+        methods: Methods and regularisers to measure in addition to ERM and SAM, such as delta-sam. Defaults to all.
+        ways: How to run each method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
+        compile_mode: Mode of torch.compile. tuned: the settings of deltasam.speed.compiling.compiled;
+            max-autotune-no-cudagraphs: also tunes the kernels of matrix products (slow).
+        third_party: Measure installed third-party implementations, unless --no-third-party is given.
+        adamw: Implementations of AdamW. All candidates use the first one; ERM and SAM run with the others, too.
+        rounds: Number of timed rounds. In each, every candidate takes its turn.
+        seconds: Total time per candidate, which sets its steps per round. Defaults to 5 steps on a GPU, 1 on a CPU.
+        warmup: Number of rounds without timing.
+        clock: wall time, or cpu time of the process, which is more robust on a busy machine.
+        memory: Measure peak memory, unless --no-memory is given.
+        isolate: Measure only norm + perturb + restore of SAM, compared with third-party implementations.
+        threads: Number of CPU threads of torch. Defaults to torch's choice.
         seed: Seed of the weights and the batch.
-        json: Write the results to this file.
-        plot: Draw the ratios into this file (png, pdf or svg; needs matplotlib).
+        json: File to write the results to.
+        plot: File for a plot of the results (png, pdf or svg; needs matplotlib).
     """
 
     model: Shape = "bert-4x256"
@@ -68,7 +68,7 @@ class StepOptions:
     methods: tuple[str, ...] = ()
     ways: tuple[Way, ...] = ("eager",)
     compile_mode: Literal["default", "tuned", "max-autotune-no-cudagraphs"] = "default"
-    field: bool = True
+    third_party: bool = True
     adamw: tuple[AdamW, ...] = ("fused",)
     rounds: int = 7
     seconds: float | None = None
@@ -83,16 +83,16 @@ class StepOptions:
 
     @property
     def shape(self) -> str:
-        """The model as it is built: the name of the shape, with the sizes that were given instead of its own."""
+        """The name of the shape, with the sizes that override it."""
         sizes = {name: getattr(self, name) for name in ("layers", "hidden", "heads", "vocab")}
-        told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
-        return f"{self.model} ({told})" if told else self.model
+        given = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+        return f"{self.model} ({given})" if given else self.model
 
     def __post_init__(self) -> None:
-        """Checks the sizes.
+        """Checks the values.
 
         Raises:
-            ValueError: A size is not positive, dropout is not a probability, or no AdamW is named.
+            ValueError: A size is not positive, dropout is not a probability, or adamw is empty.
         """
         for name in ("layers", "hidden", "heads", "vocab", "batch", "length", "rounds", "threads"):
             value = getattr(self, name)
@@ -101,8 +101,8 @@ class StepOptions:
         if self.warmup < 0:
             raise ValueError(f"warmup={self.warmup} must be at least 0")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be a probability below 1")
+            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds} must be more than 0")
         if not self.adamw:
-            raise ValueError("adamw=() names none; choose from fused, foreach, for-loop")
+            raise ValueError("adamw=() must not be empty; choose from fused, foreach, for-loop")

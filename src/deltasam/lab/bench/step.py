@@ -1,4 +1,4 @@
-"""Measures a step of every candidate. ``python -m deltasam.lab.bench.step --help`` needs only torch and transformers."""
+"""Runs the step benchmark; ``python -m deltasam.lab.bench.step`` needs only torch and transformers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from deltasam.lab.bench.options import StepOptions
 
 
 def run(options: StepOptions) -> Any:
-    """Measures what the options ask for and shows it: a table, and the files they name.
+    """Measures, prints the table and writes the files.
 
     Returns:
         The :class:`~deltasam.lab.bench.report.Report`.
 
     Raises:
-        ValueError: The plot cannot be drawn here; told before anything is measured.
+        ValueError: The plot cannot be drawn. Raised before anything is measured.
     """
     if options.plot is not None:
         _check_plot(options.plot)
@@ -34,7 +34,9 @@ def run(options: StepOptions) -> Any:
     if options.json is not None:
         report.write_json(result, options.json)
     if options.plot is not None:
-        report.plot(result, options.plot)
+        from deltasam.lab.bench._plot import plot
+
+        plot(result, options.plot)
     return result
 
 
@@ -42,12 +44,15 @@ def _check_plot(path: Path) -> None:
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"plot={path} must end in .png, .pdf or .svg")
     if util.find_spec("matplotlib") is None:
-        raise ValueError(f"plot={path} needs matplotlib: pip install matplotlib, or write --json alone")
+        raise ValueError(f"plot={path} needs matplotlib: pip install 'deltasam[lab]'")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line without tyro: the same options, read from the same dataclass."""
-    arguments = vars(_parser().parse_args(argv))
+    """The command line without tyro. It reads the same options from the same dataclass."""
+    given = sys.argv[1:] if argv is None else argv
+    # Options may have underscores, such as --compile_mode.
+    words = [re.sub(r"^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in given]
+    arguments = vars(_parser().parse_args(words))
     try:
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}
         run(StepOptions(**values))
@@ -59,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     text = inspect.getdoc(StepOptions) or ""
-    described = dict(re.findall(r"^ {4}(\w+): (.*)$", text, flags=re.MULTILINE))
+    described = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", text, flags=re.MULTILINE))
     hints = get_type_hints(StepOptions)
     parser = argparse.ArgumentParser(
         prog="python -m deltasam.lab.bench.step",
@@ -68,12 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     for each in fields(StepOptions):
         settings = {"default": each.default, "help": described[each.name], **_kind(hints[each.name])}
-        parser.add_argument(f"--{each.name}", **settings)
+        parser.add_argument(f"--{each.name.replace('_', '-')}", **settings)
     return parser
 
 
 def _kind(hint: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type."""
+    """Returns the arguments with which argparse reads a value of this type."""
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(hint) is Literal:

@@ -1,11 +1,10 @@
-"""Whole trainings side by side: wall time of each method and way of running it, from the first batch to the last.
+"""Compares the wall time of whole trainings, for each method and way of running it.
 
-How a training is run is the caller's: the command ``deltasam bench train`` hands in the path of ``deltasam train``.
+The caller runs the trainings: ``deltasam bench train`` runs them as ``deltasam train`` does.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,56 +13,56 @@ from pathlib import Path
 from typing import Any
 
 from deltasam.lab.bench._clock import Spread
-from deltasam.lab.bench._table import print_table
+from deltasam.lab.bench._output import print_table, spread_text, write_record
 from deltasam.lab.bench.options import TrainWay
 from deltasam.lab.commit import commit
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained: a method, as it was named, and how its steps are run."""
+    """A method, by the name that the user gave, and how to run its steps."""
 
     method: str
     way: TrainWay
 
     @property
     def name(self) -> str:
-        """For tables and folders."""
+        """The name in tables and of folders."""
         return self.method if self.way == "eager" else f"{self.method} {self.way}"
 
 
 @dataclass
 class Pace:
-    """Called after every update, as the watch of a run: when each of them was done."""
+    """Records the time of every update; pass it as the ``watch`` of a run."""
 
     _times: list[float] = field(default_factory=list)
 
     def __call__(self, *_: Any) -> None:
-        """Notes the time."""
+        """Records the current time."""
         self._times.append(time.perf_counter())
 
     @property
     def seconds(self) -> float | None:
-        """Median time from one update to the next; None if there were not two."""
+        """Median time between two updates, or None if there were fewer than two."""
         gaps = [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
         return statistics.median(gaps) if gaps else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What one training came to, as far as it is compared.
+    """The results of one training.
 
     Attributes:
-        train_seconds: Wall time of the training without evaluation, the model's loading included.
-        seconds_per_update: Median time from one update to the next.
+        train_seconds: Wall time of the training, with loading of the model and without evaluation.
+        seconds_per_update: Median time between two updates.
         updates: Number of updates.
         forwards: Forward passes of all updates.
         backwards: Backward passes of all updates.
-        skipped: Steps that left the perturbation out.
-        metric: Name of the metric, and
-        value: what it came to.
-        peak_bytes: Of the GPU's memory, or of the process on a CPU, up to the end of this training.
-        device: Where it ran.
+        skipped: Number of steps without perturbation.
+        metric: Name of the primary metric.
+        value: Value of the primary metric.
+        peak_bytes: Peak memory of the GPU, or of the process on a CPU, until the end of this training.
+        device: The device.
     """
 
     train_seconds: float
@@ -80,7 +79,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRow:
-    """One method in one way; ratios are taken within a repetition. What could not be compared is None."""
+    """The results of one method in one way. Ratios are computed within a repetition; None without eager SAM or ERM."""
 
     name: str
     method: str
@@ -93,7 +92,7 @@ class TrainRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReport:
-    """All rows, and what was trained on what."""
+    """The results of a benchmark of trainings."""
 
     options: Mapping[str, Any]
     rows: tuple[TrainRow, ...]
@@ -106,14 +105,14 @@ Run = Callable[[Training, int], Trained]
 def measure(
     plan: Sequence[Training], run: Run, *, repeats: int, options: Mapping[str, Any], machine: Mapping[str, str]
 ) -> TrainReport:
-    """Trains all of the plan in turn, ``repeats`` times.
+    """Runs all trainings in turn, ``repeats`` times.
 
     Args:
-        plan: What to train.
-        run: Takes a training and the number of the repetition.
-        repeats: How often.
-        options: What was asked for, for the record.
-        machine: What it ran on, for the record.
+        plan: The trainings.
+        run: Runs a training; it also gets the number of the repetition.
+        repeats: Number of repetitions.
+        options: The options, for the report.
+        machine: Facts about the machine, for the report.
     """
     made: dict[Training, list[Trained]] = {each: [] for each in plan}
     for number in range(repeats):
@@ -121,10 +120,10 @@ def measure(
             made[each].append(run(each, number))
     seconds = {each: [one.train_seconds for one in runs] for each, runs in made.items()}
 
-    def against(each: Training, base: str) -> Spread | None:
-        ours = seconds[each]
-        theirs = next((s for other, s in seconds.items() if _is(other, base)), None)
-        return None if theirs is None else Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
+    def relative_to(base: str, each: Training) -> Spread | None:
+        eager = (s for other, s in seconds.items() if other.way == "eager" and other.method.lower() == base)
+        theirs = next(eager, None)
+        return None if theirs is None else Spread.of([a / b for a, b in zip(seconds[each], theirs, strict=True)])
 
     rows = tuple(
         TrainRow(
@@ -132,8 +131,8 @@ def measure(
             method=each.method,
             way=each.way,
             seconds=Spread.of(seconds[each]),
-            times_sam=against(each, "sam"),
-            times_erm=against(each, "erm"),
+            times_sam=relative_to("sam", each),
+            times_erm=relative_to("erm", each),
             runs=tuple(runs),
         )
         for each, runs in made.items()
@@ -144,49 +143,35 @@ def measure(
 
 def show(report: TrainReport) -> None:
     """Prints the table."""
-    options = report.options
-    first = report.rows[0].runs[0]
+    options, rows = report.options, report.rows
+    first = rows[0].runs[0]
     title = (
         f"training {options['task']} with {options['model']}, {first.updates} updates, {options['precision']}, "
         f"{report.machine['device']}, torch {report.machine['torch']}"
     )
-    notes = ["seconds: wall time of the training, loading included, evaluation not; ratios to the eager runs"]
-    if options["repeats"] > 1:
-        notes += [f"median of {options['repeats']} ± half the distance of the quartiles"]
-    print_table(title, *cells(report), notes)
-
-
-def cells(report: TrainReport) -> tuple[list[str], list[list[str]]]:
-    """The table as text, without the columns that nothing is known for."""
-    metric = report.rows[0].runs[0].metric
     columns = {
-        "method": [row.name for row in report.rows],
-        "seconds": [_spread(row.seconds, ".1f") for row in report.rows],
-        "x SAM": [_spread(row.times_sam, ".2f") for row in report.rows],
-        "x ERM": [_spread(row.times_erm, ".2f") for row in report.rows],
-        "ms/update": [_milliseconds(row) for row in report.rows],
-        "passes": [f"{row.runs[0].forwards}/{row.runs[0].backwards}" for row in report.rows],
-        metric: [f"{statistics.mean(run.value for run in row.runs):.4f}" for row in report.rows],
+        "method": [row.name for row in rows],
+        "seconds": [_text(row.seconds, ".1f") for row in rows],
+        "x SAM": [_text(row.times_sam, ".2f") for row in rows],
+        "x ERM": [_text(row.times_erm, ".2f") for row in rows],
+        "ms/update": [_milliseconds(row) for row in rows],
+        "passes": [f"{row.runs[0].forwards}/{row.runs[0].backwards}" for row in rows],
+        first.metric: [f"{statistics.mean(run.value for run in row.runs):.4f}" for row in rows],
     }
-    known = {name: column for name, column in columns.items() if any(column)}
-    return list(known), [list(row) for row in zip(*known.values(), strict=True)]
+    notes = ["seconds: wall time of the training with loading, without evaluation; ratios to the eager runs"]
+    if options["repeats"] > 1:
+        notes += [f"median of {options['repeats']} ± half the interquartile range"]
+    print_table(title, columns, notes)
 
 
 def write_json(report: TrainReport, path: Path) -> None:
-    """Writes everything."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"part": "train", **asdict(report)}, indent=2, default=str) + "\n")
+    """Writes the report."""
+    write_record({"part": "train", **asdict(report)}, path)
 
 
-def _is(training: Training, base: str) -> bool:
-    return training.way == "eager" and training.method.lower() == base
-
-
-def _spread(spread: Spread | None, form: str) -> str:
-    if spread is None:
-        return ""
-    around = f" ±{(spread.high - spread.low) / 2:{form}}" if spread.high > spread.low else ""
-    return f"{spread.median:{form}}{around}"
+def _text(spread: Spread | None, form: str) -> str:
+    """Formats a median, with its spread if the repetitions differ."""
+    return f"{spread.median:{form}}" if spread and spread.high == spread.low else spread_text(spread, form)
 
 
 def _milliseconds(row: TrainRow) -> str:

@@ -1,4 +1,4 @@
-"""The command ``deltasam``: each subcommand is a typed frozen dataclass in a file of its own, see ``_commands``."""
+"""The command ``deltasam``. Each subcommand is a frozen dataclass; ``_commands`` lists them."""
 
 from deltasam.lab.cli._errors import CommandError
 from deltasam.lab.cli._main import main

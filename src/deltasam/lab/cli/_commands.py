@@ -1,4 +1,4 @@
-"""The table of commands. A new command is one line here and one file with its dataclass."""
+"""The table of commands. A new command needs one line here and a dataclass."""
 
 from __future__ import annotations
 
@@ -9,50 +9,37 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives: imported only when it is called."""
+    """Where a command is defined. It is imported only when it is called."""
 
-    target: str  # "module:Class"; the class is a frozen keyword-only dataclass with run() -> int | None
+    target: str  # "module:Class" in this package; a frozen keyword-only dataclass with run() -> int | None
     summary: str
 
     def load(self) -> Any:
-        """The dataclass behind the command."""
+        """Returns the dataclass of the command."""
         module, name = self.target.split(":")
-        return getattr(import_module(module), name)
+        return getattr(import_module(f"{__package__}.{module}"), name)
 
 
 # In the order of the help text. A name may have two words.
 COMMANDS: dict[str, Command] = {
-    "quickstart": Command("deltasam.lab.cli.quickstart:Quickstart", "compare four methods offline, in some minutes"),
-    "train": Command("deltasam.lab.cli.train:Train", "one run, from a preset, a file or options"),
-    "sweep": Command("deltasam.lab.cli.sweep:SweepCommand", "what is missing of many runs, from a sweep file"),
-    "search": Command("deltasam.lab.cli.search:SearchCommand", "adaptive search for settings, by Optuna"),
-    "evaluate": Command("deltasam.lab.cli.evaluate:Evaluate", "metrics of a run, or of any model, on any split"),
-    "table": Command("deltasam.lab.cli.table:TableCommand", "the paper's tables, your runs beside its figures"),
-    "report": Command("deltasam.lab.cli.report:ReportCommand", "a folder of runs as one page of HTML"),
-    "analyze adversarial-risk": Command(
-        "deltasam.lab.cli.analyze:AdversarialRisk", "loss under the worst perturbation of each instance"
-    ),
-    "analyze sharpness": Command(
-        "deltasam.lab.cli.analyze:Sharpness", "rise of the loss under batch and instance moves"
-    ),
-    "analyze alignment": Command(
-        "deltasam.lab.cli.analyze:Alignment", "SAM and delta-SAM beside the per-instance gradient"
-    ),
-    "analyze weights": Command("deltasam.lab.cli.analyze:Weights", "signal and noise of the instance weights g"),
-    "analyze examples": Command(
-        "deltasam.lab.cli.examples:Examples", "which examples get the weights g, for the report"
-    ),
-    "analyze landscape": Command(
-        "deltasam.lab.cli.landscape:Landscape", "the loss around the weights, for the report"
-    ),
-    "list tasks": Command("deltasam.lab.cli.list_tasks:ListTasks", "the tasks, with their metrics"),
-    "list presets": Command("deltasam.lab.cli.list_presets:ListPresets", "the paper's setups, and small ones"),
-    "list methods": Command(
-        "deltasam.lab.cli.list_methods:ListMethods", "the methods, with what a step of each costs"
-    ),
-    "bench step": Command("deltasam.lab.cli.bench_step:BenchStep", "time and memory of a step of every method"),
-    "bench train": Command(
-        "deltasam.lab.cli.bench_train:BenchTrain", "wall time of whole trainings, eager and captured"
-    ),
-    "env": Command("deltasam.lab.cli.env:Env", "versions and devices, to paste into a bug report"),
+    "quickstart": Command("quickstart:Quickstart", "compare four methods offline in a few minutes"),
+    "train": Command("train:Train", "train and evaluate one run"),
+    "sweep": Command("sweep:SweepCommand", "train all missing runs of a sweep file"),
+    "search": Command("search:SearchCommand", "search for the best settings with Optuna"),
+    "evaluate": Command("evaluate:Evaluate", "compute the metrics of a run or a model"),
+    "table": Command("table:TableCommand", "compare your runs with the paper's tables"),
+    "report": Command("report:ReportCommand", "write an HTML page about a folder of runs"),
+    "analyze adversarial-risk": Command("analyze:AdversarialRisk", "loss under each instance's worst perturbation"),
+    "analyze sharpness": Command("analyze:Sharpness", "rise of the loss under worst-case perturbations"),
+    "analyze alignment": Command("analyze:Alignment", "cosine with the exact per-instance gradient"),
+    "analyze weights": Command("analyze:Weights", "signal-to-noise ratio of the instance weights"),
+    "analyze examples": Command("examples:Examples", "examples with the highest and lowest weights"),
+    "analyze landscape": Command("landscape:Landscape", "slices of the loss around the final weights"),
+    "list tasks": Command("lists:ListTasks", "tasks and their metrics"),
+    "list presets": Command("lists:ListPresets", "setups of the paper, and small ones"),
+    "list methods": Command("lists:ListMethods", "methods and their cost per step"),
+    "list regularisers": Command("lists:ListRegularisers", "regularisers and their cost per step"),
+    "bench step": Command("bench_step:BenchStep", "time and memory of one training step"),
+    "bench train": Command("bench_train:BenchTrain", "wall time of whole trainings"),
+    "env": Command("env:Env", "versions and devices, for bug reports"),
 }

@@ -1,23 +1,43 @@
-"""The errors a command raises for a mistake of its user."""
+"""Errors that a user can fix, reported in one line without a traceback."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
 class CommandError(Exception):
-    """A mistake the user can mend: its message is shown without a traceback, and the exit code is 1."""
+    """An error that the user can fix. Exit code 1."""
 
     exit_code: ClassVar[int] = 1
 
 
 class StoppedError(CommandError):
-    """The run was told to stop and wrote a checkpoint: the exit code is 75, "try again" (EX_TEMPFAIL)."""
+    """The run was stopped from outside and wrote a checkpoint. Exit code 75, "try again" (EX_TEMPFAIL)."""
 
     exit_code: ClassVar[int] = 75
 
 
 class InputError(CommandError):
-    """Bad input, found before anything was done: the exit code is 2, as for an unknown option."""
+    """Bad input, found before any work was done. Exit code 2, as for an unknown option."""
 
     exit_code: ClassVar[int] = 2
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns errors of configuration, data, storage and training into a :class:`CommandError`."""
+    from deltasam.integrations import LostError
+    from deltasam.integrations.storage import StorageError
+    from deltasam.lab.experiments import ConfigError, DivergedError, RunStoppedError
+    from deltasam.lab.tasks import DataError
+
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise InputError(str(error)) from error
+    except RunStoppedError as error:
+        raise StoppedError(str(error)) from error
+    except (StorageError, DivergedError, LostError) as error:
+        raise CommandError(str(error)) from error

@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: one row per setup and method on a terminal, one line per event elsewhere."""
+"""Progress and summary of a sweep: one row per setup and method on a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SweepView:
-    """Takes the events of a sweep and shows where it stands; used as a context manager around it."""
+    """Shows the progress of a sweep. Use it as a context manager around the sweep."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -38,7 +38,7 @@ class SweepView:
             self._live.__exit__(*error)
 
     def announce(self, runs: Sequence[Planned], known: dict[str, float]) -> None:
-        """The runs of a stage, and the values of those that are there."""
+        """Adds the runs of a stage; ``known`` has the values of the finished ones."""
         from deltasam.step.names import counted
 
         stage = "with the chosen points: " if self._cell else ""
@@ -51,12 +51,10 @@ class SweepView:
                 self._state.setdefault(name, "waiting")
         done = sum(planned.config.run_name in known for planned in runs)
         if self._live is None:
-            self._console.print(
-                f"{stage}{counted(len(runs), 'run')}, {done} of them finished already", highlight=False
-            )
+            self._console.print(f"{stage}{counted(len(runs), 'run')}, {done} already finished", highlight=False)
 
     def watch(self, event: Event) -> None:
-        """One event."""
+        """Takes one event of the sweep."""
         self._progress.pop(event.run, None)
         self._state[event.run] = {"finished": "done", "found": "done", "failed": "failed"}.get(event.kind, "running")
         if event.value is not None:
@@ -66,13 +64,13 @@ class SweepView:
         elif event.kind == "retried":
             self._state[event.run] = "waiting"
         if self._live is None and event.kind not in ("step", "started"):
-            told = event.error or f"{event.metric} {event.value:.4f}"
+            outcome = event.error or f"{event.metric} {event.value:.4f}"
             done = sum(state == "done" for state in self._state.values())
-            line = f"[{done}/{len(self._state)}] {event.run} {event.kind}: {told}"
+            line = f"[{done}/{len(self._state)}] {event.run} {event.kind}: {outcome}"
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def table(self) -> Table:
-        """Where the sweep stands."""
+        """Returns the current state as a table."""
         from rich.table import Table
         from rich.text import Text
 
@@ -91,14 +89,14 @@ class SweepView:
 
 
 def summary(outcome: Outcome, console: Console) -> None:
-    """Prints what the sweep came to."""
+    """Prints the results of the sweep."""
     from rich.table import Table
 
     from deltasam.step.names import counted
 
     cells: dict[tuple[str, str, str], list[Result]] = {}
     for planned, result in outcome.results:
-        # The chosen point, or, where none is to be chosen, each for itself.
+        # The chosen point of the grid, or each point if the sweep does not tune.
         point = " ".join(f"{setting.rpartition('.')[2]}={value}" for setting, value in planned.point)
         cells.setdefault((planned.setup, planned.method, point), []).append(result)
     table = Table(
@@ -112,7 +110,7 @@ def summary(outcome: Outcome, console: Console) -> None:
             f"{stdev(values):.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
         )  # fmt: skip
     console.print(table)
-    there, made = counted(len(outcome.results), "result"), counted(outcome.trained, "run")
-    console.print(f"\n{there}, {made} made now, {len(outcome.failed)} failed", highlight=False)
+    finished, trained = counted(len(outcome.results), "result"), counted(outcome.trained, "run")
+    console.print(f"\n{finished}, {trained} trained now, {len(outcome.failed)} failed", highlight=False)
     for name, error in outcome.failed.items():
         console.print(f"failed: {name}: {error}", highlight=False, style="red")

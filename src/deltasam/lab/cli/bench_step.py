@@ -10,13 +10,13 @@ from deltasam.lab.cli._errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class BenchStep(StepOptions):
-    """Measures a training step of every method: time, passes counted by hooks, extra memory."""
+    """Measures a training step of every method: time, forward and backward passes, peak memory."""
 
     def run(self) -> None:
-        """Measures, prints the table and writes the files that were asked for."""
+        """Measures, prints the table and writes the files."""
         from deltasam.lab.bench import step
 
         try:
             step.run(self)
-        except (ValueError, ModuleNotFoundError) as error:
+        except ValueError as error:
             raise InputError(str(error)) from error

@@ -1,12 +1,10 @@
-"""``deltasam bench train``: whole trainings by the path of ``deltasam train``, side by side."""
+"""``deltasam bench train``: compares the wall time of whole trainings, run as ``deltasam train`` runs them."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from deltasam.lab.bench.options import TrainWay
-from deltasam.lab.cli._errors import InputError
-from deltasam.lab.cli._runs import bad_input
+from deltasam.lab.cli._errors import InputError, one_line_errors
+from deltasam.lab.cli._output import progress_bar, silence_libraries
 
 if TYPE_CHECKING:
     from deltasam.lab.bench.train import Trained, Training
-    from deltasam.lab.experiments import Result, RunConfig
+    from deltasam.lab.experiments import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchTrain:
-    """Trains a task with several methods, eager and captured, and compares the wall time of the trainings.
+    """Trains a task with several methods, eager and captured, and compares their wall time.
 
-    A short training in each way, which is not counted, comes first. Nothing is kept but what `--output` and `--json`
-    name, and never weights. A method may bring options, and settings for all runs follow the task.
+    A short warm-up run comes first. Only the files of `--output` and `--json` are kept, and never weights. A method
+    can have options of its own; settings for all runs follow the task.
 
     Examples:
       deltasam bench train mrpc --model minilm-l6 --methods sam delta-sam --ways eager captured
@@ -35,46 +33,46 @@ class BenchTrain:
     """
 
     task: Positional[str]
-    """What to learn; `deltasam list tasks` has them all."""
+    """Name of the task, see `deltasam list tasks`."""
 
     settings: Positional[tuple[str, ...]] = ()
-    """Settings of all runs, as section.option=value, see `deltasam train --help`."""
+    """Settings of all runs as section.option=value, see `deltasam train --help`."""
 
     model: str = "minilm-l6"
-    """A folder, a name on the hub, or minilm-l6 (in a package, no download)."""
+    """The model: a folder, a name on the hub, or minilm-l6 (included in a package, no download)."""
 
     methods: tuple[str, ...] = ("erm", "sam", "delta-sam", "per-instance-sam")
-    """Methods, each with options of its own if it needs some: name:option=value,option=value."""
+    """Methods, by name or with options: name:option=value,option=value."""
 
     ways: tuple[TrainWay, ...] = ("eager", "captured")
-    """How to run every method; captured is left out where there is no GPU."""
+    """How to run each method. `captured` needs a GPU and is skipped without one."""
 
     epochs: float = 3.0
     """Passes over the training data."""
 
     steps: int | None = None
-    """Number of updates, instead of epochs."""
+    """Number of updates. Overrides --epochs."""
 
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Mixed precision by autocast, or none."""
+    """Precision of the model; bf16 and fp16 use autocast."""
 
     repeats: int = 1
-    """How often to train each; all of them take turns."""
+    """Number of repetitions. In each, every method trains once."""
 
     warmup: int = 8
-    """Updates of the training in each way that is not counted, which loads kernels and libraries."""
+    """Number of updates of the warm-up runs, which load kernels and libraries."""
 
     seed: int = 42
     """Seed of all runs."""
 
     data: Path | None = None
-    """Folder with <dataset>/<split>.jsonl.gz; otherwise the variable DELTASAM_DATA, otherwise the hub."""
+    """Folder with <dataset>/<split>.jsonl.gz. Defaults to the variable DELTASAM_DATA, then to the hub."""
 
     output: Path | None = None
-    """Keep the run folders here, without weights; a run that is finished there is not repeated."""
+    """Folder for the run folders, which are kept without weights. Finished runs are not repeated."""
 
     json: Path | None = None
-    """Write the results to this file."""
+    """File to write the results to."""
 
     def run(self) -> None:
         """Trains, prints the table and writes the file."""
@@ -82,39 +80,53 @@ class BenchTrain:
             if value < least:
                 raise InputError(f"--{name} {value}: must be at least {least}")
         if not (self.methods and self.ways):
-            raise InputError("--methods and --ways: name at least one each, such as --methods sam --ways eager")
-        with bad_input(), self._folder() as folder:
-            self._measure(folder)
+            raise InputError("--methods and --ways need at least one value each, such as --methods sam --ways eager")
+        with one_line_errors(), tempfile.TemporaryDirectory(prefix="deltasam-bench-") as temporary:
+            self._measure(Path(temporary))
 
-    def _measure(self, folder: Path) -> None:
+    def _measure(self, temporary: Path) -> None:
         import torch
 
         from deltasam.lab.bench import train
-        from deltasam.lab.cli._progress import bar, quiet
         from deltasam.lab.experiments import run
 
         ways = self._possible_ways()
         plan = list(dict.fromkeys(train.Training(method, way) for way in ways for method in self.methods))
-        configs = {each: self.config(each) for each in plan}  # mistakes are told before any training
-        quiet()
-        if self.warmup:
-            self._warm_up(ways)
+        configs = {each: self.config(each) for each in plan}  # raises before any training
+        silence_libraries()
+        # The first captured step of a process has costs that the first eager step has not. The folder is not in
+        # --output, where an interrupted warm-up would look like a run.
+        for way in ways if self.warmup else ():
+            short = self.config(train.Training(self.methods[0], way), steps=self.warmup)
+            with progress_bar(f"warm-up {way}") as watch:
+                run(short, temporary / f"warm-up-{way}", watch=watch, keep_weights=False)
 
         def train_one(each: Training, number: int) -> Trained:
-            place = folder / f"{each.name.replace(' ', '-')}-{number + 1}"
+            place = (self.output or temporary) / f"{each.name.replace(' ', '-')}-{number + 1}"
             pace = train.Pace()
-            with bar(f"{each.name:<24}") as shown:
+            with progress_bar(f"{each.name:<24}") as shown:
 
                 def watch(*progress: Any) -> None:
                     pace()
                     shown(*progress)
 
                 result = run(configs[each], place, watch=watch, keep_weights=False)
-            shutil.rmtree(place / "checkpoints", ignore_errors=True)  # of a training that was stopped in between
-            return _trained(result, pace.seconds)
+            shutil.rmtree(place / "checkpoints", ignore_errors=True)  # left by a training that was stopped
+            return train.Trained(
+                train_seconds=result.train_seconds,
+                seconds_per_update=pace.seconds,
+                updates=result.steps,
+                forwards=result.forward_passes,
+                backwards=result.backward_passes,
+                skipped=result.skipped_steps,
+                metric=result.primary_metric,
+                value=result.primary_value,
+                peak_bytes=result.peak_memory_bytes,
+                device=result.device,
+            )
 
         first = configs[plan[0]]
-        model = Path(self.model).name  # where a folder lies is this machine's own
+        model = Path(self.model).name  # without the path, which is private to this machine
         options = {
             "task": first.task.name, "model": model, "precision": first.precision, "epochs": first.schedule.epochs,
             "steps": first.schedule.steps, "batch": first.batch.size, "repeats": self.repeats, "seed": first.seed,
@@ -127,38 +139,24 @@ class BenchTrain:
             train.write_json(report, self.json)
 
     def _possible_ways(self) -> list[TrainWay]:
-        """The ways that were asked for, as far as this machine has them."""
+        """Returns the requested ways that this machine supports."""
         import torch
 
         ways = [way for way in dict.fromkeys(self.ways) if way == "eager" or torch.cuda.is_available()]
         if not ways:
             raise InputError("--ways captured: needs a GPU; use --ways eager")
         if len(ways) < len(set(self.ways)):
-            print("captured is left out: it needs a GPU", file=sys.stderr)
+            print("captured is skipped: it needs a GPU", file=sys.stderr)
         return ways
 
-    def _warm_up(self, ways: Sequence[TrainWay]) -> None:
-        """A short training in each way: the first captured step of a process pays for more than the first eager one.
-
-        Not in `--output`: what is left of one that was stopped would be another run there.
-        """
-        from deltasam.lab.bench.train import Training
-        from deltasam.lab.cli._progress import bar
-        from deltasam.lab.experiments import run
-
-        for way in ways:
-            short = self.config(Training(self.methods[0], way), steps=self.warmup)
-            with _temporary_folder() as folder, bar(f"warm-up {way}") as watch:
-                run(short, folder / "warm-up", watch=watch, keep_weights=False)
-
     def config(self, training: Training, steps: int | None = None) -> RunConfig:
-        """The run of one training: evaluated at its end only, without checkpoints."""
+        """Returns the run of one training: evaluated at the end only, without checkpoints."""
         from deltasam.lab.experiments import ConfigError, resolve
 
         name, _, own = training.method.partition(":")
         options = [f"method.{option}" for option in own.split(",") if option]
         if any("=" not in option for option in options):
-            raise ConfigError(f"--methods {training.method}: options have the form name:option=value,option=value")
+            raise ConfigError(f"--methods {training.method}: write options as name:option=value,option=value")
         length = steps or self.steps
         return resolve(
             method=name,
@@ -175,34 +173,3 @@ class BenchTrain:
             },
             settings=[*self.settings, *options],
         )
-
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        if self.output is not None:
-            yield self.output
-            return
-        with _temporary_folder() as folder:
-            yield folder
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="deltasam-bench-") as folder:
-        yield Path(folder)
-
-
-def _trained(result: Result, seconds_per_update: float | None) -> Trained:
-    from deltasam.lab.bench.train import Trained
-
-    return Trained(
-        train_seconds=result.train_seconds,
-        seconds_per_update=seconds_per_update,
-        updates=result.steps,
-        forwards=result.forward_passes,
-        backwards=result.backward_passes,
-        skipped=result.skipped_steps,
-        metric=result.primary_metric,
-        value=result.primary_value,
-        peak_bytes=result.peak_memory_bytes,
-        device=result.device,
-    )

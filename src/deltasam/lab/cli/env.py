@@ -1,4 +1,4 @@
-"""``deltasam env``: what a bug report needs."""
+"""``deltasam env``: versions and devices, for bug reports."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 from dataclasses import dataclass
 from importlib import metadata
 
-# Beyond what every run stores beside its results.
+# In addition to what every run stores with its results.
 OPTIONAL = ("sentence-transformers", "peft", "lightning", "pytorch_optimizer", "tyro", "pydantic")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    """Versions, devices and the commit, to paste into a bug report."""
+    """Prints versions, devices and the commit, to paste into a bug report."""
 
     json: bool = False
     """Print JSON instead of lines."""
 
     def run(self) -> None:
-        """Prints the facts."""
+        """Prints one line per fact."""
         facts = _facts()
         if self.json:
             print(json.dumps(facts, indent=2))

@@ -1,4 +1,4 @@
-"""``deltasam evaluate``: metrics of a finished run, or of any model."""
+"""``deltasam evaluate``: metrics of a finished run or of any model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from deltasam.lab.cli._errors import InputError
-from deltasam.lab.cli._runs import bad_input, check_positive, strict, wide_console
+from deltasam.lab.cli._arguments import check_positive
+from deltasam.lab.cli._errors import InputError, one_line_errors
+from deltasam.lab.cli._output import plain_table, silence_libraries, wide_console, without_nan
 
 if TYPE_CHECKING:
     from deltasam.lab.experiments import Loaded
@@ -21,7 +22,7 @@ _FILE = re.compile(r"task\.files\.\w+=.")
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """The metrics of a run's final weights, on the split it was evaluated on or on another one.
+    """Computes the metrics of a run's final weights, or of any model, on any split.
 
     Examples:
       deltasam evaluate runs/mrpc-... --split test
@@ -32,54 +33,51 @@ class Evaluate:
     """
 
     folder: Positional[Path | None] = None
-    """The run folder; leave it out to evaluate a model as it is."""
+    """The run folder. Leave it out to evaluate the model of `--model`."""
 
     task: str | None = None
-    """The task, without a run folder."""
+    """The task, if there is no run folder."""
 
     model: str | None = None
-    """The model, without a run folder."""
+    """The model, if there is no run folder."""
 
     set: tuple[str, ...] = ()
-    """Settings of the task, such as task.max_length=64; with a run folder only files: task.files.test=c.csv."""
+    """Settings of the task, such as task.max_length=64. With a run folder, only files: task.files.test=c.csv."""
 
     split: str | None = None
-    """The split; by default the one the run evaluates on."""
+    """The split. Defaults to the one that the run was evaluated on."""
 
     rows: int | None = None
-    """Evaluate on a fixed random sample of so many rows."""
+    """Size of a fixed random sample to evaluate on. Defaults to all rows."""
 
     data: Path | None = None
-    """Folder with the datasets, if it is not where the run had it."""
+    """Folder with the datasets. Defaults to the one that the run used."""
 
     batch_size: int = 64
-    """Instances per batch; it changes nothing but time and memory."""
+    """Instances per batch. It affects time and memory only."""
 
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        """Evaluates and prints."""
+        """Evaluates the model and prints the metrics."""
         from rich.console import Console
         from rich.text import Text
 
-        from deltasam.lab.cli._progress import quiet
         from deltasam.step.names import counted
 
         check_positive(rows=self.rows, batch_size=self.batch_size)
-        quiet()
-        with bad_input():
+        silence_libraries()
+        with one_line_errors():
             loaded = self._load()
         rows = f"{counted(len(loaded.rows), 'row')} of {loaded.origin}"
         with Console(stderr=True).status(Text(f"Evaluating on {rows}")):
             metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
         if self.json:
             found = {"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}
-            print(json.dumps(strict(found), indent=2))
+            print(json.dumps(without_nan(found), indent=2))
             return
-        from rich.table import Table
-
-        table = Table("metric", "value", box=None, pad_edge=False, header_style="bold")
+        table = plain_table("metric", "value")
         for name, value in metrics.items():
             table.add_row(name, f"{value:.4f}")
         console = wide_console()
@@ -95,12 +93,12 @@ class Evaluate:
             given += ["--set"] * any(not _FILE.match(setting) for setting in self.set)
             if given:
                 raise InputError(
-                    f"{self.folder}: {' and '.join(given)} would be ignored, a run folder has its own; leave out the "
-                    "one or the other"
+                    f"{self.folder}: {' and '.join(given)} would be ignored, because the run folder defines them; "
+                    "give either a run folder or these options"
                 )
             files = dict(setting.removeprefix("task.files.").split("=", 1) for setting in self.set)
             return load_run(self.folder, split=self.split, rows=self.rows, data=data, files=files)[1]
         if self.task is None or self.model is None:
-            raise InputError("name a run folder, or a model by --task and --model")
+            raise InputError("give a run folder, or --task and --model")
         options = {"task": self.task, "model": self.model, "data": data}
         return load(resolve(options=options, settings=self.set), split=self.split, rows=self.rows)

@@ -1,4 +1,4 @@
-"""``deltasam analyze examples``: which instances get the weights g, kept for the report."""
+"""``deltasam analyze examples``: instances with the highest and lowest weights, stored for the report."""
 
 from __future__ import annotations
 
@@ -8,40 +8,31 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from deltasam.lab.cli._runs import check_positive, wide_console
-from deltasam.lab.cli.analyze import each_run, runs_in
+from deltasam.lab.cli._arguments import check_positive
+from deltasam.lab.cli._output import silence_libraries, wide_console
+from deltasam.lab.cli._run_folders import OnRuns, each_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examples:
-    """The weights that a run's method gives to the instances at its final weights, and who gets most and least.
+class Examples(OnRuns):
+    """Computes the weight that delta-SAM gives to each instance at the final weights of a run.
 
-    The weights and the texts of those instances stay in the run folder; `deltasam report` shows them.
+    The weights, and the texts with the highest and lowest ones, are stored in the run folder for `deltasam report`.
     """
 
     folders: Positional[tuple[Path, ...]]
-    """Run folders of delta-SAM, or folders with run folders in them; runs of other methods are left out."""
-
-    rows: int = 256
-    """A fixed random sample of so many rows."""
-
-    batch_size: int = 16
-    """Instances per batch."""
+    """Run folders of delta-SAM, or folders that contain some. Runs of other methods are skipped."""
 
     most: int = 10
-    """So many of the heaviest and of the lightest are kept."""
-
-    data: Path | None = None
-    """Folder with the datasets, if it is not where the run had it."""
+    """Number of texts to store with the highest weights, and with the lowest."""
 
     def run(self) -> None:
-        """Measures every run and prints the heaviest instances."""
-        from deltasam.lab.cli._progress import quiet
+        """Measures every run and prints the instances with the highest weights."""
         from deltasam.lab.sweeps import record_weights
 
         check_positive(rows=self.rows, batch_size=self.batch_size, most=self.most)
-        runs = runs_in(self.folders)
-        quiet()
+        runs = self.runs()
+        silence_libraries()
         console = wide_console()
         data = None if self.data is None else str(self.data.resolve())
 

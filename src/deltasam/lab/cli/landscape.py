@@ -1,4 +1,4 @@
-"""``deltasam analyze landscape``: slices of the loss around the final weights of runs, kept for the report."""
+"""``deltasam analyze landscape``: slices of the loss around the final weights, stored for the report."""
 
 from __future__ import annotations
 
@@ -8,72 +8,61 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tyro.conf import Positional
-
+from deltasam.lab.cli._arguments import check_positive
 from deltasam.lab.cli._errors import InputError
-from deltasam.lab.cli._runs import check_positive, wide_console
-from deltasam.lab.cli.analyze import each_run, runs_in
+from deltasam.lab.cli._output import silence_libraries, wide_console
+from deltasam.lab.cli._run_folders import OnRuns, each_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Landscape:
-    """The loss along a random direction, along SAM's, along every instance's own, and over a plane of two random ones.
+class Landscape(OnRuns):
+    """Computes the loss along a random direction, SAM's direction and each instance's direction, and over a plane.
 
-    Random directions are filter-normalised: 1 is as far as the weights are large. What was measured with the same
-    settings is not measured again; `deltasam report` shows it.
+    Random directions are filter-normalised: at distance 1 the perturbation is as large as the weights. The plane is
+    spanned by two random directions. Results are stored in the run folder for `deltasam report`; a second call with
+    the same settings reuses them.
 
     Examples:
       deltasam analyze landscape runs/mrpc-*
     """
 
-    folders: Positional[tuple[Path, ...]]
-    """Run folders, or folders with run folders in them, at any depth."""
-
     points: int = 11
-    """Distances per direction."""
+    """Number of points per direction."""
 
     reach: float = 0.5
-    """How far the random directions go, to both sides."""
+    """Largest distance along random directions, to both sides."""
 
     rho: float = 0.1
-    """How far SAM's and the instances' directions go."""
+    """Largest distance along SAM's and the instances' directions."""
 
     plane: int = 9
-    """Distances per side of the plane; 0 for no plane."""
+    """Number of points per side of the plane; 0 for no plane."""
 
     rows: int = 64
-    """A fixed random sample of so many rows."""
-
-    batch_size: int = 16
-    """Instances per batch."""
+    """Size of the fixed random sample of rows."""
 
     seed: int = 0
-    """Seed of the random directions, the same for all runs."""
+    """Seed of the random directions, which all runs share."""
 
     split: str | None = None
-    """The split; by default the one the run evaluates on."""
-
-    data: Path | None = None
-    """Folder with the datasets, if it is not where the run had it."""
+    """The split. Defaults to the one that the run was evaluated on."""
 
     def run(self) -> None:
-        """Measures every run and says what it found."""
-        from deltasam.lab.cli._progress import quiet
-
+        """Measures every run and prints the range of the loss along each direction."""
         check_positive(reach=self.reach, rho=self.rho, rows=self.rows, batch_size=self.batch_size)
         if self.points < 3 or self.plane < 0:
             raise InputError(f"--points {self.points} must be at least 3, --plane {self.plane} at least 0")
-        runs = runs_in(self.folders)
-        quiet()
+        runs = self.runs()
+        silence_libraries()
         console = wide_console()
         for folder, found in each_run(runs, self.measured):
-            told = ", ".join(
+            ranges = ", ".join(
                 f"{name}: {min(line['loss']):.4g} to {max(line['loss']):.4g}" for name, line in found["lines"].items()
             )
-            console.print(f"{folder.name}: {told}", highlight=False)
+            console.print(f"{folder.name}: {ranges}", highlight=False)
 
     def measured(self, folder: Path) -> dict[str, Any]:
-        """The slices of one run, from its folder if they are there and whole."""
+        """Returns the slices of one run, from its folder if they are stored there with the same settings."""
         from deltasam.integrations.storage import explain_storage_errors, write_text
         from deltasam.lab.report import LANDSCAPE, read_landscape
 
@@ -86,7 +75,7 @@ class Landscape:
         if known is not None and known.get("settings") == settings:
             return known
         if known is None and path.is_file():
-            print(f"{path}: it is cut short or altered; measured anew", file=sys.stderr)
+            print(f"{path}: incomplete or changed; measuring again", file=sys.stderr)
         found = {"settings": settings, **self._measure(folder)}
         with explain_storage_errors(path.parent):
             path.parent.mkdir(exist_ok=True)
@@ -108,7 +97,7 @@ class Landscape:
             "a random direction": {"x": wide, "loss": line_slice(model, batches, objective, one, wide)},
             "SAM's direction": {"x": near, "loss": line_slice(model, batches, objective, sam, near)},
         }
-        if objective.separable:  # else no instance has a direction of its own, as in contrastive training
+        if objective.separable:  # in contrastive training an instance has no direction of its own
             own = instance_slice(model, batches, objective, ahead, progress=False)
             lines["each instance's direction"] = {"x": ahead, "loss": own}
         planes = {}

@@ -1,4 +1,4 @@
-"""``deltasam quickstart``: four methods side by side on a real model and real text, offline, in minutes."""
+"""``deltasam quickstart``: four methods on a real model and real text, offline, in a few minutes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltasam.lab.cli._runs import bad_input, check_positive, results_table, wide_console
+from deltasam.lab.cli._arguments import check_positive
+from deltasam.lab.cli._errors import one_line_errors
+from deltasam.lab.cli._output import progress_bar, results_table, silence_libraries, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,41 +18,40 @@ VARIANTS = ("", "/sam", "/delta-sam", "/per-instance")
 
 @dataclass(frozen=True, kw_only=True)
 class Quickstart:
-    """Fine-tunes a 22M encoder with ERM, SAM, delta-SAM and exact per-instance SAM and compares them in one table.
+    """Fine-tunes an encoder of 22M parameters with four methods: ERM, SAM, delta-SAM and exact per-instance SAM.
 
-    The task: does this one-line description belong to this function? Its pairs come from Python's standard library,
-    the encoder from an installed package: nothing is downloaded. About five minutes on two cores; what is finished is
-    not repeated.
+    The task is to decide whether a one-line description belongs to a function of Python's standard library. The
+    encoder comes from an installed package, so nothing is downloaded. It takes about five minutes on two cores.
+    Finished runs are not repeated.
     """
 
     output: Path = Path("runs/quickstart")
-    """Folder of the four run folders."""
+    """Folder for the four run folders."""
 
     model: str = "minilm-l6"
-    """Another sentence encoder: a folder, or a name on the hub."""
+    """The sentence encoder: minilm-l6, a folder, or a name on the hub."""
 
     rho: float = 0.05
-    """Radius of the adversarial risk and the sharpness, the same for all methods."""
+    """Radius of adversarial risk and sharpness, for all methods."""
 
     risk_rows: int = 32
-    """Rows that adversarial risk and sharpness are measured on."""
+    """Number of rows for adversarial risk and sharpness."""
 
     def run(self) -> None:
         """Trains, measures and prints the table."""
-        from deltasam.lab.cli._progress import bar, quiet
         from deltasam.lab.experiments import resolve, run
 
         check_positive(rho=self.rho, risk_rows=self.risk_rows)
         console = wide_console()
-        quiet()
+        silence_libraries()
         console.print("Does this description belong to this function? 320 pairs from Python's standard library;")
         console.print(f"the sentence encoder {self.model}, 20 updates with each method.\n", highlight=False)
         folders, results = [], []
-        with bad_input():
+        with one_line_errors():
             for variant in VARIANTS:
                 config = resolve(preset=f"quickstart{variant}", options={"model": self.model})
                 folders.append(self.output / type(config.method).__name__)
-                with bar(f"{type(config.method).__name__:<14}") as watch:
+                with progress_bar(f"{type(config.method).__name__:<14}") as watch:
                     results.append(run(config, folders[-1], watch=watch))
             measured = [self._measure(folder) for folder in folders]
         console.print()
@@ -58,7 +59,7 @@ class Quickstart:
         self._next(console, folders)
 
     def _measure(self, folder: Path) -> dict[str, str]:
-        """Adversarial risk and sharpness of a run's final weights."""
+        """Returns loss, adversarial risk and sharpness of a run's final weights."""
         from deltasam.analysis import sharpness
         from deltasam.lab.experiments import load_run
 
@@ -74,13 +75,14 @@ class Quickstart:
     def _next(self, console: Console, folders: list[Path]) -> None:
         lines = (
             "",
-            f"Adversarial risk: the loss with each pair's own worst weights within {self.rho}. Sharpness: the rise of",
-            "the loss at the worst weights that a batch shares. Passes: forward/backward. To rank them, train longer.",
+            f"Adversarial risk: the loss under the worst perturbation of norm {self.rho} for each pair.",
+            "Sharpness: the rise of the loss under the worst perturbation for each batch. Passes: forward/backward.",
+            "These runs are too short to rank the methods.",
             "",
             f"Run folders: {self.output}/{{{','.join(folder.name for folder in folders)}}}",
             "What to try next:",
             f"  deltasam analyze weights {folders[2]}",
-            "  deltasam train --preset small/docstrings/delta-sam      # the whole training set",
+            "  deltasam train --preset small/docstrings/delta-sam      # all training pairs",
             "  deltasam train --preset small/mrpc/delta-sam            # GLUE, from the hub or from --data",
             "  deltasam list presets                                   # the paper's setups",
         )

@@ -1,4 +1,4 @@
-"""``deltasam report``: a folder of runs as one page of HTML."""
+"""``deltasam report``: an HTML page about a folder of runs."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from deltasam.lab.cli._errors import InputError
-from deltasam.lab.cli._runs import write_file
+from deltasam.lab.cli._output import write_file
+from deltasam.lab.cli._run_folders import check_folders
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """One self-contained page: summary in words, tables that sort, learning curves, adversarial risk, sharpness, cost.
+    """Writes one self-contained HTML page: summary, sortable tables, learning curves, risk, sharpness, cost.
 
-    It needs no network, reads well on a phone and in print, and can be sent as it is.
+    The page needs no network and can be printed or sent by mail.
 
     Examples:
       deltasam report runs -o report.html
     """
 
     folders: Positional[tuple[Path, ...]] = (Path("runs"),)
-    """Folders with run folders in them, at any depth."""
+    """Folders that contain run folders at any depth."""
 
     output: Annotated[Path, arg(aliases=["-o"])] = Path("report.html")
-    """The page."""
+    """The file to write."""
 
     title: str | None = None
-    """Its heading; by default the names of the folders."""
+    """Title of the page. Defaults to the names of the folders."""
 
     def run(self) -> None:
         """Reads the runs and writes the page."""
         from deltasam.lab.report import TABLES, html_report, read_runs
         from deltasam.step.names import counted
 
-        for folder in self.folders:
-            if not folder.is_dir():
-                raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` make run folders")
+        check_folders(self.folders)
         runs = read_runs(*self.folders)
         if not runs.finished:
-            told = "; ".join(["there is no finished run in it", *runs.problems()])
-            raise InputError(f"{', '.join(map(str, self.folders))}: {told}")
+            problems = "; ".join(["no finished run found", *runs.problems()])
+            raise InputError(f"{', '.join(map(str, self.folders))}: {problems}")
         title = self.title or f"Runs in {', '.join(folder.resolve().name for folder in self.folders)}"
         page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
         write_file(self.output, page)
         size = f"{len(page) / 1e6:.1f} MB" if len(page) > 1e6 else f"{len(page) / 1e3:.0f} kB"
         print(f"{counted(len(runs.finished), 'run')}, {size}: {self.output}")
-        for problem in runs.problems():  # the page tells of them, too
+        for problem in runs.problems():  # they are on the page, too
             print(f"- {problem}")

@@ -1,4 +1,4 @@
-"""``deltasam sweep``: all runs of a sweep file that are missing."""
+"""``deltasam sweep``: trains all missing runs of a sweep file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from deltasam.lab.cli._errors import InputError, StoppedError
-from deltasam.lab.cli._runs import bad_input, wide_console
+from deltasam.lab.cli._errors import InputError, StoppedError, one_line_errors
+from deltasam.lab.cli._output import wide_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,53 +24,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCommand:
-    """Runs what is missing of a sweep file: setups x methods x grid x seeds. Stop it at any time and call it again.
+    """Trains all missing runs of a sweep file: setups x methods x grid x seeds. It can be stopped at any time.
 
-    Finished runs are not repeated, interrupted ones go on from their last checkpoint. A failed run is tried once more
-    where that may help, and then recorded under failures/; the others go on. Two calls on the same folder share the
-    work.
+    Finished runs are not repeated, interrupted ones continue from their last checkpoint. A failed run is retried once
+    if that may help, then recorded under failures/; the other runs continue. Two processes on the same folder share
+    the work.
 
     Examples:
       deltasam sweep configs/sweeps/quick.yaml
       deltasam sweep configs/sweeps/glue-bert-base.yaml --jobs 4 --data ../data
-      deltasam sweep configs/sweeps/glue-bert-base.yaml --on ray --gpus 0.5
+      deltasam sweep configs/sweeps/glue-bert-base.yaml --backend ray --gpus 0.5
     """
 
     file: Positional[Path]
-    """The sweep file; a bare name such as glue-bert-base is looked for among the ones that come along."""
+    """The sweep file, or the name of an included one, such as glue-bert-base."""
 
     output: Path | None = None
-    """Folder of the run folders; by default runs/<name of the file>."""
+    """Folder for the run folders. Defaults to runs/<name of the file>."""
 
     jobs: int | None = None
-    """Runs at a time; by default one per GPU, or one per four cores. More than GPUs share them."""
+    """Number of concurrent runs. Defaults to one per GPU, or one per four cores. Further runs share the GPUs."""
 
-    on: str = "local"
-    """Where: this machine, or a Ray cluster: `ray` for the one this machine belongs to, or its address."""
+    backend: str = "local"
+    """`local` (this machine), `ray` (the cluster of this machine; pip install 'deltasam[cluster]'), or its address."""
 
     gpus: float | None = None
-    """On Ray: GPUs of a run, such as 0.5; by default one where the cluster has any."""
+    """With Ray: GPUs per run, such as 0.5. Defaults to one if the cluster has any."""
 
     cpus: float = 1.0
-    """On Ray: cores of a run."""
+    """With Ray: cores per run."""
 
     data: Path | None = None
-    """Folder with <dataset>/<split>.jsonl.gz; otherwise the variable DELTASAM_DATA, otherwise the hub."""
+    """Folder with <dataset>/<split>.jsonl.gz. Defaults to the variable DELTASAM_DATA, then to the hub."""
 
-    show: bool = False
-    """List the runs and stop."""
-
-    @classmethod
-    def arranged(cls, words: Sequence[str]) -> list[str]:
-        """The words as they are.
-
-        Raises:
-            InputError: The folder of the runs is given by another name, to which tyro finds none that is alike.
-        """
-        for word in words:
-            if (name := word.partition("=")[0]) in ("--runs", "--folder", "--run-folder", "--dir", "--to"):
-                raise InputError(f"{name}: unknown option; did you mean --output?")
-        return list(words)
+    dry_run: bool = False
+    """List the runs without training."""
 
     def run(self) -> int:
         """Runs the sweep."""
@@ -78,23 +66,23 @@ class SweepCommand:
         from deltasam.lab.sweeps import final_runs, read_sweep, tuning_runs
 
         console = wide_console()
-        with bad_input():
+        with one_line_errors():
             sweep = read_sweep(self._find())
-            if self.show:
+            if self.dry_run:
                 return _list([*tuning_runs(sweep), *final_runs(sweep, {})], self.folder, console)
             _stop_on_sigterm()
             try:
                 with SweepView(console) as view:
                     outcome = self._run(sweep, view)
             except KeyboardInterrupt as error:
-                raise StoppedError("stopped; what is finished stays, and the same command goes on") from error
+                raise StoppedError("stopped; finished runs are kept, and the same command continues") from error
         summary(outcome, console)
         console.print(f"Run folders: {self.folder}", highlight=False)
         return 1 if outcome.failed else 0
 
     @property
     def folder(self) -> Path:
-        """Folder of the run folders."""
+        """The folder of the run folders."""
         return self.output or Path("runs") / self.file.stem
 
     def _run(self, sweep: Sweep, view: SweepView) -> Outcome:
@@ -103,10 +91,10 @@ class SweepCommand:
         if self.jobs is not None and self.jobs < 1:
             raise InputError(f"--jobs {self.jobs}: must be at least 1")
         pool: LocalPool | RayPool
-        if self.on == "local":
+        if self.backend == "local":
             pool = LocalPool.find(self.jobs)
         else:
-            pool = RayPool(address="auto" if self.on == "ray" else self.on, gpus=self.gpus, cpus=self.cpus)
+            pool = RayPool(address="auto" if self.backend == "ray" else self.backend, gpus=self.gpus, cpus=self.cpus)
         return run_sweep(
             sweep,
             self.folder.resolve(),
@@ -128,9 +116,7 @@ class SweepCommand:
         }
         if str(self.file) in packaged:
             return packaged[str(self.file)]
-        hint = (
-            "" if self.file.suffix else f", and no sweep of this name comes along; {suggest(str(self.file), packaged)}"
-        )
+        hint = "" if self.file.suffix else f", and no included sweep of this name; {suggest(str(self.file), packaged)}"
         raise InputError(f"{self.file}: there is no such file{hint}")
 
 
@@ -161,7 +147,7 @@ def _list(runs: list[Planned], folder: Path, console: Console) -> int:
 
 
 def _stop_on_sigterm() -> None:
-    """A batch system ends a job by SIGTERM: the same as Ctrl-C, so that the processes are ended in order."""
+    """Treats SIGTERM, which batch systems send, like Ctrl-C, so that the processes shut down in order."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt

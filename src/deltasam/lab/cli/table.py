@@ -1,4 +1,4 @@
-"""``deltasam table``: the paper's tables from a folder of runs, beside the paper's own figures."""
+"""``deltasam table``: your runs in the form of the paper's tables, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
+from deltasam.lab.cli._arguments import check_positive
 from deltasam.lab.cli._errors import InputError
-from deltasam.lab.cli._runs import wide_console, write_file
+from deltasam.lab.cli._output import silence_libraries, wide_console, write_file
+from deltasam.lab.cli._run_folders import check_folders, result_or_error
 
 if TYPE_CHECKING:
     from deltasam.lab.report import Runs, Table
@@ -20,10 +22,10 @@ Which = Literal["glue", "sts", "summarization", "adversarial-risk", "hyperparame
 
 @dataclass(frozen=True, kw_only=True)
 class TableCommand:
-    """One of the paper's tables: our runs, the paper's figures, and the difference of the two.
+    """Prints one of the paper's tables: your runs, the paper's numbers, and the difference.
 
-    The difference is taken with the paper's aggregate (best of 5 on GLUE, of more seeds the first 5; mean on STS),
-    whatever ours is shown as.
+    The difference uses the paper's aggregate, whatever `--aggregate` is: on GLUE the best of the first 5 seeds, on STS
+    the mean.
 
     Examples:
       deltasam table glue runs
@@ -32,50 +34,48 @@ class TableCommand:
     """
 
     table: Positional[Which]
-    """Which table."""
+    """The table to print."""
 
     folders: Positional[tuple[Path, ...]] = (Path("runs"),)
-    """Folders with run folders in them, at any depth."""
+    """Folders that contain run folders at any depth."""
 
     aggregate: Literal["mean", "median", "max"] = "mean"
-    """How several seeds become one number."""
+    """How to combine several seeds."""
 
     spread: Literal["std", "ci", "none"] = "std"
-    """What stands beside a mean: standard deviation, 95% bootstrap interval, or nothing."""
+    """What to print next to a mean: standard deviation, 95% bootstrap interval, or nothing."""
 
     format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
-    """What is written; CSV has all statistics of every cell."""
+    """Output format. CSV contains all statistics of every cell."""
 
     output: Path | None = None
-    """A file to write to instead of the terminal."""
+    """File to write to instead of the terminal."""
 
     no_paper: bool = False
-    """Leave out the paper's figures, the differences, and what has no run; not of CSV, which has everything."""
+    """Omit the paper's numbers, the differences, and rows without a run. CSV always contains them."""
 
     measure: bool = False
-    """For adversarial-risk: measure the runs that lack it or have it at other settings, if their weights are there."""
+    """For adversarial-risk: measure runs that lack it or have it for other settings, if they kept their weights."""
 
     rho: float | None = None
-    """For adversarial-risk: the radius; by default that of most runs, 0.05 where none is measured."""
+    """For adversarial-risk: the radius. Defaults to that of most runs, or 0.05."""
 
     rows: int | None = None
-    """For --measure: a fixed random sample of so many rows; by default that of most runs, 256 where there is none."""
+    """For --measure: size of the fixed random sample of rows. Defaults to that of most runs, or 256."""
 
     data: Path | None = None
-    """For --measure: folder with the datasets, if it is not where the runs had it."""
+    """For --measure: folder with the datasets. Defaults to the one that the run used."""
 
     def run(self) -> None:
         """Reads the runs and writes the table."""
         from deltasam.lab.report import TABLES, read_runs, to_csv, to_latex, to_markdown
 
-        for folder in self.folders:
-            if not folder.is_dir():
-                raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` make run folders")
+        check_folders(self.folders)
         for option in ("rows", "data"):
             if getattr(self, option) is not None and not self.measure:
-                raise InputError(f"--{option} is for --measure; without it nothing is measured")
+                raise InputError(f"--{option} needs --measure")
         if self.rho is not None and self.table != "adversarial-risk":
-            raise InputError(f"--rho is for adversarial-risk; {self.table} has no radius")
+            raise InputError(f"--rho is for the table adversarial-risk, not for {self.table}")
         runs = read_runs(*self.folders)
         if self.measure:
             self._measure(runs)
@@ -95,7 +95,7 @@ class TableCommand:
             print(text, end="")
         else:
             write_file(self.output, text)
-        self._tell_of_others(runs)
+        self._note_other_tasks(runs)
 
     def _show(self, runs: Runs, table: Table) -> None:
         from deltasam.lab.report import table_notes, terminal_parts
@@ -108,60 +108,56 @@ class TableCommand:
         elsewhere = self._elsewhere(runs, table)
         console.print(elsewhere, highlight=False, markup=False, end="")
         if not elsewhere:
-            self._tell_of_others(runs)
+            self._note_other_tasks(runs)
 
-    def _tell_of_others(self, runs: Runs) -> None:
-        """One line about runs of tasks that the table does not have, beside the output."""
+    def _note_other_tasks(self, runs: Runs) -> None:
+        """Prints a line to stderr if there are runs of tasks that are not in the table."""
         from deltasam.lab.report import TABLE_TASKS
         from deltasam.step.names import counted
 
         others = [run.task for run in runs.finished if run.task not in TABLE_TASKS.get(self.table, (run.task,))]
         if others:
-            there = f"{counted(len(others), 'finished run')} of other tasks ({', '.join(sorted(set(others)))})"
+            runs_of = f"{counted(len(others), 'finished run')} of other tasks ({', '.join(sorted(set(others)))})"
             where = f"deltasam report {' '.join(map(str, self.folders))}"
-            are = "is" if len(others) == 1 else "are"
-            print(f"deltasam table {self.table}: {there} {are} not in it; see them by: {where}", file=sys.stderr)
+            print(f"deltasam table {self.table}: not shown: {runs_of}; see them with: {where}", file=sys.stderr)
 
     def _elsewhere(self, runs: Runs, table: Table) -> str:
-        """Where to see the runs, if there are some and none is in the table."""
+        """Returns a line on how to see the runs, if there are some but none is in the table."""
         from deltasam.step.names import counted
 
         if not runs.finished or any(cell.values for row in table.rows for cell in row.cells.values()):
             return ""
         tasks = ", ".join(sorted({run.task for run in runs.finished}))
-        there = f"{counted(len(runs.finished), 'finished run')} ({tasks})"
+        found = f"{counted(len(runs.finished), 'finished run')} ({tasks})"
         folders = " ".join(map(str, self.folders))
-        return f"- None of the {there} is of this table; see them by: deltasam report {folders}\n"
+        return f"- None of the {found} belongs to this table; see them with: deltasam report {folders}\n"
 
     def _measure(self, runs: Runs) -> None:
-        """Measures what is missing. A run that cannot be measured is told of, and costs the others nothing."""
-        from deltasam.lab.cli._progress import quiet
-        from deltasam.lab.cli._runs import check_positive
-        from deltasam.lab.cli.analyze import or_refusal
+        """Measures the adversarial risk where it is missing. Skips runs that cannot be measured, with a message."""
         from deltasam.lab.experiments import ConfigError
         from deltasam.lab.report import usual_risk
         from deltasam.lab.sweeps import RISK, record_risk
 
         if self.table != "adversarial-risk":
-            raise InputError(f"--measure is for adversarial-risk; {self.table} needs no measurement")
+            raise InputError(f"--measure is for the table adversarial-risk, not for {self.table}")
         check_positive(rho=self.rho, rows=self.rows)
-        quiet()
+        silence_libraries()
         data = None if self.data is None else str(self.data.resolve())
         wanted = usual_risk(runs.finished, rho=self.rho, rows=self.rows)
         known = {run.path: run.risk() for run in runs.finished}
-        there = [path for path, risk in known.items() if risk is not None and risk["settings"] == wanted]
+        measured = [path for path, risk in known.items() if risk is not None and risk["settings"] == wanted]
         refused: list[ConfigError] = []
         for path in known:
-            if path in there or not (path / "model").is_dir():
+            if path in measured or not (path / "model").is_dir():
                 continue
-            if known[path] is None:  # what is cut short or altered
+            if known[path] is None:  # incomplete or changed
                 (path / "analysis" / RISK).unlink(missing_ok=True)
-            found = or_refusal(lambda path: record_risk(path, **wanted, data=data), path)
+            found = result_or_error(lambda path: record_risk(path, **wanted, data=data), path)
             if isinstance(found, ConfigError):
                 refused.append(found)
             else:
-                there.append(path)
-        if refused and not there:
+                measured.append(path)
+        if refused and not measured:
             raise InputError(str(refused[0]))
         for one in refused:
-            print(f"left out: {one}", file=sys.stderr)
+            print(f"skipped: {one}", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""Tasks: data, encoding, objective and metrics of an experiment, from the hub, a local folder, or no download at all.
+"""Tasks: data, encoding, objective and metrics of an experiment.
 
-A task is a frozen record, its own configuration, as a method is. ``TASKS`` has them by name; the tasks
-``classification``, ``regression`` and ``seq2seq`` take the user's own data by naming files and columns.
+A task is a frozen dataclass and its own configuration, like a method. ``TASKS`` contains all tasks by name. The data
+comes from the hub, a local folder, or Python itself; the tasks ``classification``, ``regression`` and ``seq2seq``
+take files and columns of the user.
 
     >>> from deltasam.lab.tasks import DataSource, find_task
     >>> data = find_task("docstrings").load(DataSource())
@@ -9,9 +10,9 @@ A task is a frozen record, its own configuration, as a method is. ``TASKS`` has 
     (['train', 'validation'], ('mismatch', 'match'))
 """
 
-from deltasam.lab.tasks._base import Data, Task
+from deltasam.lab.tasks._base import Task
+from deltasam.lab.tasks._data import Data, DataError
 from deltasam.lab.tasks._docstrings import DocstringTask
-from deltasam.lab.tasks._errors import DataError
 from deltasam.lab.tasks._glue import GLUE
 from deltasam.lab.tasks._metrics import METRICS, rouge
 from deltasam.lab.tasks._mirror import MirrorTask

@@ -1,4 +1,4 @@
-"""What every task is: data, encoding, objective and metrics in one frozen record."""
+"""The base class of all tasks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deltasam.lab.tasks._checks import check_rows
-from deltasam.lab.tasks._files import Row
-from deltasam.lab.tasks._source import DataSource, Split
+from deltasam.lab.tasks._data import Data, DataError, Row, Split
+from deltasam.lab.tasks._source import DataSource
 from deltasam.objectives import Objective
 
 if TYPE_CHECKING:
@@ -22,37 +21,22 @@ Item = dict[str, Any]
 Collator = Callable[[list[Item]], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Data:
-    """Checked rows, ready to be encoded.
-
-    Attributes:
-        splits: The rows by split.
-        origins: Where each split came from: a file or a place on the hub.
-        classes: Names of the classes, in the order of their numbers; empty if the task has none.
-    """
-
-    splits: dict[str, list[Row]]
-    origins: dict[str, str]
-    classes: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """Data, encoding, objective and metrics. Like a method, a task is its own configuration.
+    """Data, encoding, objective and metrics of an experiment. A task is its own configuration, like a method.
 
     Attributes:
-        name: The name in the list of tasks.
-        metrics: What is reported; the first is the primary metric.
-        max_length: Longest input in tokens; what is longer is cut.
-        train_split: Split to train on.
-        eval_split: Split to evaluate on during and after training.
-        train_rows: Train on a fixed random sample of this size; None for all rows.
-        eval_rows: Evaluate on a fixed random sample of this size; None for all rows.
+        name: Name of the task.
+        metrics: Names of the reported metrics. The first one is the primary metric.
+        max_length: Longest input in tokens. Longer inputs are truncated.
+        train_split: The split to train on.
+        eval_split: The split to evaluate on, during and after training.
+        train_rows: Size of a fixed random sample to train on. None for all rows.
+        eval_rows: Size of a fixed random sample to evaluate on. None for all rows.
     """
 
     name: str
-    metrics: tuple[str, ...] = field(default=())
+    metrics: tuple[str, ...] = ()
     max_length: int = 128
     train_split: str = "train"
     eval_split: str = "validation"
@@ -69,31 +53,36 @@ class Task(ABC):
             self._check_metrics()
 
     def _check_metrics(self) -> None:
-        """A metric that the evaluation does not report would be missed after the whole training."""
-        there = f"there are {', '.join(self.reported)}"
+        """Refuses a metric that :meth:`evaluate` does not report: it would be missing after the training."""
+        known = f"there are {', '.join(self.reported)}"
         if not self.metrics:
-            raise ValueError(f"task.metrics is empty; {there}")
+            raise ValueError(f"task.metrics is empty; {known}")
         for metric in self.metrics:
             if metric not in self.reported:
-                raise ValueError(f"task.metrics: {metric!r} is not a metric of {self.name}; {there}")
+                raise ValueError(f"task.metrics: {metric!r} is not a metric of {self.name}; {known}")
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """What :meth:`evaluate` can report, which ``metrics`` may name; empty if that is not known beforehand."""
+        """Names of the metrics that :meth:`evaluate` can report. Empty if they are not known in advance."""
         return ()
 
     @property
     def primary(self) -> str:
-        """The metric that runs are compared by."""
+        """The metric for comparing runs."""
         return self.metrics[0]
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether more of the primary metric is better."""
+        """Whether a higher value of the primary metric is better."""
         return True
 
+    @property
+    def data_note(self) -> str:
+        """The source of the data, for ``deltasam list tasks``."""
+        return "defined by a plugin"
+
     def load(self, source: DataSource, splits: Sequence[str] | None = None) -> Data:
-        """Reads and checks the splits, by default those for training and evaluation.
+        """Reads and checks the splits. Defaults to those for training and evaluation.
 
         Raises:
             DataError: A file, split, column or label is missing or wrong.
@@ -101,42 +90,43 @@ class Task(ABC):
         wanted = (self.train_split, self.eval_split) if splits is None else tuple(splits)
         found = {split: self.read(source, split) for split in dict.fromkeys(wanted)}
         for split in found.values():
-            check_rows(split.rows, split.origin)
+            if not split.rows:
+                raise DataError(f"{split.origin}: the split is empty")
         origins = {name: split.origin for name, split in found.items()}
         return self.check({name: self.sampled(name, split.rows) for name, split in found.items()}, origins)
 
     @abstractmethod
     def read(self, source: DataSource, split: str) -> Split:
-        """The rows of one split as they are stored."""
+        """Returns the rows of one split as they are stored."""
 
     @abstractmethod
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
-        """The rows in the form :meth:`encode` takes, or a DataError."""
+        """Returns the rows in the form that :meth:`encode` takes, or raises a DataError."""
 
     @abstractmethod
     def model(self, path: str, data: Data, **options: Any) -> Any:
-        """The pretrained model with the head this task needs; the head is drawn from torch's random stream."""
+        """Returns the pretrained model with the head of this task, initialised from torch's global generator."""
 
     @abstractmethod
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
-        """The rows as items of a training set; ``seed`` is that of the run, for tasks that draw something."""
+        """Returns the rows as items of a training set. ``seed`` is that of the run, for random encodings."""
 
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """Joins items into the batch that the objective takes."""
+        """Returns a function that joins items into the batch that the objective takes."""
 
     @abstractmethod
     def objective(self) -> Objective:
-        """The losses of the instances of such a batch."""
+        """Returns the objective, which computes one loss per instance of such a batch."""
 
     @abstractmethod
     def evaluate(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> dict[str, float]:
-        """All metrics of the model on the rows, in eval mode; the mode is what it was before afterwards."""
+        """Returns all metrics of the model on the rows, in eval mode. Restores the training mode afterwards."""
 
     def sampled(self, split: str, rows: list[Row]) -> list[Row]:
-        """A fixed random sample of the rows of a split, if the task takes only so many of them."""
+        """Returns a fixed random sample of the rows if the task limits their number, else all rows."""
         limit = {self.train_split: self.train_rows, self.eval_split: self.eval_rows}.get(split)
         if limit is None or limit >= len(rows):
             return rows
@@ -145,14 +135,14 @@ class Task(ABC):
 
 
 def batches(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    """The items in order, in lists of ``size``."""
+    """Yields the items in order, in lists of ``size``."""
     for start in range(0, len(items), size):
         yield list(items[start : start + size])
 
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[torch.device]:
-    """Eval mode without gradients; gives the model's device and puts the mode back."""
+    """Switches to eval mode without gradients and restores the mode afterwards; yields the model's device."""
     import torch
 
     training = model.training

@@ -1,6 +1,6 @@
-"""A task that is always there: does this one-line description belong to this function?
+"""A task without download: does this one-line description belong to this function?
 
-The pairs are harvested from the sources of Python's standard library, which are parsed, not imported.
+The pairs come from the sources of Python's standard library, which are parsed, not imported.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from deltasam.lab.tasks._errors import DataError
-from deltasam.lab.tasks._files import Row
+from deltasam.lab.tasks._data import DataError, Row, Split
 from deltasam.lab.tasks._sentences import SentenceTask
-from deltasam.lab.tasks._source import DataSource, Split
+from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._tables import is_part
 
-# Tests and bundled tools are not the library; site-packages are not part of it.
-_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
+# Tests, bundled tools and installed packages.
+_EXCLUDED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
 _SENTENCE = re.compile(r"^(.*?[.!?])(?:\s|$)")
 _SPLITS = {"train": range(80), "validation": range(80, 100)}
 
@@ -32,11 +31,11 @@ class DocstringTask(SentenceTask):
     """Pairs (qualified name of a function, first sentence of its docstring) from the standard library.
 
     Half of the functions keep their description (label 1), the others get that of another function of the same module
-    and split (label 0). Which, and into which split a function falls, is decided by a hash of its name, so that the
-    task is the same everywhere for one version of Python.
+    and split (label 0). A hash of the name decides the label and the split, so that the task is the same everywhere
+    for one version of Python.
 
     Attributes:
-        label_noise: Share of the training labels that are flipped, the same ones every time.
+        label_noise: Fraction of the training labels that are flipped, always the same ones.
 
     Example:
         >>> task = DocstringTask(name="docstrings", label_noise=0.1)
@@ -55,10 +54,15 @@ class DocstringTask(SentenceTask):
         """Checks the options."""
         super().__post_init__()
         if not 0 <= self.label_noise <= 1:
-            raise ValueError(f"task.label_noise={self.label_noise} must be a share in [0, 1]")
+            raise ValueError(f"task.label_noise={self.label_noise} must be in [0, 1]")
+
+    @property
+    def data_note(self) -> str:
+        """The source of the data, for ``deltasam list tasks``."""
+        return "Python's standard library, no download"
 
     def read(self, source: DataSource, split: str) -> Split:
-        """The rows of ``train`` (80%) or ``validation`` (20%), or of a part of one; noise is in all parts of train."""
+        """Returns the rows of ``train`` (80%) or ``validation`` (20%), or of a part. Only ``train`` has noise."""
         if is_part(split):
             return super().read(source, split)
         if split not in _SPLITS:
@@ -79,25 +83,25 @@ def _pairs() -> tuple[Row, ...]:
         groups[module, held_out].append((name, description))
     rows = []
     for functions in groups.values():
-        # In the order of a hash the next function with another description is as good as a random one.
+        # In the order of a hash, the next function with another description is a pseudo-random one.
         functions.sort(key=lambda function: _hash(function[0], "order"))
         for index, (name, description) in enumerate(functions):
             others = (other for _, other in functions[index + 1 :] + functions[:index] if other != description)
             wrong = next(others, None)
-            if wrong is None:  # alone in its module: it could only be a match, and would give that away
+            if wrong is None:  # alone in its module: it would always be a match
                 continue
             label = _hash(name, "label") % 2
             rows.append({"sentence1": name, "sentence2": description if label else wrong, "label": label})
     if not rows:
-        raise DataError("docstrings: the sources of the standard library are not installed beside this Python")
+        raise DataError("docstrings: the sources of the standard library are not installed with this Python")
     return tuple(sorted(rows, key=lambda row: str(row["sentence1"])))
 
 
 def _harvest(root: Path) -> Iterator[tuple[str, str, str]]:
-    """(module, qualified name, first sentence) of every public function with a description of 3 to 40 words."""
+    """Yields module, qualified name and first sentence of public functions with a description of 3 to 40 words."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
-        if _LEFT_OUT & set(parts) or any(part.startswith("__p") for part in parts):
+        if _EXCLUDED & set(parts) or any(part.startswith("__p") for part in parts):
             continue
         module = ".".join(part for part in parts if part != "__init__")
         seen = set()

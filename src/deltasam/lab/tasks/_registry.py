@@ -11,7 +11,7 @@ from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
 from deltasam.step.names import look_up, suggest
 
-#: Every task of the package; the last ones are for data of the user's own, whose files and columns are to be named.
+#: All tasks by name. The last three are for the user's data: set their files and columns.
 TASKS: dict[str, Task] = {
     "docstrings": DocstringTask(name="docstrings"),
     **GLUE,
@@ -24,11 +24,11 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """The task of this name.
+    """Returns the task of this name.
 
     Raises:
-        ValueError: There is none; the message names the nearest one.
-        PluginError: A module of the user's own cannot be imported.
+        ValueError: There is no such task. The message names the most similar one.
+        PluginError: A plugin cannot be imported.
 
     Example:
         >>> find_task("mrpc").primary

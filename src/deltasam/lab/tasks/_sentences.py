@@ -1,18 +1,18 @@
-"""Classification and regression of one text or of a pair of texts."""
+"""Classification and regression of texts or pairs of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from deltasam.lab.tasks._base import Collator, Data, Item, Task, batches, evaluating
-from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
+from deltasam.lab.tasks._base import Collator, Item, Task, batches, evaluating
+from deltasam.lab.tasks._checks import check_columns, check_texts
+from deltasam.lab.tasks._data import Data, DataError, Row
 from deltasam.lab.tasks._encoding import encoded, padded
-from deltasam.lab.tasks._errors import DataError
-from deltasam.lab.tasks._files import Row
+from deltasam.lab.tasks._labels import class_labels, infer_classes, scores
 from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS, measure
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
 from deltasam.lab.tasks._siamese import CosineClassifier
@@ -25,18 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTask(Table, Task):
-    """One label for a text or a pair of texts: the GLUE tasks, and any data of the user's in that form.
-
-    Batches are padded to their longest text, or to ``max_length`` with ``pad_to_max_length``, as R-Drop's scripts do.
+    """One label for a text or a pair of texts: the GLUE tasks, and the user's data in that form.
 
     Attributes:
-        kind: Classes, or numbers.
+        kind: Classification or regression.
         text: The column of the text, or the two columns of a pair.
-        label: The column of the label: the number or the name of a class; a number for regression.
-        classes: Names of the classes, in the order of their numbers; found in the training split if empty.
-        pad_to_max_length: Pad every batch to ``max_length``.
-        pairing: Pairs are read together by the model (``"joint"``), or apart and compared by their cosine
-            (``"siamese"``, two classes, for sentence encoders).
+        label: The column of the label: the number or the name of a class, or a number for regression.
+        classes: Names of the classes, in the order of their numbers. Inferred from the training split if empty.
+        pad_to_max_length: Pad every batch to ``max_length`` instead of its longest text, as R-Drop's scripts do.
+        pairing: ``"joint"``: the model reads both texts of a pair together. ``"siamese"``: it encodes them separately
+            and compares them by their cosine; for sentence encoders and two classes.
 
     Example:
         >>> task = SentenceTask(name="own", text=("review",), label="stars", metrics=("accuracy",))
@@ -48,7 +46,7 @@ class SentenceTask(Table, Task):
     kind: Literal["classification", "regression"] = "classification"
     text: tuple[str, ...] = ("text",)
     label: str = "label"
-    classes: tuple[str, ...] = field(default=())
+    classes: tuple[str, ...] = ()
     pad_to_max_length: bool = False
     pairing: Literal["joint", "siamese"] = "joint"
 
@@ -58,16 +56,14 @@ class SentenceTask(Table, Task):
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"task.text={list(self.text)} must name one column, or two for pairs")
         if self.label in self.text:
-            raise ValueError(f"task.text={list(self.text)} must not hold the label, task.label={self.label!r}")
-        if "label" in self.text:  # where the checked rows have their label
-            raise ValueError(f"task.text={list(self.text)}: a text cannot be called 'label'; rename the column")
+            raise ValueError(f"task.text={list(self.text)} must not contain the label, task.label={self.label!r}")
+        if "label" in self.text:  # the key of the label in checked rows
+            raise ValueError(f"task.text={list(self.text)}: a text column cannot be called 'label'; rename it")
         twice = next((name for name in self.classes if self.classes.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"task.classes={list(self.classes)}: {twice!r} stands there twice")
+            raise ValueError(f"task.classes={list(self.classes)}: {twice!r} is given twice")
         if self.pairing == "siamese" and (len(self.text) != 2 or self.kind != "classification"):
-            raise ValueError(
-                "task.pairing=siamese classifies pairs: it needs two text columns and kind=classification"
-            )
+            raise ValueError("task.pairing=siamese needs two columns in task.text and task.kind=classification")
         if not self.metrics:
             fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
             object.__setattr__(self, "metrics", fitting)
@@ -77,11 +73,11 @@ class SentenceTask(Table, Task):
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether more of the primary metric is better."""
+        """Whether a higher value of the primary metric is better."""
         return self.primary not in LOWER_IS_BETTER
 
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
-        """Rows with the texts and a ``label`` that is the number of a class, or a score."""
+        """Returns rows with the texts and a ``label``: the number of a class, or a score."""
         columns = (*self.text, self.label)
         for split, rows in splits.items():
             check_columns(rows, columns, origins.get(split, split))
@@ -102,12 +98,12 @@ class SentenceTask(Table, Task):
         return Data(checked, origins, classes if self.kind == "classification" else ())
 
     def model(self, path: str, data: Data, **options: Any) -> Any:
-        """A sequence classifier with as many outputs as there are classes; one for regression."""
+        """Returns a sequence classifier with one output per class, or one output for regression."""
         from transformers import AutoModel, AutoModelForSequenceClassification
 
         if self.pairing == "siamese":
             if len(data.classes) != 2:
-                raise DataError(f"task.pairing=siamese tells two classes apart, not {len(data.classes)}")
+                raise DataError(f"task.pairing=siamese needs two classes, not {len(data.classes)}")
             classifier = CosineClassifier(without_pooler(load_model(AutoModel, path, **options)))
             classifier.load_head(find_model(path))
             return classifier
@@ -124,7 +120,7 @@ class SentenceTask(Table, Task):
         return load_model(AutoModelForSequenceClassification, path, **head, **options)
 
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
-        """Token ids and labels; nothing is drawn."""
+        """Returns token ids and labels. The seed is not used."""
         texts = [[row[column] for row in rows] for column in self.text]
         if self.pairing == "siamese":
             first, second = (encoded(tokenizer, [column], self.max_length) for column in texts)
@@ -134,7 +130,7 @@ class SentenceTask(Table, Task):
         return [{**item, "labels": row["label"]} for item, row in zip(items, rows, strict=True)]
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """Pads the token ids; the labels are one tensor."""
+        """Returns a function that pads the token ids and stacks the labels."""
         length = self.max_length if self.pad_to_max_length else None
         kept = ("input_ids", "attention_mask")
 
@@ -148,16 +144,16 @@ class SentenceTask(Table, Task):
         return collate
 
     def objective(self) -> Objective:
-        """Cross-entropy, or squared error."""
+        """Returns cross-entropy, or squared error for regression."""
         return Classification() if self.kind == "classification" else Regression()
 
     def evaluate(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> dict[str, float]:
-        """The metrics and the mean ``loss``."""
+        """Returns the metrics and the mean ``loss``."""
         objective, collate = self.objective(), self.collator(tokenizer)
         outputs, losses = [], []
-        # Sorted by length there is little padding to compute.
+        # Sorted by length, to save padding.
         items = sorted(self.encode(rows, tokenizer), key=_length)
         with evaluating(model) as device:
             for chunk in batches(items, batch_size):
@@ -174,8 +170,5 @@ class SentenceTask(Table, Task):
 
 
 def _length(item: Item) -> int:
-    return (
-        len(item["first"]["input_ids"]) + len(item["second"]["input_ids"])
-        if "first" in item
-        else len(item["input_ids"])
-    )
+    parts = (item["first"], item["second"]) if "first" in item else (item,)
+    return sum(len(part["input_ids"]) for part in parts)

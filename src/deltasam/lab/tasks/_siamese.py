@@ -1,4 +1,4 @@
-"""A classifier of pairs that encodes the two texts apart and looks at their cosine alone."""
+"""A classifier of pairs that encodes the two texts separately and compares them by their cosine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _HEAD = "cosine_head.safetensors"
 class CosineClassifier(nn.Module):
     """Two classes from the cosine of two mean-pooled sentence embeddings: ``logits = head(cos(u, v))``.
 
-    For sentence encoders, whose cosine is worth something before any training; a joint encoder of both texts would
-    have to learn the comparison from scratch.
+    For sentence encoders, whose cosine is meaningful before any training. A joint encoder of both texts would have to
+    learn the comparison from scratch.
 
     Args:
-        encoder: Gives ``last_hidden_state``.
-        scale: The head starts as ``(-scale/2, scale/2) * (cos - threshold)``.
-        threshold: The cosine from which on a pair counts as class 1 at the start.
+        encoder: A model whose output has a ``last_hidden_state``.
+        scale: The head is initialised as ``(-scale/2, scale/2) * (cos - threshold)``.
+        threshold: The cosine above which a pair is initially in class 1.
     """
 
     def __init__(self, encoder: PreTrainedModel, *, scale: float = 8.0, threshold: float = 0.4) -> None:
@@ -38,17 +38,17 @@ class CosineClassifier(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The encoder's configuration."""
+        """The configuration of the encoder."""
         return self.encoder.config
 
     def get_input_embeddings(self) -> nn.Module:
-        """The encoder's word embeddings, where the regularisers add their noise."""
+        """Returns the word embeddings of the encoder, to which the regularisers add noise."""
         return self.encoder.get_input_embeddings()
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, second_input_ids: Tensor, second_attention_mask: Tensor
     ) -> Tensor:
-        """Logits of the pairs, shape (N, 2)."""
+        """Returns the logits of the pairs, shape (N, 2)."""
         first = self._embedding(input_ids, attention_mask)
         second = self._embedding(second_input_ids, second_attention_mask)
         return self.head(F.cosine_similarity(first, second).unsqueeze(-1))
@@ -59,11 +59,11 @@ class CosineClassifier(nn.Module):
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
     def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Writes the encoder as ``from_pretrained`` takes it, and the head beside it.
+        """Saves the encoder for ``from_pretrained``, and the head in a second file.
 
         Args:
-            folder: Where.
-            state_dict: The weights, where they are not to be had from the model itself: it is sharded.
+            folder: The folder to write to.
+            state_dict: The full weights of a sharded model. Defaults to those of the model itself.
         """
         from safetensors.torch import save_file
 
@@ -76,7 +76,7 @@ class CosineClassifier(nn.Module):
         save_file(parts["head."], str(Path(folder) / _HEAD))
 
     def load_head(self, folder: str | Path) -> None:
-        """Takes the head from a folder that :meth:`save_pretrained` wrote; leaves it where there is none."""
+        """Loads the head from a folder written by :meth:`save_pretrained`. Does nothing if the folder has none."""
         from safetensors.torch import load_file
 
         if (Path(folder) / _HEAD).is_file():

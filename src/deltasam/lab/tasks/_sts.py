@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltasam.lab.tasks._checks import check_columns, check_texts, scores
-from deltasam.lab.tasks._files import Row
+from deltasam.lab.tasks._checks import check_columns, check_texts
+from deltasam.lab.tasks._data import Row, Split
+from deltasam.lab.tasks._labels import scores
 from deltasam.lab.tasks._metrics import spearman
-from deltasam.lab.tasks._source import DataSource, Split
+from deltasam.lab.tasks._source import DataSource
 
-#: The seven test sets of the paper: name, which is also the local folder, and place on the hub.
+#: The seven test sets of the paper: name (also of the local folder) -> dataset on the hub.
 STS_SETS: dict[str, str] = {
     **{f"sts{year}": f"mteb/sts{year}-sts" for year in (12, 13, 14, 15, 16)},
     "stsb": "mteb/stsbenchmark-sts",
@@ -23,7 +24,7 @@ _COLUMNS = ("sentence1", "sentence2", "score")
 
 
 def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
-    """The pairs of several sets in one table, with the set's name in the column ``set``; unscored pairs are left out.
+    """Returns the scored pairs of several sets in one table, with the name of the set in the column ``set``.
 
     Raises:
         DataError: A set is missing or damaged.
@@ -45,7 +46,7 @@ def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
 
 
 def sts_scores(first: Tensor, second: Tensor, rows: Sequence[Row]) -> dict[str, float]:
-    """Spearman correlation of each set, over all its pairs together, and their average ``sts_average``.
+    """Returns the Spearman correlation of each set, over all of its pairs, and the mean ``sts_average``.
 
     Args:
         first: Embeddings of the first sentences, one row per pair.
@@ -61,7 +62,7 @@ def sts_scores(first: Tensor, second: Tensor, rows: Sequence[Row]) -> dict[str, 
 
 
 def embed_unique(sentences: Sequence[str], embed: Callable[[list[str]], Tensor], batch_size: int) -> dict[str, Tensor]:
-    """Embeddings by sentence, each computed once, the short ones together."""
+    """Returns the embedding of each sentence. Computes each once, in batches of similar length."""
     unique = sorted(set(sentences), key=lambda sentence: (len(sentence), sentence))
     parts = [embed(unique[i : i + batch_size]) for i in range(0, len(unique), batch_size)]
     return dict(zip(unique, torch.cat(parts), strict=True))

@@ -1,4 +1,4 @@
-"""Summaries, translations, answers: one text becomes another, by beam search, scored by ROUGE."""
+"""Summarization and other tasks that generate a text, by beam search, evaluated with ROUGE."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from deltasam.lab.tasks._base import Collator, Data, Item, Task, batches, evaluating
+from deltasam.lab.tasks._base import Collator, Item, Task, batches, evaluating
 from deltasam.lab.tasks._checks import check_columns, check_texts
+from deltasam.lab.tasks._data import Data, Row
 from deltasam.lab.tasks._encoding import encoded, padded
-from deltasam.lab.tasks._files import Row
 from deltasam.lab.tasks._metrics import rouge
 from deltasam.lab.tasks._models import load_model
 from deltasam.lab.tasks._tables import Table
@@ -31,20 +31,21 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqTask(Table, Task):
-    """From a source text to a target text. The lengths of CNN/DailyMail's summaries are those of its task alone.
+    """Generates a target text from a source text.
 
     Attributes:
-        source: Column of the source text.
-        target: Column of the target text.
-        prefix: Put before every source text (T5: ``"summarize: "``).
+        source: The column of the source text.
+        target: The column of the target text.
+        prefix: Prepended to every source text (T5: ``"summarize: "``).
         max_length: Longest source in tokens.
         max_target_length: Longest target in tokens, in training and generation.
         min_target_length: Shortest generated text in tokens.
-        beams: Width of the beam search.
-        length_penalty: Exponent of the length that scores of beams are divided by.
-        no_repeat_ngram_size: n-grams of this size are generated only once; 0 for no such rule.
-        label_smoothing: Share of the probability spread over the vocabulary.
-        reduction: Whether every token of a batch counts the same (``"token"``, Hugging Face's), or every text.
+        beams: Number of beams.
+        length_penalty: Exponent of the length by which the scores of beams are divided.
+        no_repeat_ngram_size: n-grams of this size are generated only once; 0 for no limit.
+        label_smoothing: Probability that is spread over the vocabulary.
+        reduction: ``"token"``: every token of a batch has the same weight, as in Hugging Face. ``"sequence"``: every
+            text has.
     """
 
     metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeLsum")
@@ -65,17 +66,17 @@ class Seq2SeqTask(Table, Task):
         super().__post_init__()
         if not 0 <= self.min_target_length <= self.max_target_length:
             raise ValueError(
-                f"task.min_target_length={self.min_target_length} must be in 0..{self.max_target_length}, the "
-                "max_target_length"
+                f"task.min_target_length={self.min_target_length} must be between 0 and "
+                f"task.max_target_length={self.max_target_length}"
             )
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """The three ROUGEs, and the length in words."""
+        """Three ROUGE scores and the mean length in words."""
         return ("rouge1", "rouge2", "rougeLsum", "words")
 
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
-        """Rows with the two columns, none of them empty."""
+        """Returns rows with the two columns."""
         columns = (self.source, self.target)
         checked = {}
         for split, rows in splits.items():
@@ -85,20 +86,20 @@ class Seq2SeqTask(Table, Task):
             check_texts(rows, (self.target,), origin)
             if self.own and not _is_read_by_rouge(row[self.target] for row in rows[:1000]):
                 _log.warning(
-                    "%s: ROUGE reads words of a-z and 0-9 alone, and most of column %r is in another script: its "
-                    "values say nothing of these texts, take a measure of your own", origin, self.target,
+                    "%s: ROUGE ignores characters except a-z and 0-9, and most of column %r is in another script; its "
+                    "values are meaningless for these texts, use another metric", origin, self.target,
                 )  # fmt: skip
             checked[split] = [{column: row[column] for column in columns} for row in rows]
         return Data(checked, origins)
 
     def model(self, path: str, data: Data, **options: Any) -> Any:
-        """The model with its language modelling head."""
+        """Returns the model with its language modelling head."""
         from transformers import AutoModelForSeq2SeqLM
 
         return load_model(AutoModelForSeq2SeqLM, path, **options)
 
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
-        """Token ids of source and target; nothing is drawn."""
+        """Returns the token ids of source and target. The seed is not used."""
         sources = encoded(tokenizer, [[self.prefix + row[self.source] for row in rows]], self.max_length)
         targets = tokenizer(
             text_target=[row[self.target] for row in rows], truncation=True, max_length=self.max_target_length
@@ -109,11 +110,11 @@ class Seq2SeqTask(Table, Task):
         ]
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """Pads the sources, and the targets by labels that do not count."""
+        """Returns a function that pads the sources, and the targets with ignored labels."""
 
         def collate(items: list[Item]) -> dict[str, Any]:
             inputs = padded([{name: item[name] for name in _INPUTS} for item in items], tokenizer)
-            # Targets have a length of their own, and stand on the left whatever side the sources are padded on.
+            # Targets are padded on the right, even if the tokenizer pads sources on the left.
             labels = [torch.tensor(item["labels"]) for item in items]
             return {
                 **inputs,
@@ -123,13 +124,13 @@ class Seq2SeqTask(Table, Task):
         return collate
 
     def objective(self) -> Objective:
-        """Cross-entropy of the target's tokens."""
+        """Returns the cross-entropy of the target tokens."""
         return Seq2Seq(label_smoothing=self.label_smoothing, reduction=self.reduction)
 
     def evaluate(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> dict[str, float]:
-        """ROUGE of the generated texts, and their mean length in words."""
+        """Returns ROUGE of the generated texts, and their mean length in words."""
         written = self.generate(model, tokenizer, rows, batch_size=batch_size)
         references = [by_sentence(row[self.target]) for row in rows]
         words = sum(len(text.split()) for text in written) / len(written)
@@ -138,7 +139,7 @@ class Seq2SeqTask(Table, Task):
     def generate(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> list[str]:
-        """The texts that beam search finds, in the order of the rows."""
+        """Returns the texts from beam search, in the order of the rows."""
         options = {
             "num_beams": self.beams,
             "length_penalty": self.length_penalty,
@@ -160,13 +161,13 @@ class Seq2SeqTask(Table, Task):
 
 
 def _is_read_by_rouge(texts: Iterable[str]) -> bool:
-    """Whether at least half of the letters are those that the package rouge-score keeps."""
+    """Returns whether rouge-score keeps at least half of the letters."""
     letters = Counter(sign.isascii() for text in texts for sign in text if sign.isalpha())
     return letters[True] >= letters[False]
 
 
 def by_sentence(text: str) -> str:
-    r"""One sentence per line, as summary-level ROUGE-L wants it; line breaks that are there stay.
+    r"""Returns the text with one sentence per line, as ROUGE-Lsum expects it. Keeps existing line breaks.
 
     Example:
         >>> by_sentence("It rained. We stayed.\nThen it stopped .")
@@ -182,7 +183,7 @@ CNN_DAILYMAIL = Seq2SeqTask(
     hub="abisee/cnn_dailymail:3.0.0",
     source="article",
     target="highlights",
-    # How BART's published summaries were generated.
+    # The settings of BART's published summaries.
     min_target_length=56,
     length_penalty=2.0,
     no_repeat_ngram_size=3,

@@ -1,4 +1,4 @@
-"""Tasks whose splits are tables: in the local layout, on the hub, or in files the user names."""
+"""Splits of a task: in the local layout, on the hub, or in the user's files; and parts of splits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deltasam.lab.tasks._errors import DataError
+from deltasam.lab.tasks._data import DataError, Split
 from deltasam.lab.tasks._files import read_rows
-from deltasam.lab.tasks._source import DataSource, Split
+from deltasam.lab.tasks._source import DataSource
 
 _SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d+%?)?:(?P<stop>\d+%?)?\]")
 
 
 def is_part(split: str) -> bool:
-    """Whether a split is named as a part of another.
+    """Returns whether a name stands for a part of a split.
 
     Example:
         >>> is_part("train[:90%]"), is_part("train")
@@ -24,7 +24,7 @@ def is_part(split: str) -> bool:
 
 
 def whole(split: str) -> str:
-    """The split that this one is a part of, or itself.
+    """Returns the split that this one is a part of, or the split itself.
 
     Example:
         >>> whole("train[:90%]"), whole("train")
@@ -36,13 +36,13 @@ def whole(split: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Where the table of each split is. A part of one is named as on the hub: ``train[:90%]``, ``train[90%:]``.
+    """The source of each split. Parts of a split are written as on the hub: ``train[:90%]``, ``train[90%:]``.
 
     Attributes:
         dataset: Folder of the dataset in the local layout ``<dataset>/<split>.jsonl.gz``.
         hub: The dataset on the hub, ``path`` or ``path:configuration``.
-        files: The user's own files by split (CSV, TSV, JSON Lines, Parquet); they go before the others.
-        stand_ins: Names to look for where a split of that name is not there, in the order of trying.
+        files: The user's files by split (CSV, TSV, JSON Lines, Parquet). They override the other sources.
+        stand_ins: Other names to try for a split that does not exist, in this order.
     """
 
     dataset: str = ""
@@ -52,11 +52,17 @@ class Table:
 
     @property
     def own(self) -> bool:
-        """Whether the data is the user's own, and not a dataset of the hub, which is taken as it was published."""
+        """Whether the data is the user's own. Datasets of the hub are used as they were published."""
         return bool(self.files) or self.hub is None
 
+    @property
+    def data_note(self) -> str:
+        """The source of the data, for ``deltasam list tasks``."""
+        files = ", ".join(self.files.values())
+        return files or self.hub or "your own files: task.files.train=..., and the names of the columns"
+
     def read(self, source: DataSource, split: str) -> Split:
-        """The rows of a split, or of a part of one, as they are stored."""
+        """Returns the rows of a split, or of a part of one, as they are stored."""
         part = _SLICE.fullmatch(split)
         if part is not None:
             whole = self.read(source, part["name"])
@@ -68,20 +74,20 @@ class Table:
             if split not in self.files:
                 raise DataError(
                     f"there is no file for the split {split!r}, only for {', '.join(self.files)}; "
-                    f"name it: task.files.{split}=..."
+                    f"add one: task.files.{split}=..."
                 )
             return Split(read_rows(Path(self.files[split]).expanduser()), self.files[split])
         if not self.dataset and self.hub is None:
             raise DataError(
-                f"there is no data: name your files, one for each split (task.files.{split}=...), a dataset on the "
-                "hub (task.hub=path), or a folder of --data (task.dataset=name)"
+                f"there is no data: set a file for each split (task.files.{split}=...), a dataset on the hub "
+                "(task.hub=path), or a folder inside --data (task.dataset=name)"
             )
         names = (split, *self.stand_ins.get(split, ()))
         return source.split(self.dataset or str(self.hub), names, self.hub)
 
 
 def _bounds(part: re.Match[str], rows: int) -> tuple[int, int]:
-    """Number of the first row, and of the first that is no longer in it."""
+    """Returns the first row of a part, and the first row after it."""
 
     def place(text: str | None, default: int) -> int:
         if text is None:

@@ -48,6 +48,7 @@ class EmbeddingNoise(Wrapper):
         torch.Size([4])
     """
 
+    cost = "1/1"
     _: KW_ONLY
     scale: float = 0.1
     noise: Distribution = "uniform"

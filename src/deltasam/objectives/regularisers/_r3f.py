@@ -49,6 +49,7 @@ class R3F(EmbeddingConsistency):
         torch.Size([4])
     """
 
+    cost = "2/2"
     _: KW_ONLY
     eps: float = 1e-5
     lam: float = 1.0

@@ -53,6 +53,7 @@ class RDrop(Consistency):
         torch.Size([4])
     """
 
+    cost = "2/2"
     _: KW_ONLY
     alpha: float = 1.0
     passes: ForwardPasses = "one"

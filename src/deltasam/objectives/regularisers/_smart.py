@@ -72,6 +72,7 @@ class SMART(EmbeddingConsistency):
         torch.Size([4])
     """
 
+    cost = "4/3"
     _: KW_ONLY
     lam: float = 1.0
     mu: float = 1.0

@@ -51,6 +51,7 @@ class VAT(EmbeddingConsistency):
         torch.Size([4])
     """
 
+    cost = "3/3"
     _: KW_ONLY
     alpha: float = 1.0
     epsilon: float = 0.2

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ class Wrapper(Objective):
         objective: The objective that is wrapped; wrappers wrap wrappers, too.
     """
 
+    cost: ClassVar[str] = ""  # forward/backward passes of a step of plain training, for `deltasam list regularisers`
     objective: Objective
 
     def __post_init__(self) -> None:

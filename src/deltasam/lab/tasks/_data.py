@@ -1,0 +1,35 @@
+"""The data of a task: rows, splits, and the error for data that cannot be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class DataError(ValueError):
+    """A dataset, split, column, label or model is missing or wrong. Raised before any training."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of a split as they are stored, and the file or hub dataset that they come from."""
+
+    rows: list[Row]
+    origin: str
+
+
+@dataclass(frozen=True)
+class Data:
+    """Checked rows, ready to be encoded.
+
+    Attributes:
+        splits: The rows by split.
+        origins: The file or hub dataset of each split.
+        classes: Names of the classes, in the order of their numbers. Empty if the task has none.
+    """
+
+    splits: dict[str, list[Row]]
+    origins: dict[str, str]
+    classes: tuple[str, ...] = ()
