@@ -39,6 +39,8 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "LookSAM",
         "SubsetSAM",
         "FisherSAM",
+        "FriendlySAM",
+        "MomentumSAM",
         "FreeLB",
         "TAT",
         "TAVAT",
@@ -88,8 +90,10 @@ if TYPE_CHECKING:
     from deltasam.methods import DeltaSAM as DeltaSAM
     from deltasam.methods import FisherSAM as FisherSAM
     from deltasam.methods import FreeLB as FreeLB
+    from deltasam.methods import FriendlySAM as FriendlySAM
     from deltasam.methods import LookSAM as LookSAM
     from deltasam.methods import Method as Method
+    from deltasam.methods import MomentumSAM as MomentumSAM
     from deltasam.methods import PerInstanceSAM as PerInstanceSAM
     from deltasam.methods import Step as Step
     from deltasam.methods import SubsetSAM as SubsetSAM

@@ -216,12 +216,15 @@ CAPTURABLE = [row for row in ROWS if row.method().capturable]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A captured method after one ordinary and two replayed steps, against an ordinary step with the last batch.
+    """A captured method after ordinary and two replayed steps, against ordinary steps.
+
+    The first step is ordinary. So is the second if the first one has allocated buffers.
 
     Differences are norms over all parameters, relative to the ordinary gradient.
     """
 
     report: CaptureReport
+    ordinary: int  # how many steps are to be ordinary
     difference: float
     from_plain: float | None  # what a step without its perturbation would miss; None for plain training
     losses: float  # the largest difference of a loss at w
@@ -230,7 +233,7 @@ class Comparison:
     def check(self, tolerance: float) -> None:
         """Raises an AssertionError unless the step was replayed and is the ordinary one to a tolerance."""
         assert self.report.obstacles == {}
-        assert (self.report.ordinary, self.report.recorded, self.report.replayed) == (1, 1, 2)
+        assert (self.report.ordinary, self.report.recorded, self.report.replayed) == (self.ordinary, 1, 2)
         assert self.intact
         assert self.losses < tolerance
         assert self.difference < tolerance
@@ -242,12 +245,15 @@ def compare(case: Case, row: Row, device: torch.device | str = "cpu", *, bf16: b
     before = {name: (p.detach().clone(), p.data_ptr()) for name, p in model.named_parameters()}
     captured, method = Captured(case.method(row)), case.method(row)
     with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=bf16):
-        for number in range(3):
+        first = 2 if method.buffers else 1
+        for number in range(first + 2):
             model.zero_grad()
             batch = case.batch(device, seed=number)
             step = captured.backward(model, batch, objective)
         found = _gradients(model)
-        method.load_state_dict({"steps": 2})  # seeds and phases are those of the step
+        for number in range(first + 1) if method.buffers else ():
+            method.backward(model, case.batch(device, seed=number), objective)
+        method.load_state_dict(method.state_dict() | {"steps": first + 1})  # seeds and phases are those of the step
         model.zero_grad()
         ordinary = method.backward(model, batch, objective)
         wanted = _gradients(model)
@@ -257,6 +263,7 @@ def compare(case: Case, row: Row, device: torch.device | str = "cpu", *, bf16: b
         model.zero_grad()
     return Comparison(
         report=captured.report,
+        ordinary=first,
         difference=_difference(found, wanted),
         from_plain=None if method.is_erm() else _difference(plain, wanted),
         losses=float((step.losses - ordinary.losses).abs().max()),
@@ -279,7 +286,8 @@ def trajectory(method: Method, model: nn.Module, optimizer: Any, batches: list[A
         assert step.perturbed_losses is not None
         losses.append(step.losses.mean())
         perturbed.append(step.perturbed_losses.mean())
-    return Trajectory(torch.stack(losses).cpu(), torch.stack(perturbed).cpu(), captured.report)
+    first = 2 if method.buffers else 1
+    return Trajectory(torch.stack(losses).cpu(), torch.stack(perturbed).cpu(), captured.report, first)
 
 
 @dataclass(frozen=True)
@@ -289,12 +297,14 @@ class Trajectory:
     losses: Tensor
     perturbed: Tensor
     report: CaptureReport
+    first: int  # ordinary steps before the recording
 
     def check(self, ordinary: Trajectory, tolerance: float) -> None:
-        """Raises an AssertionError unless all steps after the first were replayed, and the losses agree and fall."""
+        """Raises an AssertionError unless all later steps were replayed, and the losses agree and fall."""
         steps = len(self.losses)
         assert self.report.obstacles == {}
-        assert (self.report.ordinary, self.report.recorded, self.report.replayed) == (1, 1, steps - 1)
+        done = self.report.ordinary, self.report.recorded, self.report.replayed
+        assert done == (self.first, 1, steps - self.first)
         # Means of five steps: training magnifies rounding, and single losses are noisy.
         mine, others = (each.losses[: steps // 5 * 5].view(-1, 5).mean(1) for each in (self, ordinary))
         torch.testing.assert_close(mine, others, rtol=tolerance, atol=0)

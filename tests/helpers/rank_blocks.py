@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from deltasam import LookSAM, PerInstanceSAM
+from deltasam import FriendlySAM, LookSAM, Method, MomentumSAM, PerInstanceSAM
 from deltasam.parallel.distributed import _parameter_groups
 from helpers.problems import relative_error
 
@@ -49,38 +49,41 @@ def blocks(rank: int, world: int) -> dict[str, float]:
 
 
 def kept(rank: int, world: int) -> dict[str, Any]:
-    """What LookSAM remembers of shards, saved by every process for itself, or by the first one for all of them."""
+    """What methods keep of shards, saved by every process for itself, or by another process."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
     random = torch.Generator().manual_seed(rank)
     batch = torch.randn(3, 4, generator=random).double()
 
-    def step(method: LookSAM) -> dict[str, Tensor]:
+    def step(method: Method) -> dict[str, Tensor]:
         torch.manual_seed(1)
         model = nn.Linear(4, 2 * world).double()  # parts of one shape, so that none can be told from another by that
         fully_shard(model, mesh=mesh)
         method.backward(model, batch, lambda model, batch: model(batch).square().sum(1))
         return {name: p.grad.full_tensor() for name, p in model.named_parameters()}  # type: ignore[union-attr]
 
-    method = LookSAM(rho=0.3, k=3, scope="global")
-    step(method)
-    file = io.BytesIO()
-    torch.save(method.state_dict(), file)
-    files: list[Any] = [None] * world
-    dist.all_gather_object(files, file.getvalue())
-    wanted = step(method)
+    found: dict[str, Any] = {}
+    for method in (LookSAM(rho=0.3, k=3), FriendlySAM(rho=0.3, sigma=0.5), MomentumSAM(rho=0.3)):
+        method = method.replace(scope="global")
+        step(method)
+        file = io.BytesIO()
+        torch.save(method.state_dict(), file)
+        files: list[Any] = [None] * world
+        dist.all_gather_object(files, file.getvalue())
+        wanted = step(method)
 
-    def resumed(by: int) -> float:
-        again = LookSAM(rho=0.3, k=3, scope="global")
-        again.load_state_dict(torch.load(io.BytesIO(files[by])))
-        return relative_error(step(again), wanted)
+        def resumed(by: int, method: Method = method, files: Any = files, wanted: Any = wanted) -> float:
+            again = method.replace(state={})
+            again.load_state_dict(torch.load(io.BytesIO(files[by])))
+            return relative_error(step(again), wanted)
 
-    found: dict[str, Any] = {"own": resumed(rank)}
-    try:
-        resumed((rank + 1) % world)
-    except ValueError as error:
-        found["other"] = str(error)
-    else:
-        found["other"] = "nothing was refused"
+        name = type(method).__name__
+        found[f"{name} own"] = resumed(rank)
+        try:
+            resumed((rank + 1) % world)
+        except ValueError as error:
+            found[f"{name} other"] = str(error)
+        else:
+            found[f"{name} other"] = "nothing was refused"
     return found

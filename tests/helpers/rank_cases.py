@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
-from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, LookSAM, Method, SubsetSAM
+from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, FriendlySAM, LookSAM, Method, MomentumSAM, SubsetSAM
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
 from helpers.rank_blocks import CAN_SHARD, blocks, kept
@@ -63,6 +63,8 @@ def methods() -> dict[str, tuple[Callable[..., Method], Any]]:
         "asam": (ASAM, cross_entropy),
         "gsam": (GSAM, cross_entropy),
         "look-sam": (LookSAM, cross_entropy),
+        "friendly-sam": (FriendlySAM, cross_entropy),
+        "momentum-sam": (MomentumSAM, cross_entropy),
         "esam": (lambda **o: ESAM(beta=0.7, gamma=1.0, **o), cross_entropy),
         "subset-sam": (lambda **o: SubsetSAM(fraction=1.0, **o), cross_entropy),
         "per-instance": (lambda **o: PerInstanceSAM(engine="low-rank", **o), cross_entropy),
@@ -108,7 +110,7 @@ def replicas(rank: int, world: int) -> dict[str, float]:
     found = {}
     batch = whole_batch(world)
     for name, (make, objective) in methods().items():
-        steps = 2 if name == "look-sam" else 1  # the second one reuses
+        steps = 2 if make().buffers else 1  # the second one reuses
         for scope, dropout in (("local", 0.1), ("global", 0.0)):
             model = DistributedDataParallel(model_for(dropout))
             before = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
@@ -266,7 +268,7 @@ def shards(rank: int, world: int) -> dict[str, float]:
     for name, (make, objective) in methods().items():
         if name.startswith("per-instance"):
             continue
-        steps = 2 if name == "look-sam" else 1
+        steps = 2 if make().buffers else 1
         model = sharded(model_for(0.0))
         method = make(scope="global")
         before = [(p.to_local().data_ptr(), p.to_local().detach().clone()) for p in model.parameters()]
@@ -293,7 +295,7 @@ def gathered(rank: int, world: int) -> dict[str, float]:
     found: dict[str, float] = {}
     batch = whole_batch(world)
     for name, (make, objective) in methods().items():
-        if name in ("gsam", "look-sam"):
+        if make().edits_gradient:
             continue
         model = sharded(model_for(0.0))
         before = [(p.to_local().data_ptr(), p.to_local().detach().clone()) for p in model.parameters()]

@@ -67,6 +67,14 @@ ROWS = [
     Row("esam", m.ESAM, (3, 2), exempt=("tiny-rho", "one-instance", "micro-batches")),
     Row("esam-all-instances", _with(m.ESAM, beta=0.5, gamma=1.0), (2, 2), exempt=("one-instance",)),
     Row("look-sam", m.LookSAM, (2, 2)),
+    Row("friendly-sam", m.FriendlySAM, (2, 2)),
+    # makes one pass, at the perturbed weights, and its first step has no momentum: more in test_buffers.py
+    Row(
+        "momentum-sam",
+        m.MomentumSAM,
+        (1, 1),
+        exempt=("one-instance", "losses-at-w", "first-step-moves", "first-backward-is-the-ascent"),
+    ),
     # looks at the first instances only
     Row("subset-sam", m.SubsetSAM, (2, 2), exempt=("permutation", "losses-at-w", "micro-batches")),
     Row("fisher-sam", m.FisherSAM, (2, 2), exempt=("one-instance",)),  # leaves most entries where they are

@@ -1,10 +1,10 @@
 """A CUDA graph played on the CPU: every operation of a step goes onto a tape, and a replay runs the tape.
 
 It keeps what matters about a graph. A replay runs no Python of the step. It reads and writes the memory that was
-recorded. What a recording writes to memory from before is undone. Kernels of ``deltasam.step.fused`` run in replays only,
-when their table of addresses has been sent. An operation on an empty list of tensors raises, as on a GPU.
+recorded. Writes of the recording itself to older memory are undone. Kernels of ``deltasam.step.fused`` run in replays
+only, when their table of addresses has been sent. An operation on an empty list of tensors raises, as on a GPU.
 
-It cannot show what waits for the device, nor parallel branches.
+It cannot show synchronisation with the device, nor parallel branches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from deltasam.methods import _in_place_tables
+from deltasam.methods import _base, _buffers
 from deltasam.per_instance import ascent as _ascent
 from deltasam.per_instance import recording as _record
 from deltasam.per_instance.algebra import operations as _operations
@@ -52,8 +52,9 @@ class Tape(TorchDispatchMode):
             raise RuntimeError("Tensor list must have at least one tensor.")
         # Aliases: a parameter that borrows other memory now has its own again when the tape is played.
         recorded = tree_map(_alias, (tuple(args), kwargs))
-        for argument, value in zip(func._schema.arguments, recorded[0], strict=False):
-            if argument.is_write:
+        given = dict(zip((a.name for a in func._schema.arguments), recorded[0], strict=False)) | recorded[1]
+        for argument in func._schema.arguments:
+            if argument.is_write and (value := given.get(argument.name)) is not None:
                 foreign = [leaf for leaf in tree_flatten(value)[0] if _storage(leaf) not in self._own]
                 self._overwritten += [(leaf, leaf.clone()) for leaf in foreign]
         out = func(*args, **kwargs)
@@ -161,7 +162,7 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_graph, "is_ready", lambda device: True)
     monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
     monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", SimpleNamespace(move_kernel=Kernel(), tl=torch))
-    for module in (perturb, _in_place_tables, _ascent, _operations, _record):
+    for module in (perturb, _base, _buffers, _ascent, _operations, _record):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
     take = fused.Tables.take
 

@@ -170,7 +170,7 @@ def test_an_objective_that_goes_backward_itself(row: Row) -> None:
 
     model = nn.Linear(3, 1)
     before = snapshot(model)
-    with pytest.raises(RuntimeError, match=r"the objective must only compute the losses.*no backward\(\)"):
+    with pytest.raises(RuntimeError, match=r"objective must only compute the losses.*backward\(\)"):
         row.method().backward(model, torch.randn(4, 3), row.wrap(backward_inside))
     assert_intact(model, before)
 
@@ -201,9 +201,9 @@ def test_numbers_of_other_packages_are_told_how_to_become_numbers() -> None:
 @rows
 def test_a_state_of_something_else(row: Row) -> None:
     method = row.method()
-    with pytest.raises(TypeError, match=r"state=None must be what state_dict\(\) gave"):
+    with pytest.raises(TypeError, match=r"state=None must be"):
         method.load_state_dict(None)
-    with pytest.raises(ValueError, match=r"state is that of an optimizer"):
+    with pytest.raises(ValueError, match=r"state .*optimizer.*param_groups"):
         method.load_state_dict(adamw(nn.Linear(2, 2)).state_dict())
 
 

@@ -76,7 +76,7 @@ def test_a_gradient_shared_by_two_parameters_is_not_used_twice_as_memory(row: Ro
         step = row.method().backward(model, x, row.wrap(lambda m, x: m(x)))
         assert_intact(model, before)
         assert torch.equal(model.a.grad, model.b.grad)
-        assert step.skipped is None or not step.skipped
+        assert step.skipped is None or not step.skipped or "first-step-moves" in row.exempt
 
 
 @rows

@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, SubsetSAM
+from deltasam.methods import (
+    ASAM,
+    ESAM,
+    GSAM,
+    SAM,
+    DeltaSAM,
+    FisherSAM,
+    FriendlySAM,
+    LookSAM,
+    MomentumSAM,
+    SubsetSAM,
+)  # fmt: skip
 from deltasam.step.perturb import random_direction
 from deltasam.step.randomness import Seed
 from deltasam.weighting import Directional, FiniteDifference, LossWeights, RandomWeights, Weighting
@@ -133,6 +144,66 @@ def test_look_sam_over_two_cycles(problem: Problem) -> None:
     between = {n: g[n] + 0.7 * norm(g) / norm(gv) * gv[n] for n in g}
     for batches, wanted in ((1, gs), (2, between), (3, between), (4, gs)):
         assert relative_error(found(problem, LookSAM(rho=0.05, k=3, alpha=0.7), batches), wanted) < TOLERANCE
+
+
+def moved(problem: Problem, steps: int) -> list[Named]:
+    """Other weights for each of several steps: without dropout and moves all gradients would be the same."""
+    model, _, _ = problem.make()
+    random = torch.Generator().manual_seed(5)
+    shapes = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
+    return [{n: 0.1 * torch.randn(s, generator=random).double() for n, s in shapes.items()} for _ in range(steps)]
+
+
+def added(a: Named, b: Named, factor: float = 1.0) -> Named:
+    return {n: a[n] + factor * b[n] if n in b else a[n] for n in a}
+
+
+def found_along(problem: Problem, method: Any, moves: list[Named]) -> list[Named]:
+    """The gradients of steps at weights that move in between."""
+    results = []
+    for move in moves:
+        model, batch, objective = problem.make()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if name in move:
+                    p += move[name]
+        torch.manual_seed(3)
+        method.backward(model, batch, objective)
+        results.append(grads(model))
+    return results
+
+
+@both
+def test_friendly_sam(problem: Problem) -> None:
+    rho, sigma, decay = 0.05, 0.7, 0.6
+    moves = moved(problem, 4)
+    average = {n: torch.zeros_like(v) for n, v in moves[0].items()}
+    wanted = []
+    for move in moves:
+        g = gradient_at(problem, move)
+        average = {n: decay * m + (1 - decay) * g[n] if n in g else m for n, m in average.items()}
+        direction = {n: g[n] - sigma * average[n] for n in g}
+        wanted.append(gradient_at(problem, added(move, unit(direction, rho))))
+    results = found_along(problem, FriendlySAM(rho=rho, sigma=sigma, decay=decay), moves)
+    assert max(map(relative_error, results, wanted)) < TOLERANCE
+
+
+@both
+def test_momentum_sam(problem: Problem) -> None:
+    rho, decay = 0.3, 0.6
+    moves = moved(problem, 4)
+    momentum: Named = {}
+    wanted = []
+    for move in moves:
+        at = added(move, unit(momentum, rho), -1) if momentum else move
+        g = gradient_at(problem, at)
+        momentum = {n: decay * momentum.get(n, 0) + (1 - decay) * g[n] for n in g}
+        wanted.append(g)
+    results = found_along(problem, MomentumSAM(rho=rho, decay=decay), moves)
+    assert max(map(relative_error, results, wanted)) < TOLERANCE
+    plain = [gradient_at(problem, move) for move in moves]
+    assert relative_error(results[0], plain[0]) < TOLERANCE
+    assert min(map(relative_error, results[1:], plain[1:])) > 1e-3
 
 
 def test_look_sam_really_costs_one_and_one_kth() -> None:

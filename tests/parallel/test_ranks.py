@@ -51,7 +51,7 @@ def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: s
 
 
 def test_what_is_compared(ranks: list[dict[str, Any]]) -> None:
-    named = ("erm", "sam", "delta-sam", "asam", "gsam", "freelb", "rdrop")
+    named = ("erm", "sam", "delta-sam", "asam", "gsam", "friendly-sam", "momentum-sam", "freelb", "rdrop")
     for name in (*named, "look-sam", "per-instance", "per-instance-loop"):
         assert {f"{name} local", f"{name} global"} <= ranks[0]["replicas"].keys()
     if CAN_SHARD:
@@ -103,8 +103,9 @@ def test_refusals(ranks: list[dict[str, Any]]) -> None:
 @shards
 def test_a_state_of_shards_belongs_to_its_process(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        assert rank["kept"]["own"] < TOLERANCE
-        assert "let every process save and load a file of its own" in rank["kept"]["other"]
+        for name in ("LookSAM", "FriendlySAM", "MomentumSAM"):
+            assert rank["kept"][f"{name} own"] < TOLERANCE
+            assert "let every process save and load a file of its own" in rank["kept"][f"{name} other"]
 
 
 def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) -> None:

@@ -27,8 +27,8 @@ from deltasam.weighting import (
     RandomWeights,
     Uniform,
     Weighting,
+    usable,
 )
-from deltasam.weighting._base import usable
 from deltasam.weighting._directional import derivatives_along
 from deltasam.weighting._finite_difference import difference_weights
 from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, Problem, grads, relative_error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -125,7 +125,8 @@ def alignment(
 
 def _afresh(method: Method, number: int) -> Method:
     """Without the state of earlier steps, and with a random direction of this batch, the same for all weightings."""
-    return replace(method, seed=method.seed + number) if isinstance(method, DeltaSAM) else replace(method)
+    seed = {"seed": method.seed + number} if hasattr(method, "weighting") and hasattr(method, "seed") else {}
+    return method.replace(state={}, **seed)
 
 
 def _cosines(own: Tensor, exact: Tensor, plain: Tensor) -> tuple[float, float]:

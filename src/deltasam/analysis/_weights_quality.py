@@ -19,8 +19,7 @@ from deltasam.step.batches import tree_map
 from deltasam.step.float32 import full_float32
 from deltasam.step.passes import ObjectiveLike, Passes
 from deltasam.step.randomness import Randomness, Seed
-from deltasam.weighting import LossWeights, OwnGradient, Uniform, Weighting
-from deltasam.weighting._base import usable
+from deltasam.weighting import LossWeights, OwnGradient, Uniform, Weighting, usable
 
 Condition = Literal[
     "float64", "float32", "bf16", "another direction", "dropout, shared masks", "dropout, independent masks"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.integrations._closure import LINES, MANUAL, ClosurePasses, is_lightnings, wrapped
-from deltasam.methods import ASAM, ESAM, SAM, FisherSAM, Method, SubsetSAM
+from deltasam.methods import Method
 from deltasam.step.checks import shown
 
 Closure = Literal["backward", "losses"]
@@ -126,7 +126,7 @@ class MethodOptimizer(torch.optim.Optimizer):
                 "closure='losses' is not for Lightning's automatic optimization, whose closures call backward() and "
                 f"return one loss: {MANUAL}"
             )
-        if batch is None and self.closure == "losses" and isinstance(self.method, (ESAM, SubsetSAM)):
+        if batch is None and self.closure == "losses" and self.method.subsets_batch:
             raise ValueError(
                 f"{type(self.method).__name__} takes a part of the batch: give it with optimizer.step(closure, batch)"
                 ", the closure being one that takes the batch, or a part of it, as its argument"
@@ -230,7 +230,7 @@ def _refuse_lightning(method: Method, modules: tuple[Any, ...]) -> None:
             )
         # A shorter gradient points uphill all the same, which is all that these methods ask of the first pass.
         by_norm = getattr(trainer, "gradient_clip_algorithm", None) in (None, "norm")
-        if clip and not method.is_erm() and not (by_norm and isinstance(method, (SAM, ASAM, FisherSAM))):
+        if clip and not method.is_erm() and not (by_norm and method.uses_direction_only):
             raise ValueError(
                 f"Trainer(gradient_clip_val={clip}) clips the gradient of every pass, and {type(method).__name__} "
                 "would work on clipped ones: leave it out, and clip what comes of them, with "

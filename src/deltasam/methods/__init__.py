@@ -1,8 +1,8 @@
 r"""Methods: each one replaces ``loss.backward()`` by ``method.backward(model, batch, objective)``.
 
-A method answers one question: at which weights is the gradient of the batch taken? It does so in the four verbs of
-:class:`deltasam.step.passes.Passes`: ``losses`` (no graph), ``gradient`` (of weighted losses), ``ascend`` (to w + eps and
-back), ``accumulate`` (into ``.grad``).
+A method answers one question: at which weights is the gradient of the batch taken? It is written in the four verbs of
+:class:`deltasam.step.passes.Passes`: ``losses`` (no graph), ``gradient`` (of weighted losses), ``ascend`` (to w + eps
+and back), ``accumulate`` (into ``.grad``).
 
 From the paper to the code:
 
@@ -17,24 +17,35 @@ From the paper to the code:
 :math:`\mathcal{R}`            ``step.sharpness``
 ============================  ==========================================================================
 
-A method of your own needs :class:`Method`, and three functions beside it: :func:`check_number` for a hyperparameter,
-:func:`plain_step` where there is nothing to perturb, :func:`make_step` for the record of the step.
+Your own method derives from :class:`Method`. :func:`number`, :func:`radius`, :func:`random_seed` and :func:`choice`
+declare hyperparameters with their range, :func:`make_step` makes the record of a step, :func:`plain_step` is a step of
+plain training.
 """
 
+import warnings
+from typing import Any
+
 from deltasam.methods._asam import ASAM
-from deltasam.methods._base import Method, Step, check_number, make_step, plain_step
+from deltasam.methods._base import Method
+from deltasam.methods._base import prepare as prepare
+from deltasam.methods._buffers import Buffer
 from deltasam.methods._delta_sam import DeltaSAM
 from deltasam.methods._erm import ERM
 from deltasam.methods._esam import ESAM
+from deltasam.methods._fields import choice, number, radius, random_seed
 from deltasam.methods._fisher_sam import FisherSAM
 from deltasam.methods._freelb import FreeLB
+from deltasam.methods._friendly_sam import FriendlySAM
 from deltasam.methods._gsam import GSAM
 from deltasam.methods._look_sam import LookSAM
+from deltasam.methods._momentum_sam import MomentumSAM
 from deltasam.methods._per_instance_sam import PerInstanceSAM
 from deltasam.methods._sam import SAM
+from deltasam.methods._step import Step, make_step, plain_step
 from deltasam.methods._subset_sam import SubsetSAM
 from deltasam.methods._tat import TAT
 from deltasam.methods._tavat import TAVAT
+from deltasam.step.checks import check_number
 
 __all__ = [
     "ASAM",
@@ -44,15 +55,30 @@ __all__ = [
     "SAM",
     "TAT",
     "TAVAT",
+    "Buffer",
     "DeltaSAM",
     "FisherSAM",
     "FreeLB",
+    "FriendlySAM",
     "LookSAM",
     "Method",
+    "MomentumSAM",
     "PerInstanceSAM",
     "Step",
     "SubsetSAM",
     "check_number",
+    "choice",
     "make_step",
+    "number",
     "plain_step",
+    "radius",
+    "random_seed",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Former names, for one version."""
+    if name == "finish":
+        warnings.warn("deltasam.methods.finish is now called make_step", DeprecationWarning, stacklevel=2)
+        return make_step
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import number, radius
+from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import global_norm
 
@@ -18,10 +20,10 @@ class ASAM(Method):
 
     .. math:: \epsilon^* = \rho \, T_w^2 \nabla l(w) / \lVert T_w \nabla l(w) \rVert_2, \qquad T_w = |w| + \eta
 
-    :math:`T_w = 1` for parameters whose name does not contain "weight" (biases), as in the authors' code. Mind that
-    other libraries leave out eta and treat biases alike; a radius tuned there is another method's radius.
+    :math:`T_w = 1` for parameters whose name does not contain "weight" (biases), as in the authors' code. Other
+    libraries leave out eta and treat biases like weights, so a radius tuned there does not carry over.
 
-    Cost: 2 forwards, 2 backwards; one extra copy of the parameters, a second one for a moment between the passes.
+    Cost: 2 forwards, 2 backwards; one extra copy of the parameters, a second one briefly between the passes.
 
     Attributes:
         rho: Radius in the adaptive norm, about ten times SAM's (0.5 in the paper on CIFAR-10).
@@ -36,16 +38,9 @@ class ASAM(Method):
         2
     """
 
-    rho: float = 0.5
-    eta: float = 0.01
-    cost = "2/2"
-    state_keys = frozenset()
-
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
-        check_number("eta", self.eta, 0)
+    rho: float = radius(0.5)
+    eta: float = number(0.01)
+    uses_direction_only = True
 
     def _step(self, passes: Passes) -> Step:
         losses, grads = passes.gradient()

@@ -2,111 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from traceback import clear_frames
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods._frozen import explain_assignments
-from deltasam.methods._keywords import KeywordsOnly, explain_missing_arguments
-from deltasam.methods._other_words import check_state
-from deltasam.parallel.distributed import Scope
-from deltasam.step.checks import check_number as check_number
+from deltasam.methods._buffers import Buffer, addresses, copied, fitted, require_outside_recording
+from deltasam.methods._fields import check_fields, choice
+from deltasam.methods._hints import KeywordsOnly, check_state, explain_assignment, explain_missing_arguments
+from deltasam.methods._step import Step, plain_step
+from deltasam.parallel.distributed import Scope, is_shard
+from deltasam.step.branches import is_recorded
 from deltasam.step.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
-from deltasam.step.passes import Ascent, ObjectiveLike, Passes, Scaler
+from deltasam.step.passes import ObjectiveLike, Passes, Scaler
 from deltasam.step.perturb import Preset, Selection
 from deltasam.step.randomness import Randomness, Seed
 
 Self = TypeVar("Self", bound="Method")
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
-    r"""What happened in one step. Tensors are detached and on the model's device: nothing here waits for a GPU.
-
-    Attributes:
-        losses: :math:`l_i(w)`, shape (N,).
-        forwards: Forward passes made; those that only compare something, or break off, are not counted.
-        backwards: Backward passes made, counted likewise.
-        perturbed_losses: :math:`l_i(w + \epsilon)`, shape (N,), or None if nothing was perturbed.
-        weights: g, shape (N,), if the method weights the instances.
-        grad_norm: The norm of the gradient that was followed uphill, without the loss scale.
-        skipped: Whether the perturbation was left out because that gradient was zero or not finite; the step is then
-            the plain gradient.
-        arrived: Inside :func:`deltasam.measured_arrival`: the share of the perturbation that arrived where the weights
-            are used, which may be in lower precision than they are stored in.
-
-    Example:
-        >>> from deltasam import SAM
-        >>> model, objective = nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
-        >>> step = SAM(rho=0.05).backward(model, torch.ones(4, 2), objective)
-        >>> sorted(step.metrics())
-        ['grad_norm', 'loss', 'sharpness', 'skipped']
-        >>> step.why_skipped is None
-        True
-    """
-
-    losses: Tensor
-    forwards: int
-    backwards: int
-    perturbed_losses: Tensor | None = None
-    weights: Tensor | None = None
-    grad_norm: Tensor | None = None
-    skipped: Tensor | None = None
-    arrived: Tensor | None = None
-
-    @property
-    def loss(self) -> Tensor:
-        """The objective of the batch at w: the mean of the losses."""
-        return self.losses.mean()
-
-    @property
-    def sharpness(self) -> Tensor:
-        """How much the perturbation raised the mean loss: R_batch, or R_inst, as far as the method measures it."""
-        if self.perturbed_losses is None:
-            return torch.zeros_like(self.losses[0])
-        return self.perturbed_losses.mean() - self.losses.mean()
-
-    @property
-    def why_skipped(self) -> str | None:
-        """None if the perturbation took place, else the reason in words. Waits for the device."""
-        if self.skipped is None or not bool(self.skipped):
-            return None
-        norm = float("nan") if self.grad_norm is None else float(self.grad_norm)
-        what = f"zero or too small to divide by ({norm:g})" if abs(norm) < 1 else f"not finite ({norm:g})"
-        return f"the norm of the perturbation gradient was {what}; the step took the plain gradient"
-
-    def metrics(self) -> dict[str, float]:
-        """The step in numbers for a log. Waits for the device."""
-        values: dict[str, Any] = {"loss": self.loss, "sharpness": self.sharpness, "grad_norm": self.grad_norm}
-        if self.weights is not None:
-            values |= {"weights_mean": self.weights.mean(), "weights_max": self.weights.max()}
-            values["weights_std"] = self.weights.std(unbiased=False)
-        values |= {"skipped": self.skipped, "arrived": self.arrived}
-        return {name: float(value) for name, value in values.items() if value is not None}
+_COUNTS = ("steps", "skipped")  # in the state of every method
+_FORMER = {  # former names of what a user's class may define, and the names since 0.2
+    "passes": "cost",
+    "remembers": "buffers",
+    "is_plain": "is_erm",
+    "divisible": "supports_micro_batches",
+    "phase": "capture_key",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """A way to take the gradient of a batch. The method is its own configuration and never touches the optimizer.
 
+    The fields are the configuration. They are frozen: ``method.replace(rho=0.1)`` makes another method. What a method
+    keeps between steps is in one attribute, :attr:`state`. ``replace``, and ``dataclasses.replace`` likewise, hand the
+    same state to the new method; ``method.replace(state={})`` starts afresh.
+
     Attributes:
         params: Which parameters are perturbed: a preset or a predicate, see :func:`deltasam.select`.
-        randomness: ``"shared"``: all passes of a step see the same dropout masks; ``"independent"``: each its own.
-        scope: With several processes: ``"local"``: each perturbs by its own batch, nothing is communicated in the
-            first pass (m-sharpness, the original SAM's choice); ``"global"``: one perturbation for the batches of
-            all, as in one process with the large batch, at the price of one more exchange of gradients. Where
-            the parameters are sharded (FSDP2), ``"local"`` gathers all of them for the length of the step (gradients
-            and optimizer stay sharded), and ``"global"`` never holds more than FSDP does. It says nothing about
-            methods that perturb instances or embeddings, whose perturbations are each instance's own.
-        state: What the method remembers between steps (nothing, for most); part of :meth:`state_dict`.
+        randomness: ``"shared"``: all passes of a step see the same dropout masks; ``"independent"``: each draws its
+            own.
+        scope: With several processes: ``"local"``: each process perturbs by its own batch, and the first pass
+            communicates nothing (m-sharpness, the original SAM's choice); ``"global"``: one perturbation for the
+            batches of all processes, as in one process with the large batch, at the price of one more exchange of
+            gradients. Where the parameters are sharded (FSDP2), ``"local"`` gathers all of them for the duration of
+            the step (gradients and optimizer stay sharded), and ``"global"`` never holds more than FSDP does. It has
+            no effect on methods that perturb instances or embeddings, whose perturbations belong to single instances.
+        state: What the method keeps between steps: two counts, and its buffers. Saved by :meth:`state_dict`.
 
     Example:
-        One of your own is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.step.passes.Passes`:
+        Your own method is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.step.passes.Passes`:
 
         >>> from deltasam.methods import Method, make_step
         >>> @dataclass(frozen=True, kw_only=True)
@@ -126,38 +77,61 @@ class Method(ABC):
     """
 
     params: Selection = "all"
-    randomness: Randomness = "shared"
-    scope: Scope = "local"
-    state: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    randomness: Randomness = choice("shared", Randomness)
+    scope: Scope = choice("local", Scope)
+    state: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     #: Forward and backward passes of a step, as the docs list them.
-    cost: ClassVar[str] = "1/1"
-    #: Whether every step (of a phase) is the same operations on the same memory, so that a CUDA graph can replay it.
-    #: A class that does not set it itself is captured unless it keeps something in :attr:`state`, or reads
-    #: :attr:`steps` in a step without a :meth:`capture_key` that says what follows from it.
-    capturable: ClassVar[bool] = True
-    _steps_read: ClassVar[bool] = False  # since Captured set it to False, of an instance
-    #: The names in :attr:`state`, besides the two counts. Any name is taken where a class does not say it itself.
+    cost: ClassVar[str] = "2/2"
+    #: The names of what the method keeps between steps through :meth:`buffer` or :meth:`table`.
+    buffers: ClassVar[Sequence[str]] = ()
+    #: The names that :meth:`load_state_dict` accepts besides the two counts: those of :attr:`buffers`.
     state_keys: ClassVar[frozenset[str]] = frozenset()
+    #: Whether a CUDA graph can replay a step: every step (with the same :meth:`capture_key`) runs the same operations
+    #: on the same memory. A class that does not set this is captured, unless it keeps something in :attr:`state` that
+    #: is not in :attr:`buffers`, or reads :attr:`steps` without overriding :meth:`capture_key`.
+    capturable: ClassVar[bool] = True
+    #: What is perturbed.
+    perturbs: ClassVar[Literal["weights", "instances", "embeddings", "nothing"]] = "weights"
+    #: Whether the method computes with the final gradient, in ``passes.fresh_grads()``.
+    edits_gradient: ClassVar[bool] = False
+    #: Whether the ascent uses the direction of the gradient only, so that clipping its norm changes nothing.
+    uses_direction_only: ClassVar[bool] = False
+    #: Whether the method takes some instances out of a batch.
+    subsets_batch: ClassVar[bool] = False
+    #: Whether a step has read :attr:`steps` since this was set to False; :class:`~deltasam.Captured` looks at it.
+    steps_read: ClassVar[bool] = False
+    #: The buffers that this object has used.
+    managed: ClassVar[frozenset[str]] = frozenset()
+    _updated: ClassVar[Mapping[str, int]] = {}  # of this object: the number of the last step that updated a buffer
 
-    if not TYPE_CHECKING:  # who checks types goes by the __init__ of each class
+    if not TYPE_CHECKING:  # type checkers use the __init__ of each class
         __new__ = KeywordsOnly()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Derives :attr:`state_keys`, and accepts the former names of a user's class."""
+        super().__init_subclass__(**options)
+        for former, name in _FORMER.items():
+            if former in vars(cls):
+                warnings.warn(
+                    f"{cls.__name__}.{former} is now called {name}; the former name works until version 0.3",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                setattr(cls, name, vars(cls)[former])
+        cls.state_keys = frozenset(cls.buffers)
+
     def __post_init__(self) -> None:
-        """Checks the hyperparameters: every one of them, here, with the name, the value and the way out."""
-        explain_assignments(type(self))
+        """Checks the hyperparameters. An error names the hyperparameter, its value and the remedy."""
+        explain_assignment(type(self))
         if not callable(self.params) and self.params not in get_args(Preset):
             presets = ", ".join(map(repr, get_args(Preset)))
             raise ValueError(
                 f"params={shown(self.params)} must be one of {presets}, or a predicate (name, parameter) -> bool"
             )
-        if self.randomness not in ("shared", "independent"):
-            raise ValueError(f"randomness={self.randomness!r} must be 'shared' or 'independent'")
-        if self.scope not in ("local", "global"):
-            raise ValueError(
-                f"scope={self.scope!r} must be 'local' (each process perturbs by its own batch) or 'global' "
-                "(one perturbation for the batches of all)"
-            )
+        check_fields(self)
+
+    # -- one step ------------------------------------------------------------------------------------------------
 
     @explain_missing_arguments
     def backward(
@@ -180,7 +154,7 @@ class Method(ABC):
     def passes_for(
         self, model: nn.Module, batch: Any, objective: ObjectiveLike, *, scale: float | Tensor | Scaler = 1.0
     ) -> Passes:
-        """The passes of one step over this batch, set up but not made."""
+        """Sets up the passes of one step over this batch. None of them is run."""
         check_scale(scale)
         return Passes(
             model,
@@ -196,17 +170,22 @@ class Method(ABC):
         )
 
     def run_step(self, passes: Passes) -> Step:
-        """One step over passes that are set up already: :meth:`backward`'s own, or an adapter's."""
+        """Runs and counts one step over passes that :meth:`passes_for`, or an adapter, has set up."""
         graph = torch.is_grad_enabled()
         try:
-            return self.count_step(self._run(passes))
+            return self.count_step(self.compute_step(passes))
         except RuntimeError as error:
             if is_out_of_memory(error):
-                raise torch.OutOfMemoryError(self._advice(error, passes.count.forwards)) from error
+                raise torch.OutOfMemoryError(
+                    f"{error}\n{type(self).__name__} ran out of memory in pass {passes.count.forwards} of a step. The "
+                    "weights are unchanged. Lower the batch size, pass deltasam.MicroBatches (one perturbation, "
+                    "activations of one part), or perturb fewer parameters (params='norms', 'no-embeddings', 'lora')"
+                ) from error
             if uses_a_graph_twice(error):
                 raise RuntimeError(
-                    "the objective must only compute the losses, anew in every pass: no backward() in it, and nothing "
-                    f"of an earlier pass kept by it or the model ({str(error).splitlines()[0]})"
+                    "the objective must only compute the losses, anew in every pass: it must not call backward(), and "
+                    "neither it nor the model may keep anything of an earlier pass "
+                    f"({str(error).splitlines()[0]})"
                 ) from error
             raise
         except BaseException as stop:
@@ -219,66 +198,69 @@ class Method(ABC):
         finally:
             passes.ranks.release()
 
-    def _advice(self, error: RuntimeError, number: int) -> str:
-        return (
-            f"{error}\n{type(self).__name__} ran out of memory in pass {number} of a step; the weights are as they "
-            "were. Lower the batch size, or pass deltasam.MicroBatches (one perturbation, activations of one part), "
-            "or perturb fewer parameters (params='norms', 'no-embeddings', 'lora')"
-        )
-
     def count_step(self, step: Step) -> Step:
-        """Counts the step, and whether it left the perturbation out.
+        """Counts the step, and whether its perturbation was skipped.
 
         Raises:
-            TypeError: It is no step.
+            TypeError: ``_step`` returned something else than a step.
         """
         if not isinstance(step, Step):
             raise TypeError(
-                f"{type(self).__name__}._step returned {shown(step)}, not a Step, the record of what happened: end it "
-                "with `return make_step(passes, losses)` (from deltasam.methods import make_step)"
+                f"{type(self).__name__}._step returned {shown(step)}, not a Step: end it with "
+                "`return make_step(passes, losses)` (from deltasam.methods import make_step)"
             )
         self.state["steps"] = self._count + 1
         if step.skipped is not None:
             self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
         return step
 
-    def _run(self, passes: Passes) -> Step:
+    def compute_step(self, passes: Passes) -> Step:
+        """Runs one step without counting it."""
         return plain_step(passes) if self.is_erm() else self._step(passes)
 
     @abstractmethod
     def _step(self, passes: Passes) -> Step:
-        """The method itself, in the verbs of :class:`~deltasam.step.passes.Passes`. Not called where :meth:`is_erm`."""
+        """The method itself, in the verbs of :class:`~deltasam.step.passes.Passes`. Not called if :meth:`is_erm`."""
+
+    # -- what kind of step it is -----------------------------------------------------------------------------------
 
     def is_erm(self) -> bool:
-        """Whether this step is plain training, which the base class then does: here, with ``rho = 0``.
+        """Whether this step is plain training, which the base class does: by default, with ``rho = 0``.
 
         Override it where something else decides, or where a step with ``rho = 0`` is not plain training.
         """
         return getattr(self, "rho", None) == 0
 
     def _needs_whole(self) -> bool:
-        """Whether a process needs all of every parameter: its own perturbation is not in others' shards."""
-        return self.scope == "local"
+        """Whether a process needs all of every parameter: its own perturbation is not in the shards of others.
+
+        A method that edits the final gradient gains nothing: that gradient comes in shards.
+        """
+        if self.perturbs == "weights":
+            return self.scope == "local" and not self.edits_gradient
+        return self.perturbs == "instances"
 
     def supports_micro_batches(self) -> bool:
-        """Whether a step over :class:`~deltasam.MicroBatches` is the step over the batch that they make up."""
-        return True
+        """Whether a step over :class:`~deltasam.MicroBatches` equals the step over the batch that they make up."""
+        return not self.subsets_batch or self.is_erm()
 
     def capture_key(self) -> Hashable:
-        """Which kind of step comes next, for methods whose steps are not all alike."""
+        """Which kind of step comes next, for methods whose steps differ. Each kind gets its own CUDA graph."""
         return None
+
+    # -- state -----------------------------------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
         """How many steps this method has taken (restored by :meth:`load_state_dict`)."""
-        object.__setattr__(self, "_steps_read", True)
+        object.__setattr__(self, "steps_read", True)
         return self._count
 
     @property
     def step_seed(self) -> Seed:
-        """Where the random numbers of the next step come from: its ``seed``, 0 by default, and the step's number.
+        """The seed of the next step: the ``seed`` of the method, 0 by default, and the number of the step.
 
-        A captured step puts in the number of the step that is replayed.
+        A captured step uses the number of the step that is replayed.
         """
         return Seed(getattr(self, "seed", 0), self._count)
 
@@ -288,78 +270,159 @@ class Method(ABC):
 
     @property
     def skipped(self) -> int:
-        """How many steps left the perturbation out. Waits for the device."""
+        """How many steps skipped the perturbation. Synchronises with the device."""
         return int(self.state.get("skipped", 0))
 
+    def buffer(self, name: str, passes: Passes, params: Mapping[str, nn.Parameter] | None = None) -> Buffer:
+        """Tensors that are kept between steps, one per parameter; zeros at first.
+
+        They do not depend on the loss scale, ignore a step with inf or nan, are sharded as the parameters are, move
+        with them to another device or dtype, can be captured, and are part of :meth:`state_dict`. See
+        :class:`~deltasam.methods.Buffer`.
+
+        Args:
+            name: One of :attr:`buffers`.
+            passes: The passes of the step.
+            params: The parameters; those chosen for perturbation by default.
+
+        Raises:
+            ValueError: The class does not declare the name, or the buffer belongs to another model.
+        """
+        self._claim(name)
+        params = passes.params if params is None else params
+        kept = self.kept(name, params) or {}
+        self.state[name] = kept
+        for each, p in params.items():
+            if each not in kept:
+                kept[each] = fitted(None, p)
+
+        def on_update() -> bool:
+            is_repeated = self._updated.get(name) == self._count and name not in passes.updated
+            passes.updated.add(name)
+            if not is_repeated and not is_recorded(passes.device):
+                object.__setattr__(self, "_updated", {**self._updated, name: self._count})
+            return not is_repeated
+
+        return Buffer([kept[each] for each in params], list(params.values()), passes, on_update)
+
+    def kept(
+        self, name: str, params: Mapping[str, Tensor], dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor] | None:
+        """What the state holds under a name, on the devices and in the layout of the parameters; None if nothing.
+
+        Args:
+            name: A name in :attr:`state`, with one tensor per parameter. Parameters may be missing.
+            params: The parameters by name.
+            dtype: That of the tensors; the parameters' by default.
+
+        Raises:
+            ValueError: A tensor belongs to another model, or to the shard of another process.
+        """
+        found: dict[str, Tensor] | None = self.state.get(name)
+        if found is None:
+            return None
+        for each, p in params.items():
+            if each in found:
+                if not is_shard(p) and not is_shard(found[each]):
+                    self.check_remembered(each, found[each], p.shape)
+                found[each] = fitted(found[each], p, dtype)
+        return found
+
+    def table(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        start: Callable[[Tensor], Any] = Tensor.zero_,
+    ) -> Tensor:
+        """One tensor that is kept between steps, to be changed in place.
+
+        Args:
+            name: One of :attr:`buffers`; a dot and anything else may follow.
+            shape: Its shape.
+            device: Its device.
+            dtype: Its dtype, if it is new.
+            start: Fills it, if it is new.
+
+        Raises:
+            ValueError: The class does not declare the name, or the table has another shape.
+        """
+        self._claim(name)
+        kept: Tensor | None = self.state.get(name)
+        if kept is None:
+            require_outside_recording(device)
+            kept = self.state[name] = torch.empty(tuple(shape), dtype=dtype, device=device)
+            start(kept)
+        elif kept.device != device:
+            require_outside_recording(device)
+            kept = self.state[name] = kept.to(device)
+        self.check_remembered(name, kept, shape)
+        return kept
+
+    def _claim(self, name: str) -> None:
+        if name.split(".")[0] not in self.buffers:
+            raise ValueError(
+                f"{type(self).__name__} does not declare the buffer {name!r}: write buffers = ({name!r},) in the class"
+            )
+        if name not in self.managed:
+            object.__setattr__(self, "managed", self.managed | {name})
+
+    def buffer_key(self) -> Hashable:
+        """Where the buffers are in memory. A captured step replays as long as they are there."""
+        kept = {name: value for name, value in self.state.items() if name.split(".")[0] in self.buffers}
+        return tuple((name, addresses(value)) for name, value in kept.items())
+
     def check_remembered(self, name: str, kept: Tensor, shape: Sequence[int]) -> None:
-        """Raises a ValueError where what the method remembers under a name is not of the shape that this model has."""
+        """Raises a ValueError if what the method keeps under a name does not have the shape that this model needs."""
         if tuple(kept.shape) != tuple(shape):
             raise ValueError(
-                f"{type(self).__name__} remembers {name!r} of shape {tuple(kept.shape)}, where this model has "
-                f"{tuple(shape)}: what it remembers is of another model, or of this one before it changed. Make a "
-                "method for each, or start it afresh, method.load_state_dict({})"
+                f"{type(self).__name__} keeps {name!r} with shape {tuple(kept.shape)}, but this model has "
+                f"{tuple(shape)}: the state belongs to another model, or the model has changed. Make one method per "
+                "model, or start afresh with method.load_state_dict({})"
             )
 
     def replace(self: Self, **changes: Any) -> Self:
-        """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``."""
-        other = type(self)(**{f.name: getattr(self, f.name) for f in fields(self) if f.init} | changes)
-        object.__setattr__(other, "state", self.state)
-        return other
+        """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``.
+
+        It is ``dataclasses.replace``. ``method.replace(state={})`` starts afresh.
+        """
+        return dataclasses.replace(self, **changes)
 
     def state_dict(self) -> dict[str, Any]:
-        """What to put into a checkpoint: numbers and tensors only. Without it a resumed run is still valid."""
-        return {key: dict(value) if isinstance(value, dict) else value for key, value in self.state.items()}
+        """What to put into a checkpoint: numbers and copies of tensors. A resumed run without it is still valid."""
+        return {name: copied(value) for name, value in self.state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave; then a resumed run continues exactly.
+        """Restores what :meth:`state_dict` returned, so that a resumed run continues exactly.
 
         Raises:
-            TypeError: The state is no mapping.
-            ValueError: It is an optimizer's, or another method's.
+            TypeError: The state is not a mapping.
+            ValueError: It belongs to an optimizer or to another method.
         """
         if not isinstance(state, Mapping):
-            raise TypeError(f"state={shown(state)} must be what state_dict() gave, a mapping")
+            raise TypeError(f"state={shown(state)} must be what state_dict() returned, a mapping")
         if "param_groups" in state:
-            raise ValueError("state is that of an optimizer (it has param_groups): give what method.state_dict() gave")
-        if "state_keys" in vars(type(self)):
-            check_state(type(self).__name__, state, ("steps", "skipped", *self.state_keys))
+            raise ValueError(
+                "state belongs to an optimizer (it has param_groups): pass what method.state_dict() returned"
+            )
+        # A user's class may write to `state` directly; the methods of this package use buffers only.
+        if "buffers" in vars(type(self)) or type(self).__module__.startswith("deltasam."):
+            check_state(type(self), state, (*_COUNTS, *self.state_keys))
+        restored = {name: copied(value) for name, value in state.items()}
         self.state.clear()
-        self.state.update(state)
+        self.state.update(restored)
+        object.__setattr__(self, "_updated", {})
 
 
 def prepare(objective: ObjectiveLike, model: nn.Module) -> None:
-    """Lets an objective get ready for a step, once, with the model at w.
+    """Checks the arguments of a step and lets the objective get ready, once, with the model at w.
 
     Raises:
-        TypeError: The one is no objective, or the other no model.
+        TypeError: The objective or the model is something else.
     """
     check_step(model, objective)
     ready = getattr(objective, "prepare", None)
     if ready is not None:
         ready(model)
-
-
-def plain_step(passes: Passes) -> Step:
-    """Plain training: one forward, one backward, nothing else."""
-    return make_step(passes, passes.accumulate(keep_side_effects=True))
-
-
-def make_step(
-    passes: Passes,
-    losses: Tensor,
-    *,
-    perturbed: Tensor | None = None,
-    ascent: Ascent | None = None,
-    weights: Tensor | None = None,
-) -> Step:
-    """The record of a finished step."""
-    return Step(
-        losses=losses,
-        forwards=passes.count.forwards,
-        backwards=passes.count.backwards,
-        perturbed_losses=perturbed,
-        weights=weights,
-        grad_norm=None if ascent is None else ascent.norm,
-        skipped=None if ascent is None else ascent.skipped,
-        arrived=None if ascent is None else ascent.arrived,
-    )

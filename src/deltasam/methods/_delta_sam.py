@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import number, radius, random_seed
+from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
 from deltasam.weighting import FiniteDifference, Weighting
-from deltasam.weighting._base import usable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,19 +19,20 @@ class DeltaSAM(Method):
               \epsilon^* = \rho \, \nabla l_B(w) / \lVert \nabla l_B(w) \rVert_2, \qquad
               \text{gradient} = \nabla \tfrac1N \textstyle\sum_i l_i(w + \epsilon^*)
 
-    The weights g up-weight the instances whose gradient changes fastest, so that the one shared perturbation stands in
-    for a perturbation per instance. Only the ascent is weighted; the gradient at :math:`w + \epsilon^*` is not.
+    The weights g are larger for instances whose gradient changes faster, so that the one shared perturbation
+    approximates a perturbation per instance. Only the ascent is weighted; the gradient at :math:`w + \epsilon^*` is
+    not.
 
     Cost: 4 forwards, 2 backwards with the paper's weights (the probes come first, so that :math:`l_i(w)` is shared
-    with the gradient pass: two extra forwards, not three; where autocast or TF32 make that pass less precise than
-    the probes, a fifth forward is theirs); one extra copy of the parameters (two, captured).
+    with the gradient pass: two extra forwards, not three; where autocast or TF32 make that pass less precise than the
+    probes, they need a fifth forward); one extra copy of the parameters (two if captured).
 
     Attributes:
         rho: Radius of the perturbation; 0 is plain training.
         eta: Floor of the denominator of Eq. 5.
         weighting: Where g comes from.
-        probe_every: Probe on every k-th step only; the steps between use uniform weights, i.e. are SAM's.
-        seed: Seed of the random directions. Each step has a direction of its own, the same after a resume.
+        probe_every: Probe on every k-th step only; the steps between use uniform weights, which is SAM.
+        seed: Seed of the random directions. Each step draws another direction, the same after a resume.
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022.
@@ -49,49 +48,27 @@ class DeltaSAM(Method):
         (4, 2, torch.Size([4]))
     """
 
-    rho: float = 0.05
-    eta: float = 1e-4
+    rho: float = radius(0.05)
+    eta: float = number(1e-4, open_low=True)
     weighting: Weighting = field(default_factory=FiniteDifference)
-    probe_every: int = 1
-    seed: int = 0
+    probe_every: int = number(1, low=1, whole=True)
+    seed: int = random_seed()
     cost = "4/2"
-    state_keys = frozenset()
 
     def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
+        """Checks the weighting, too."""
         super().__post_init__()
-        check_number("rho", self.rho, 0)
-        check_number("eta", self.eta, 0, open_low=True)
-        check_number("probe_every", self.probe_every, 1, whole=True)
-        check_number("seed", self.seed, -math.inf, whole=True)
         if not isinstance(self.weighting, Weighting):
             raise TypeError(f"weighting={self.weighting!r} must be a Weighting such as FiniteDifference()")
 
     def _step(self, passes: Passes) -> Step:
-        if not self.capture_key():
-            weights, (losses, grads) = None, passes.gradient()
-        else:
-            weights, losses, grads = self._weighted_gradient(passes)
+        probes = self.capture_key()
+        g = self.weighting(passes, rho=self.rho, eta=self.eta, seed=self.step_seed) if probes else None
+        losses, grads = passes.gradient(g)
         with passes.ascend(grads, self.rho) as ascent:
             perturbed = passes.accumulate()
-        return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=weights)
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=None if g is None else g.values)
 
     def capture_key(self) -> bool:
         """Whether the next step probes."""
         return self.steps % self.probe_every == 0
-
-    def _weighted_gradient(self, passes: Passes) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        weigh = self.weighting.probe(passes, rho=self.rho, eta=self.eta, seed=self.step_seed)
-        found: list[Tensor] = []
-
-        def normalised(losses: Tensor) -> Tensor:
-            g = weigh(losses)
-            mean = passes.ranks.mean(g.mean()) if self.scope == "global" else g.mean()
-            found.append(usable(g, mean))
-            return found[0] / usable(mean, mean)  # of mean 1: in half precision the gradient keeps its magnitude
-
-        if len(passes.batches) == 1:
-            losses, grads = passes.gradient(normalised)
-        else:  # the weights of all instances must be known before the first micro-batch is weighted
-            losses, grads = passes.gradient(normalised(passes.losses()))
-        return found[0], losses, grads

@@ -1,4 +1,4 @@
-"""The passes of FreeLB and its relatives: a step's objective at embeddings that move uphill between the passes."""
+"""The passes of FreeLB and its relatives: the objective at embeddings that ascend between the passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deltasam.step.passes import Ascent, Passes
 from deltasam.step.perturb import global_norm
 
 Parts = list[Tensor]
-"""What is added to the embeddings of a site, in summands (an instance's and its tokens', for TAVAT)."""
+"""The summands that are added to the embeddings of a site (for TAVAT, one per instance and one per token)."""
 
 
 class EmbeddingAscent:
@@ -27,7 +27,7 @@ class EmbeddingAscent:
         passes: The passes of the step; their objective is what is perturbed.
         number: K, how many passes there will be: each counts 1/K in the gradient.
         start: The parts of a site before the first pass: ``start(site, micro_batch)``.
-        goal: What to go uphill on instead of the loss: ``goal(outputs, batch, micro_batch) -> (N,)``.
+        goal: What to ascend instead of the loss: ``goal(outputs, batch, micro_batch) -> (N,)``.
         embeddings: The embedding layer; None finds the word embeddings.
         side: Which side of an encoder-decoder model.
     """
@@ -55,7 +55,7 @@ class EmbeddingAscent:
         """One pass: adds 1/K of the gradient to ``.grad``. Returns the losses."""
         self._micro_batch = 0
         self._uphill = [[] for _ in self._sites]
-        passes = copy(self._passes)  # not kept: each would keep the other until the garbage collector comes by
+        passes = copy(self._passes)  # not kept: the two would form a reference cycle
         passes.objective = self
         losses = passes.accumulate(keep_side_effects=self._done == 0)
         self._done += 1
@@ -66,7 +66,7 @@ class EmbeddingAscent:
         return losses
 
     def move(self, update: Callable[[Site, Parts, Parts], Parts]) -> Ascent:
-        """Gives every site new parts: ``update(site, parts, gradients)``. Says how steep it was."""
+        """Gives every site new parts, ``update(site, parts, gradients)``, and returns the norm of the gradient."""
         gradients = [gradient for batch in self._uphill for parts in batch for gradient in parts]
         rows = [row_norm(gradient, "linf") for gradient in gradients]
         sound = [(torch.isfinite(row) & (row > 0)).any() for row in rows]
@@ -80,7 +80,7 @@ class EmbeddingAscent:
         return Ascent(norm=norm, skipped=~moved)
 
     def parts(self) -> list[tuple[Site, Parts]]:
-        """All sites with their parts as they are now."""
+        """All sites with their current parts."""
         by_batch = zip(self._sites, self._parts, strict=True)
         pairs = [pair for sites, parts in by_batch for pair in zip(sites, parts, strict=True)]
         return [(site, [part.detach() for part in parts]) for site, parts in pairs]
@@ -89,7 +89,7 @@ class EmbeddingAscent:
         """Losses of the instances at the perturbed embeddings; what :class:`~deltasam.step.passes.Passes` calls."""
         k, self._micro_batch = self._micro_batch, self._micro_batch + 1
         hold = getattr(self._objective, "unperturbed", None)
-        held = None if hold is None else hold(model, batch)  # a view that the adversary leaves alone
+        held = None if hold is None else hold(model, batch)  # a view that is not perturbed
         losses: Tensor
         with perturbed_embeddings(model, lambda site: self._noise(site, k), batch=batch, **self._where):
             if held is not None:
@@ -99,7 +99,7 @@ class EmbeddingAscent:
             else:
                 outputs = self._objective.forward(model, batch)
                 losses = self._objective.losses(outputs, batch)
-            check_losses(losses, graph=True)  # before anyone complains that the embeddings were not used
+            check_losses(losses, graph=True)  # before the error that the embeddings were not used
         if self.goal is not None and held is None and not self._last_pass():
             self._uphill[k] = self._towards(self.goal(outputs, batch, k), k)
         if (number := self._number) > 1:
@@ -127,7 +127,7 @@ class EmbeddingAscent:
     def _towards(self, goal: Tensor, k: int) -> list[Parts]:
         leaves = [part for parts in self._parts[k] for part in parts]
         with torch.autocast(goal.device.type, enabled=False):
-            # Zero where a pass of the objective's own (SMART's search for noise) does not reach the outputs.
+            # Zero where an extra pass of the objective (SMART's search for noise) does not reach the outputs.
             found = iter(grad(goal.sum(), leaves, retain_graph=True, materialize_grads=True))
         return [[next(found) for _ in parts] for parts in self._parts[k]]
 

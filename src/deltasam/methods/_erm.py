@@ -1,10 +1,11 @@
-"""Plain training, in the same shape as the others."""
+"""Plain training, as a method."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltasam.methods._base import Method, Step, plain_step
+from deltasam.methods._base import Method
+from deltasam.methods._step import Step, plain_step
 from deltasam.step.passes import Passes
 
 
@@ -22,10 +23,8 @@ class ERM(Method):
         (torch.Size([4]), 1, 1)
     """
 
-    state_keys = frozenset()
-
-    def _needs_whole(self) -> bool:
-        return False  # no parameter is perturbed
+    cost = "1/1"
+    perturbs = "nothing"
 
     def _step(self, passes: Passes) -> Step:
         return plain_step(passes)

@@ -1,14 +1,15 @@
-"""Efficient SAM: some tensors are perturbed, and only the instances that suffer most are trained on."""
+"""Efficient SAM: perturbs some tensors, and trains on the instances whose losses rise most."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import number, radius, random_seed
+from deltasam.methods._step import Step, make_step
 from deltasam.step.batches import portion
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import global_norm
@@ -19,16 +20,16 @@ from deltasam.step.randomness import Seed
 class ESAM(Method):
     r"""ESAM, both parts: stochastic weight perturbation and sharpness-sensitive data selection.
 
-    1. Every tensor takes part with probability beta; :math:`\epsilon = \rho\, g / (\beta \lVert g \rVert)` over those.
+    1. Every tensor is perturbed with probability beta, by :math:`\epsilon = \rho\, g / (\beta \lVert g \rVert)`.
     2. The :math:`\lceil \gamma N \rceil` instances with the largest :math:`l_i(w + \epsilon) - l_i(w)` are kept; the
        gradient is that of their mean loss at :math:`w + \epsilon`.
 
-    Cost: 3 forwards (one without a graph, one over the kept instances only), 2 backwards (the first with respect to a
-    part of the parameters, the second over the kept instances). With gamma = 1 there is nothing to select: 2 and 2.
-    Nor is there if the perturbation was skipped: all instances are trained on (on the CPU; elsewhere, where looking
-    would mean waiting for the device, the share gamma of them is).
-    Extra memory: one copy of the parameters that take part. The kept instances draw dropout masks of their own, since
-    they form a batch of another shape.
+    Cost: 3 forwards (one without a graph, one over the kept instances only), 2 backwards (the first with respect to
+    some parameters, the second over the kept instances). With gamma = 1 nothing is selected: 2 and 2. After a skipped
+    perturbation all instances are trained on (on the CPU; on other devices, where this would synchronise, the share
+    gamma of them is).
+    Extra memory: one copy of the perturbed parameters. The kept instances form a batch of another shape, so they draw
+    other dropout masks.
 
     Attributes:
         rho: Radius; 0 is plain training (on all instances).
@@ -46,24 +47,16 @@ class ESAM(Method):
         (3, 2, torch.Size([4]))
     """
 
-    rho: float = 0.05
-    beta: float = 0.6
-    gamma: float = 0.5
-    seed: int = 0
+    rho: float = radius(0.05)
+    beta: float = number(0.6, high=1, open_low=True)
+    gamma: float = number(0.5, high=1, open_low=True)
+    seed: int = random_seed()
     cost = "3/2"
-    state_keys = frozenset()
+    subsets_batch = True
     capturable = False
 
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
-        check_number("beta", self.beta, 0, 1, open_low=True)
-        check_number("gamma", self.gamma, 0, 1, open_low=True)
-        check_number("seed", self.seed, -math.inf, whole=True)
-
     def supports_micro_batches(self) -> bool:
-        """Not if it trains on some of the instances."""
+        """Unless it selects instances."""
         return self.gamma == 1 or self.is_erm()
 
     def _step(self, passes: Passes) -> Step:
@@ -84,7 +77,7 @@ class ESAM(Method):
         return torch.topk(rises, portion(self.gamma, rises.shape[0])).indices.sort().values
 
     def _draw(self, tensors: int) -> list[bool]:
-        """Which tensors take part in this step; at least one does."""
+        """Which tensors are perturbed in this step; at least one is."""
         generator = torch.Generator().manual_seed(Seed(self.seed, self.steps).value)
         draws = torch.rand(tensors, generator=generator, device="cpu")
         chosen: list[bool] = (draws < self.beta).tolist()
@@ -94,5 +87,5 @@ class ESAM(Method):
 
 
 def _is_known(flag: Tensor) -> bool:
-    """Whether the flag is set, where looking is free; elsewhere it would mean waiting for the device."""
+    """Whether the flag is set, if reading it does not synchronise with a device."""
     return flag.device.type == "cpu" and bool(flag)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import number, radius
+from deltasam.methods._step import Step, make_step
 from deltasam.parallel.distributed import require_whole
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import global_norm
@@ -20,11 +22,11 @@ class FisherSAM(Method):
     .. math:: \epsilon^* = \rho \, m \odot \nabla l(w) / \lVert \nabla l(w) \rVert_2, \qquad
               m = \text{top } \kappa \text{ of all entries by } (\nabla l(w))^2
 
-    The mask is drawn up from the gradient at hand every ``refresh`` steps and kept between (one bit per entry, stored
-    as bytes, in :meth:`state_dict`). If that gradient is not finite, the next step draws it up again.
+    The mask is computed from the current gradient every ``refresh`` steps and kept in between (one byte per entry, in
+    :meth:`state_dict`). If that gradient is not finite, the next step computes it again.
 
-    Cost: 2 forwards, 2 backwards; one extra copy of the parameters and a quarter of one for the mask; a selection
-    among the gradient's entries, in another copy, on the steps that renew it.
+    Cost: 2 forwards, 2 backwards; one extra copy of the parameters and a quarter of one for the mask; on the steps
+    that renew the mask, another copy of the gradient.
 
     Attributes:
         rho: Radius of the full perturbation, of which the mask keeps a part.
@@ -43,19 +45,12 @@ class FisherSAM(Method):
         1
     """
 
-    rho: float = 0.05
-    keep: float = 0.1
-    refresh: int = 100
-    cost = "2/2"
-    state_keys = frozenset({"mask", "mask_good", "mask_heard"})
+    rho: float = radius(0.05)
+    keep: float = number(0.1, high=1, open_low=True)
+    refresh: int = number(100, low=1, whole=True)
+    buffers = ("mask", "mask_good", "mask_heard")
+    uses_direction_only = True
     capturable = False
-
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
-        check_number("keep", self.keep, 0, 1, open_low=True)
-        check_number("refresh", self.refresh, 1, whole=True)
 
     def _step(self, passes: Passes) -> Step:
         require_whole("FisherSAM", list(passes.params.values()))
@@ -65,41 +60,34 @@ class FisherSAM(Method):
         norm = global_norm(list(named.values())).to(passes.device)
         masks = self._masks(named, norm) if named else {}
         used = named.keys() & masks.keys()
-        # Taken out one by one, so that no second copy of the gradient is held.
+        # Popped one by one, so that no second copy of the gradient is held.
         direction = [_kept(named.pop(n), masks[n]) if n in used else None for n in passes.params]
         with passes.ascend(direction, self.rho, norm=norm) as ascent:
             perturbed = passes.accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _masks(self, gradient: dict[str, Tensor], norm: Tensor) -> dict[str, Tensor]:
-        """The masks of this step, renewed if it is time, or if the last renewal is not known to be a good one.
+        """The masks of this step, renewed if they are due, or if the last gradient they came from may be non-finite.
 
-        Whether a gradient was finite is known on the device, as ``mask_good``, and asking would mean waiting. The
-        answer is sent to ``mask_heard`` on the host, which reads False until it is there: so the next step may look
-        for new masks in vain, and then the device keeps the old ones.
+        Whether that gradient was finite is known on the device, as ``mask_good``; reading it would synchronise. It is
+        copied to ``mask_heard`` on the host, which is False until the copy arrives. So the next step may compute new
+        masks in vain, and the device then keeps the old ones.
         """
-        due = self.steps % self.refresh == 0 or "mask" not in self.state
+        masks = self.kept("mask", gradient, torch.bool)
+        due = self.steps % self.refresh == 0 or masks is None
         if due or not bool(self.state.get("mask_heard", True)):
             good, fresh = torch.isfinite(norm), top_entries(gradient, self.keep)
             if not due:
-                self._check(gradient)
                 before: Tensor = self.state["mask_good"].to(norm.device)
-                fresh, good = _either(before, self.state["mask"], fresh), before | good
+                fresh, good = _either(before, masks or {}, fresh), before | good
             self.state.update(mask=fresh, mask_good=good, mask_heard=_sent(good))
-        return self._check(gradient)
-
-    def _check(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The masks that there are, if they are of this model."""
-        masks: dict[str, Tensor] = self.state["mask"]
-        for name, mask in masks.items():
-            if name in gradient:
-                self.check_remembered(name, mask, gradient[name].shape)
-        return masks
+            return fresh
+        return masks or {}
 
 
 def _sent(flag: Tensor) -> Tensor:
-    """The flag on the host, False until the device has come to it."""
-    # Pinned: a copy into other memory would wait.
+    """A copy of the flag on the host, False until the copy has arrived."""
+    # Pinned: a copy into pageable memory would synchronise.
     host = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=flag.is_cuda)
     return host.copy_(flag, non_blocking=True)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
+from deltasam.methods._fields import choice, number, random_seed
+from deltasam.methods._step import Step, make_step
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
 from deltasam.parallel.distributed import rank
 from deltasam.step.passes import Ascent, Passes
-from deltasam.step.randomness import Seed, seeded_generator
+from deltasam.step.randomness import seeded_generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,8 @@ class FreeLB(Method):
     tokens; padding is never perturbed. All passes see the same dropout masks. An instance whose gradient is zero or
     not finite stays where it is. K = 1 without initial noise is plain training.
 
-    Every objective will do. Of an objective that holds one view still (:class:`~deltasam.Contrastive`) only the other
-    one is perturbed. Encoder-decoder models are perturbed on the encoder's side by default.
+    It works with every objective. If the objective keeps one view unperturbed (:class:`~deltasam.Contrastive`), only
+    the other one is perturbed. Encoder-decoder models are perturbed on the encoder's side by default.
 
     Cost: K forwards, K backwards; a perturbation the size of the embeddings of the batch. ``step.losses`` are those of
     the first pass (with the initial noise, if any), ``step.perturbed_losses`` those of the last.
@@ -44,7 +45,7 @@ class FreeLB(Method):
         norm: ``"l2"``, or ``"linf"``, in which the step is :math:`\alpha \nabla / \max |\nabla|`.
         embeddings: The embedding layer, its name, or a predicate; None finds the word embeddings.
         side: Which side of an encoder-decoder model is perturbed.
-        seed: Seed of the initial noise, which is drawn apart from the streams of dropout.
+        seed: Seed of the initial noise, which is not drawn from the streams of dropout.
 
     The defaults are the released ones for MNLI. Those for RoBERTa-large, K including the first pass:
 
@@ -73,39 +74,23 @@ class FreeLB(Method):
         (3, 3)
     """
 
-    adv_steps: int = 3
-    adv_lr: float = 0.1
-    init_magnitude: float = 0.1
-    max_norm: float | None = 0.3
-    norm: Norm = "l2"
+    adv_steps: int = number(3, low=1, whole=True)
+    adv_lr: float = number(0.1)
+    init_magnitude: float = number(0.1)
+    max_norm: float | None = number(0.3, open_low=True, optional=True)
+    norm: Norm = choice("l2", Norm)
     embeddings: Embeddings = None
     side: Side = "encoder"
-    seed: int = 0
+    seed: int = random_seed()
     cost = "K/K"
-    state_keys = frozenset()
-    capturable = True
-
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("adv_steps", self.adv_steps, 1, whole=True)
-        check_number("seed", self.seed, -math.inf, whole=True)
-        check_number("adv_lr", self.adv_lr, 0)
-        check_number("init_magnitude", self.init_magnitude, 0)
-        if self.max_norm is not None:
-            check_number("max_norm", self.max_norm, 0, open_low=True)
-        if self.norm not in get_args(Norm):
-            raise ValueError(f"norm={self.norm!r} must be one of {list(get_args(Norm))}")
+    perturbs = "embeddings"
 
     def is_erm(self) -> bool:
-        """Whether the embeddings stay where they are: they start there, and no step follows, or steps of length 0."""
+        """Whether nothing moves the embeddings: no initial noise, and no ascent step or steps of length 0."""
         return self.init_magnitude == 0 and (self.adv_lr == 0 or self.adv_steps == 1)
 
-    def _needs_whole(self) -> bool:
-        return False  # no parameter is perturbed
-
     def _step(self, passes: Passes) -> Step:
-        passes.scope = "local"  # the perturbations are the instances' own
+        passes.scope = "local"  # a perturbation belongs to one instance
         ascent = EmbeddingAscent(
             passes, self.adv_steps, self._start, goal=self._goal(passes), embeddings=self.embeddings, side=self.side
         )
@@ -120,7 +105,7 @@ class FreeLB(Method):
         return make_step(passes, losses, perturbed=last if self.adv_steps > 1 else None, ascent=first_move)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
-        """Initial noise, from a stream of its own: the number of draws in a step is that of plain training."""
+        """Initial noise, from a separate stream: a step draws as many random numbers as plain training."""
         if self.init_magnitude == 0:
             return [site.empty().zero_()]
         noise = draw(site, 1.0, generator=self._generator(site, micro_batch))
@@ -129,8 +114,8 @@ class FreeLB(Method):
         return [noise * (self.init_magnitude / (site.lengths() * site.shape[-1]).sqrt())]
 
     def _generator(self, site: Site, *which: int) -> torch.Generator:
-        number = (rank(),) if rank() else ()  # instances of other processes have noise of their own
-        return seeded_generator(site.device, Seed(self.seed, self.steps, (site.index, *which, *number)))
+        number = (rank(),) if rank() else ()  # each process draws other noise
+        return seeded_generator(site.device, self.step_seed.child(site.index, *which, *number))
 
     def _goal(self, passes: Passes) -> Any:
         """What to go uphill on; None for the loss."""
@@ -144,4 +129,4 @@ class FreeLB(Method):
         return delta if self.max_norm is None else project(delta, self.max_norm, self.norm)
 
     def _finish(self, ascent: EmbeddingAscent) -> None:
-        """What is remembered for the next step: nothing."""
+        """Keeps what the next step needs: nothing."""

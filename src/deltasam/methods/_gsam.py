@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import number, radius
+from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import combine, dot
 
 
 @dataclass(frozen=True, kw_only=True)
 class GSAM(Method):
-    r"""GSAM: the perturbed gradient, minus what of the plain gradient is orthogonal to it.
+    r"""GSAM: the perturbed gradient, minus the part of the plain gradient that is orthogonal to it.
 
     .. math:: g = \nabla l(w), \quad g_p = \nabla l(w + \rho\, g / \lVert g \rVert), \quad
               \text{gradient} = g_p - \alpha\, g_\perp, \quad
@@ -21,7 +23,7 @@ class GSAM(Method):
 
     Cost: 2 forwards, 2 backwards; two extra copies of the parameters (the plain gradient is kept for the end).
 
-    The paper lets rho follow the learning rate, :meth:`rho_at`: ``method.replace(rho=...)`` before each step.
+    In the paper rho follows the learning rate: call ``method.replace(rho=GSAM.rho_at(...))`` before each step.
 
     Attributes:
         rho: Radius of the perturbation.
@@ -35,33 +37,23 @@ class GSAM(Method):
         0.03
     """
 
-    rho: float = 0.05
-    alpha: float = 0.4
-    cost = "2/2"
-    state_keys = frozenset()
-
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
-        check_number("alpha", self.alpha, 0)
+    rho: float = radius(0.05)
+    alpha: float = number(0.4)
+    edits_gradient = True
 
     @staticmethod
     def rho_at(*, lr: float, lr_max: float, rho_max: float, rho_min: float, lr_min: float = 0.0) -> float:
-        """The radius that stands to its range as the learning rate stands to its own.
+        """The radius at the same place in its range as the learning rate is in its own.
 
         Raises:
-            ValueError: The learning rate has no range.
+            ValueError: ``lr_max`` is not greater than ``lr_min``.
         """
         if not lr_max > lr_min:
             raise ValueError(f"lr_max={lr_max} must be greater than lr_min={lr_min}")
         return rho_min + (rho_max - rho_min) * (lr - lr_min) / (lr_max - lr_min)
 
-    def _needs_whole(self) -> bool:
-        return False  # would not help: the gradient at w + eps comes in shards
-
     def _step(self, passes: Passes) -> Step:
-        # The orthogonal part is taken over everything that is trained, also where only a part is perturbed.
+        # The orthogonal part is over everything that is trained, even if only some parameters are perturbed.
         losses, plain = passes.gradient(params=list(passes.trainable.values()))
         g = dict(zip(passes.trainable, plain, strict=True))
         del plain
@@ -71,10 +63,10 @@ class GSAM(Method):
             with torch.no_grad():
                 gp = {name: p.grad for name, p in trained.items()}
                 share = dot(list(g.values()), list(gp.values())) / dot(list(gp.values()), list(gp.values()))
-                # A skipped ascent leaves gp = g, of which nothing is orthogonal.
+                # After a skipped ascent gp = g, and there is no orthogonal part.
                 unusable = ascent.skipped | ~torch.isfinite(share)
                 alpha = torch.where(unusable, torch.zeros_like(share), self.alpha * torch.ones_like(share))
                 keep = 1 + torch.where(unusable, torch.zeros_like(share), alpha * share)
-                for name, p in trained.items():  # taken out one by one, so that no third copy of the gradient is held
+                for name, p in trained.items():  # popped one by one, so that no third copy of the gradient is held
                     p.grad = combine(keep, gp.pop(name), -alpha, g.pop(name))
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)

@@ -1,14 +1,14 @@
-"""LookSAM: look for the perturbation every k-th step only, and reuse what it changed."""
+"""LookSAM: SAM on every k-th step only; the steps between reuse what it changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, make_step
-from deltasam.parallel.distributed import is_shard, remembered
+from deltasam.methods._base import Method
+from deltasam.methods._fields import number, radius
+from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
 from deltasam.step.perturb import combine, dot, global_norm
 
@@ -41,43 +41,21 @@ class LookSAM(Method):
         [2, 1, 1, 2, 1, 1]
     """
 
-    rho: float = 0.05
-    k: int = 5
-    alpha: float = 0.7
+    rho: float = radius(0.05)
+    k: int = number(5, low=1, whole=True)
+    alpha: float = number(0.7)
     cost = "1+1/k"
-    state_keys = frozenset({"gv", "gv_usable"})
+    buffers = ("gv", "gv_usable")
+    edits_gradient = True
     capturable = False
 
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
-        check_number("k", self.k, 1, whole=True)
-        check_number("alpha", self.alpha, 0)
-
-    def _needs_whole(self) -> bool:
-        return False  # would not help: the gradient at w + eps comes in shards
-
     def _step(self, passes: Passes) -> Step:
-        if self.steps % self.k == 0 or not self._remembers(passes):
+        if self.steps % self.k == 0 or "gv" not in self.state:
             return self._look(passes)
         return self._reuse(passes)
 
-    def _remembers(self, passes: Passes) -> bool:
-        """Whether there is something to reuse; makes what a checkpoint held of shards shards again."""
-        kept: dict[str, Tensor] | None = self.state.get("gv")
-        if kept is None:
-            return False
-        for name, p in passes.trainable.items():
-            value = kept.get(name)
-            if value is not None and (is_shard(p) or is_shard(value)):
-                kept[name] = remembered(value, p)
-            elif value is not None:
-                self.check_remembered(name, value, p.shape)
-        return True
-
     def _look(self, passes: Passes) -> Step:
-        self.state.pop("gv", None)  # its memory is needed; if this step fails, the next one looks again
+        self.state.pop("gv", None)  # frees its memory; if this step fails, the next one looks again
         losses, plain = passes.gradient(params=list(passes.trainable.values()))
         g = dict(zip(passes.trainable, plain, strict=True))
         del plain
@@ -90,7 +68,7 @@ class LookSAM(Method):
                 one = torch.ones_like(share)
                 gv = {name: combine(one, gs[name], -share, g.pop(name)) for name in trained}
                 found = self.state["gv"] = {name: value for name, value in gv.items() if value is not None}
-                # Without a perturbation, or where it only lengthens g, what is left of gs is rounding (or not finite).
+                # Without a perturbation, or where it only scales g, gv is rounding error (or not finite).
                 whole = global_norm([value for value in gs.values() if value is not None])
                 rounding = 4 * max((torch.finfo(value.dtype).eps for value in found.values()), default=0.0) * whole
                 is_left = global_norm(list(found.values())) > rounding.to(share.device)
@@ -98,13 +76,12 @@ class LookSAM(Method):
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _reuse(self, passes: Passes) -> Step:
+        kept = self.kept("gv", passes.trainable) or {}
         with passes.fresh_grads() as trained:
             losses = passes.accumulate(keep_side_effects=True)
             with torch.no_grad():
                 g = {name: p.grad for name, p in trained.items() if p.grad is not None}
-                kept: dict[str, Tensor] = self.state["gv"]
-                like = {name: (p.device, p.dtype) for name, p in trained.items()}
-                gv = {name: value.to(*like[name]) for name, value in kept.items() if name in like}
+                gv = {name: value for name, value in kept.items() if name in trained}
                 factor = self.alpha * global_norm(list(g.values())) / global_norm(list(gv.values()))
                 good = torch.isfinite(factor) & self.state["gv_usable"].to(factor.device)
                 factor = torch.where(good, factor, torch.zeros_like(factor))

@@ -1,15 +1,17 @@
-"""SAM with a perturbation of its own for every instance, exactly."""
+"""SAM with an exact perturbation for every instance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import choice, number, radius
+from deltasam.methods._step import Step, make_step
 from deltasam.objectives import Objective
 from deltasam.per_instance import (
     InstancesMixedError,
@@ -28,16 +30,17 @@ from deltasam.step.perturb import step_size
 
 Engine = Literal["auto", "low-rank", "loop"]
 Factors = Literal["auto", "exact", "bfloat16"]
+Uncovered = Literal["loop", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerInstanceSAM(Method):
-    r"""Per-instance weight perturbation, Eq. 2: every instance is looked at from its own worst place.
+    r"""Per-instance weight perturbation, Eq. 2: every instance is evaluated at its own worst point.
 
     .. math:: \epsilon_i = \rho \, \nabla l_i(w) / \lVert \nabla l_i(w) \rVert_2, \qquad
               \text{gradient} = \tfrac1N \textstyle\sum_i \nabla l_i(w + \epsilon_i)
 
-    The paper holds this out of reach (2N forward and 2N backward passes). It is not: the perturbation of a linear
+    The paper considers this infeasible (2N forward and 2N backward passes). It is not: the perturbation of a linear
     layer by one instance has rank T, so the perturbed layer is :math:`W x + c_i D_i^\top (X_i x)` with the inputs X
     and output gradients D of one batched pass, see :mod:`deltasam.per_instance`. The weights are never written.
 
@@ -47,7 +50,7 @@ class PerInstanceSAM(Method):
 
     Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's. Memory: the inputs and output
     gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus a
-    forward; what the low-rank engine has tried before it gave way is not counted.
+    forward; passes of the low-rank engine before it fell back to the loop are not counted.
 
     Attributes:
         rho: Radius. This adversary is much stronger than SAM's: tuned on training data it took 0.005 on four of four
@@ -56,7 +59,7 @@ class PerInstanceSAM(Method):
         engine: ``"low-rank"``; ``"loop"``: one group after the other, any model, slow; ``"auto"``: low-rank where it
             covers the model.
         uncovered: A parameter that no rule of the low-rank engine covers: ``"loop"``: loop over the instances instead
-            (``"low-rank"``: raise); ``"skip"``: leave that parameter unperturbed. Either way one warning says which.
+            (``"low-rank"``: raise); ``"skip"``: leave that parameter unperturbed. Either way one warning names it.
         factors: How the low-rank engine keeps the output gradients D of float32 layers from the first pass for the
             second: ``"exact"``: as they were computed; ``"bfloat16"``: in half the memory. Only the product with D is
             rounded then, so the direction of the perturbation has between two and three digits; weights, losses at w,
@@ -79,41 +82,22 @@ class PerInstanceSAM(Method):
         (2, 2, True)
     """
 
-    rho: float = 0.005
-    group: int = 1
-    engine: Engine = "auto"
-    uncovered: Literal["loop", "skip"] = "loop"
-    # "exact" was the first default: runs that wrote it down keep their number, they differ from "auto" in rounding
-    factors: Factors = field(default="auto", metadata={"later": ("auto", "exact")})
-    cost = "2/2"
-    state_keys = frozenset()
-
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
-        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
-            raise ValueError(
-                f"group={self.group!r} must be a positive whole number; 1 is one perturbation per instance"
-            )
-        if self.engine not in ("auto", "low-rank", "loop"):
-            raise ValueError(f"engine={self.engine!r} must be 'auto', 'low-rank' or 'loop'")
-        if self.uncovered not in ("loop", "skip"):
-            raise ValueError(f"uncovered={self.uncovered!r} must be 'loop' or 'skip'")
-        if self.factors not in ("auto", "exact", "bfloat16"):
-            raise ValueError(f"factors={self.factors!r} must be 'auto', 'exact' or 'bfloat16'")
-
-    def _needs_whole(self) -> bool:
-        return True
+    rho: float = radius(0.005)
+    group: int = number(1, low=1, whole=True)
+    engine: Engine = choice("auto", Engine)
+    uncovered: Uncovered = choice("loop", Uncovered)
+    # "exact" was the first default: a run that recorded it keeps its name, and differs from "auto" in rounding only
+    factors: Factors = choice("auto", Factors, metadata={"later": ("auto", "exact")})
+    perturbs = "instances"
 
     def _step(self, passes: Passes) -> Step:
-        passes.scope = "local"  # the perturbations are the instances' own: nothing to tell other processes
+        passes.scope = "local"  # a perturbation belongs to one instance: nothing to communicate
         if getattr(passes.objective, "separable", True) is False:
             raise InstancesMixedError(
                 f"{type(passes.objective).__name__} {getattr(passes.objective, 'mixing', Objective.mixing)}, so a "
                 "perturbation per instance is not defined; use SAM or DeltaSAM"
             )
-        if self.engine == "loop":  # the low-rank engine looks for itself
+        if self.engine == "loop":  # the low-rank engine checks this itself
             refuse_batch_statistics(passes.inner)
         parts = [self._part(part) for part in passes.parts()]
         losses, perturbed, norms, steps = (list(values) for values in zip(*parts, strict=True))
@@ -135,8 +119,8 @@ class PerInstanceSAM(Method):
         return recording.losses, perturbed, recording.norms / members, c
 
     def _record(self, part: Passes) -> Recording | None:
-        """The pass at w; None if the model is for the loop."""
-        size = batch_size(part.batches[0]) or None  # of an empty batch the objective will complain
+        """The pass at w; None if the loop engine must take over."""
+        size = batch_size(part.batches[0]) or None  # the objective raises for an empty batch
         runs = 0
 
         def run() -> Tensor:
@@ -162,13 +146,13 @@ class PerInstanceSAM(Method):
     def _covered(
         self, part: Passes, recording: Callable[[Mapping[str, Tensor]], Recording], params: Mapping[str, Tensor]
     ) -> Recording | None:
-        """The recording, without the parameters that are to be skipped; None if the model is for the loop."""
+        """The recording, without the parameters that are to be skipped; None if the loop engine must take over."""
         sizes = list(part.sizes)
         try:
             return recording(params)
         except UncoveredError as found:
             part.rewind()
-            part.sizes = sizes  # what came out of a misread pass
+            part.sizes = sizes  # those of the failed pass do not count
             rest = {name: p for name, p in params.items() if name not in found.parameters}
             if self.uncovered != "skip" or not rest:
                 if self.engine == "low-rank":
@@ -176,7 +160,7 @@ class PerInstanceSAM(Method):
                 warn_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
                 return None
             warn_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
-        return self._covered(part, recording, rest)  # the next operation may be uncovered, too
+        return self._covered(part, recording, rest)  # another operation may be uncovered
 
     def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One group after the other; the objectives of this package let a group be cut out of its batch."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import radius
+from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
 
 
@@ -18,7 +20,7 @@ class SAM(Method):
     Cost: 2 forwards, 2 backwards; one extra copy of the perturbed parameters.
 
     Attributes:
-        rho: Radius of the perturbation; 0 is plain training, at the price of plain training.
+        rho: Radius of the perturbation; 0 is plain training, at its cost.
 
     References:
         Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
@@ -34,14 +36,8 @@ class SAM(Method):
         (2, 2, True)
     """
 
-    rho: float = 0.05
-    cost = "2/2"
-    state_keys = frozenset()
-
-    def __post_init__(self) -> None:
-        """Checks rho."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
+    rho: float = radius(0.05)
+    uses_direction_only = True
 
     def _step(self, passes: Passes) -> Step:
         losses, grads = passes.gradient()

@@ -1,4 +1,4 @@
-"""SAM whose ascent looks at a part of the batch."""
+"""SAM whose ascent uses a part of the batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.methods._base import Method
+from deltasam.methods._fields import number, radius
+from deltasam.methods._step import Step, make_step
 from deltasam.step.batches import batch_size, portion
 from deltasam.step.passes import Passes
 
@@ -18,9 +20,9 @@ class SubsetSAM(Method):
     .. math:: \epsilon^* = \rho \, \nabla l_S(w) / \lVert \nabla l_S(w) \rVert_2, \qquad
               \text{gradient} = \nabla \tfrac1N \textstyle\sum_i l_i(w + \epsilon^*)
 
-    Cost: 1 + f forwards and backwards; one extra copy of the parameters. ``step.losses`` are those of the subset: the
-    rest of the batch is never seen at w. The pass over the whole batch is the one whose random draws and BatchNorm
-    statistics remain.
+    Cost: 1 + f forwards and backwards; one extra copy of the parameters. ``step.losses`` are those of the subset:
+    the rest of the batch is never evaluated at w. Random draws and BatchNorm statistics are those of the pass over the
+    whole batch.
 
     Attributes:
         rho: Radius of the perturbation.
@@ -37,20 +39,10 @@ class SubsetSAM(Method):
         (torch.Size([2]), torch.Size([8]))
     """
 
-    rho: float = 0.05
-    fraction: float = 0.25
+    rho: float = radius(0.05)
+    fraction: float = number(0.25, high=1, open_low=True)
     cost = "1+f"
-    state_keys = frozenset()
-
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("rho", self.rho, 0)
-        check_number("fraction", self.fraction, 0, 1, open_low=True)
-
-    def supports_micro_batches(self) -> bool:
-        """The subset is one of the whole batch."""
-        return self.is_erm()
+    subsets_batch = True
 
     def _step(self, passes: Passes) -> Step:
         size = batch_size(passes.batches[0])

@@ -1,28 +1,27 @@
-"""TAT: FreeLB whose adversary aims at the class that each gold class is most often taken for."""
+"""TAT: FreeLB whose adversary aims at the class that each gold class is most often mistaken for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltasam.methods._base import check_number
 from deltasam.methods._embedding_ascent import EmbeddingAscent
+from deltasam.methods._fields import choice, number
 from deltasam.methods._freelb import FreeLB
-from deltasam.methods._in_place_tables import RemembersTables
 from deltasam.objectives import Classification, at_least_float32
 from deltasam.objectives.regularisers import Wrapper
 from deltasam.step.passes import Passes
-from deltasam.step.randomness import Seed, seeded_generator
+from deltasam.step.randomness import seeded_generator
 
 Target = Literal["most", "sampled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TAT(RemembersTables, FreeLB):
+class TAT(FreeLB):
     r"""TAT: :class:`FreeLB` with a targeted ascent, towards a class :math:`c_i` other than :math:`y_i`.
 
     .. math:: \delta_i \leftarrow \Pi\Bigl(\delta_i - \alpha \frac{\nabla_\delta l(f(E_i + \delta_i), c_i)}
@@ -34,15 +33,15 @@ class TAT(RemembersTables, FreeLB):
     adversarial embeddings, as FreeLB trains them: the paper's description of TAT, "prioritizing the most frequently
     mispredicted classes in perturbation calculation". (The original adds the adversary to a consistency term instead.)
 
-    For what has no classes (regression, sequences, several labels at once) there is no target, and it is
-    :class:`FreeLB`. Wrappers of :class:`~deltasam.Classification` are seen through.
+    Without classes (regression, sequences, several labels per instance) there is no target, and it is
+    :class:`FreeLB`. Objectives that wrap :class:`~deltasam.Classification` are unwrapped.
 
     Cost: K forwards, 2K - 1 backwards, of which K - 1 go into the embeddings alone; a (C, C) table of counts, in
     :meth:`state_dict`.
 
     Attributes:
         target: ``"most"``, or ``"sampled"``, as in the original: in proportion to the counts.
-        decay: Factor on the counts before each step's are added; below 1 the past is forgotten.
+        decay: Factor on the counts before each step's are added; below 1 old counts fade.
 
     The other hyperparameters are those of :class:`FreeLB`.
 
@@ -59,18 +58,10 @@ class TAT(RemembersTables, FreeLB):
         (3, 5, torch.Size([3, 3]))
     """
 
-    target: Target = "most"
-    decay: float = 1.0
+    target: Target = choice("most", Target)
+    decay: float = number(1.0, high=1)
     cost = "K/2K-1"
-    state_keys = frozenset({"confusion"})
-    capturable = True
-
-    def __post_init__(self) -> None:
-        """Checks the hyperparameters."""
-        super().__post_init__()
-        check_number("decay", self.decay, 0, 1)
-        if self.target not in get_args(Target):
-            raise ValueError(f"target={self.target!r} must be one of {list(get_args(Target))}")
+    buffers = ("confusion",)
 
     def _goal(self, passes: Passes) -> Any:
         inner = passes.objective
@@ -83,11 +74,7 @@ class TAT(RemembersTables, FreeLB):
     def _finish(self, ascent: EmbeddingAscent) -> None:
         if isinstance(ascent.goal, _Targets) and ascent.goal.mistakes is not None:
             new = ascent.goal.mistakes
-            table = self._table("confusion", new.device)
-            if table is None:
-                self.state["confusion"] = new
-            else:
-                table.mul_(self.decay).add_(new)
+            self.table("confusion", new.shape, device=new.device).mul_(self.decay).add_(new)
 
 
 class _Targets:
@@ -118,14 +105,10 @@ class _Targets:
         self.mistakes = counts if self.mistakes is None else self.mistakes + counts
 
         likeliest = logits.masked_fill(gold, -torch.inf).argmax(-1)
-        known: Tensor | None = self._method.state.get("confusion")
-        if known is None:
-            return likeliest
-        self._method.check_remembered("confusion", known, (classes, classes))
-        row = known.to(logits.device)[labels]
+        row = self._method.table("confusion", counts.shape, device=logits.device)[labels]
         if self._method.target == "most":
             frequent = row.argmax(-1)
         else:
-            random = seeded_generator(logits.device, Seed(self._method.seed, self._method.steps, (micro_batch,)))
+            random = seeded_generator(logits.device, self._method.step_seed.child(micro_batch))
             frequent = torch.multinomial(row + (row.sum(-1, keepdim=True) == 0), 1, generator=random).squeeze(-1)
         return torch.where(row.sum(-1) > 0, frequent, likeliest)

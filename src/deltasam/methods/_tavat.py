@@ -1,4 +1,4 @@
-"""TAVAT: FreeLB with perturbations that tokens carry from batch to batch."""
+"""TAVAT: FreeLB with token perturbations that are kept from batch to batch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from torch import Tensor
 
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.methods._freelb import FreeLB
-from deltasam.methods._in_place_tables import RemembersTables
 from deltasam.objectives.regularisers import Site, project, row_norm, uphill
 from deltasam.step.randomness import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class TAVAT(RemembersTables, FreeLB):
+class TAVAT(FreeLB):
     r"""TAVAT: besides the perturbation :math:`\delta_i` of an instance, every token has one, :math:`\eta_{ij}`.
 
     :math:`\eta_{ij}^0 = V[x_{ij}]`, from a vocabulary of perturbations that accumulates over training, and
@@ -53,13 +52,12 @@ class TAVAT(RemembersTables, FreeLB):
         (3, 3, torch.Size([9, 4]))
     """
 
-    state_keys = frozenset({"vocabulary"})
-    capturable = True
+    buffers = ("vocabulary",)
 
     def is_erm(self) -> bool:
-        """As for FreeLB, unless earlier steps have left perturbations of the words behind."""
-        state_keys = any(name.startswith("vocabulary") for name in self.state)
-        return super().is_erm() and not (self.adv_steps == 1 and state_keys)
+        """As for FreeLB, unless earlier steps have stored perturbations of tokens."""
+        has_vocabulary = any(name.startswith("vocabulary") for name in self.state)
+        return super().is_erm() and not (self.adv_steps == 1 and has_vocabulary)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
         delta = super()._start(site, micro_batch)
@@ -69,16 +67,13 @@ class TAVAT(RemembersTables, FreeLB):
         return [*delta, site.unpadded(table[_tokens(site)].to(site.dtype).view(site.shape))]
 
     def _vocabulary(self, site: Site) -> Tensor:
-        table = self._table(_name(site), site.device)
-        if table is not None:
-            self.check_remembered(_name(site), table, (site.vocabulary or 0, site.shape[-1]))
-        else:
+        def start(table: Tensor) -> None:
             size = self.init_magnitude / site.shape[-1] ** 0.5
             seed = Seed(self.seed, 0, (site.table,) if site.table else ())
-            random = torch.Generator(site.device).manual_seed(seed.value)
-            table = torch.empty(site.vocabulary or 0, site.shape[-1], dtype=site.dtype, device=site.device)
-            self.state[_name(site)] = table.uniform_(-size, size, generator=random)
-        return table
+            table.uniform_(-size, size, generator=torch.Generator(site.device).manual_seed(seed.value))
+
+        shape = (site.vocabulary or 0, site.shape[-1])
+        return self.table(_name(site), shape, device=site.device, dtype=site.dtype, start=start)
 
     def _move(self, site: Site, parts: Parts, gradients: Parts) -> Parts:
         if len(parts) == 1:
@@ -108,12 +103,12 @@ class TAVAT(RemembersTables, FreeLB):
 
 
 def _renew(table: Tensor, met: list[tuple[Site, Tensor]]) -> None:
-    """Takes the rows of the tokens that were met to the means over their occurrences, in place."""
+    """Sets the rows of the tokens in the batch to the means over their occurrences, in place."""
     ids = torch.cat([_tokens(site) for site, _ in met])
     real = torch.cat([_real(site) for site, _ in met]).to(table.dtype)
     moved = torch.cat([tokens.flatten(0, 1) for _, tokens in met]).to(table.dtype)
     count = torch.zeros_like(table[:, 0]).index_add_(0, ids, real)
-    # Every occurrence goes its share of the way from the old value to the mean: no other rows are touched.
+    # Every occurrence contributes its share of the difference to the mean: no other rows are touched.
     share = real / count[ids].clamp(min=1)
     table.index_add_(0, ids, (moved - table[ids]) * share.unsqueeze(-1))
 

@@ -159,8 +159,8 @@ class Ranks:
         if getattr(getattr(self._wrapper, "_join_config", None), "enable", False):
             raise ValueError(
                 "under DistributedDataParallel.join() processes without a batch answer what DDP exchanges by itself, "
-                "and would leave the others waiting here: pass scope='local', to a method other than GSAM, "
-                "LookSAM and those that perturb embeddings, or give all processes the same number of batches"
+                "and would leave the others waiting here: pass scope='local' to a method that does not edit the final "
+                "gradient (edits_gradient) and perturbs weights, or give all processes the same number of batches"
             )
 
     @torch.no_grad()

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import Method, Step
-from deltasam.methods._base import prepare
+from deltasam.methods import Method, Step, prepare
 from deltasam.objectives import Objective
 from deltasam.step.batches import MicroBatches, are_texts, batch_size, take, tensors
 from deltasam.step.buffers import Buffers

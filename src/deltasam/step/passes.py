@@ -83,6 +83,7 @@ class Passes:
         self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
         self.params = select(self.inner, params, self.trainable)
         self.count = Count()
+        self.updated: set[str] = set()  # the buffers of the method that this step has updated
         self.branches = Branches(self.device)
         self.sizes: list[int | None] = [None] * len(self.batches)
         self.scope, self._scale, self._seed = scope, scale, seed
@@ -129,7 +130,8 @@ class Passes:
         """Losses and the gradient of their weighted mean, leaving ``.grad`` alone. One forward, one backward.
 
         Args:
-            weights: g, shape (N,), or what computes them from the losses (of each micro-batch); uniform by default.
+            weights: g, shape (N,), or a function of the losses (N,) that returns g; uniform by default. With several
+                micro-batches the function needs the losses of all instances first, which takes one more forward.
             keep_side_effects: As in :meth:`losses`.
             params: With respect to what; the parameters chosen for perturbation by default.
 
@@ -138,6 +140,8 @@ class Passes:
             the loss scale. With ``scope="global"`` they are the mean over all processes.
         """
         self.ranks.check(self.scope)
+        if callable(weights) and len(self.batches) > 1:
+            weights = weights(self.losses())
         self.count.forwards += 1
         self.count.backwards += 1
         targets = list(self.params.values()) if params is None else list(params)
@@ -246,6 +250,9 @@ class Passes:
                     losses = self._evaluate(k, model, graph=True)
                     with no_autocast(losses.device):
                         self._mean(losses, k, None).backward()  # type: ignore[no-untyped-call]
+                    if keep_side_effects and self._moved is not None:  # the only pass: there is no gradient pass
+                        targets = list(self.params.values())
+                        note_grids(self.inner, self._kind, losses, targets, [p.grad for p in targets])
                 parts.append(losses.detach())
                 del losses
         if self.ranks.apart and self.scope == "global":

@@ -18,9 +18,9 @@ from deltasam.step.randomness import Seed
 class Weighting(ABC):
     """Instance weights g for delta-SAM.
 
-    A weighting works in two halves, because the losses at w come for free with the gradient pass: :meth:`probe` makes
-    the extra passes *before* the graph at w exists (moving the weights under a live graph would break it) and returns
-    the function that turns the losses at w into weights.
+    A weighting has two halves, because the gradient pass computes the losses at w anyway: :meth:`probe` makes the
+    extra passes *before* the graph at w exists (moving the weights under a live graph would break it), and returns the
+    function that turns the losses at w into weights.
     """
 
     @abstractmethod
@@ -29,24 +29,52 @@ class Weighting(ABC):
 
         Args:
             passes: The passes of the step.
-            rho: Radius of the perturbation, the probes' default radius.
+            rho: Radius of the perturbation, the default radius of the probes.
             eta: Floor of the denominator in Eq. 5.
-            seed: Seed of the random direction, a new one every step.
+            seed: Seed of the random direction, another one in every step.
         """
+
+    def __call__(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> InstanceWeights:
+        """The weights of one step, for ``passes.gradient``. The arguments are those of :meth:`probe`."""
+        return InstanceWeights(self.probe(passes, rho=rho, eta=eta, seed=seed), passes)
+
+
+class InstanceWeights:
+    """The weights of one step; ``passes.gradient`` calls it with the losses at w.
+
+    Attributes:
+        values: g, (N,); None before the gradient pass.
+
+    Args:
+        rule: Computes the weights from the losses at w.
+        passes: The passes of the step.
+    """
+
+    def __init__(self, rule: Callable[[Tensor], Tensor], passes: Passes) -> None:
+        self.values: Tensor | None = None
+        self._rule = rule
+        self._passes = passes
+
+    def __call__(self, losses: Tensor) -> Tensor:
+        """The weights, scaled to a mean of 1: in half precision the gradient keeps its magnitude."""
+        g = self._rule(losses)
+        mean = self._passes.ranks.mean(g.mean()) if self._passes.scope == "global" else g.mean()
+        self.values = usable(g, mean)
+        return self.values / usable(mean, mean)
 
 
 def check_radius(radius: float | None) -> None:
-    """Raises a ValueError for a radius of probes that is neither a positive number nor None, which stands for rho."""
+    """Raises a ValueError if the radius of probes is neither a positive number nor None, which stands for rho."""
     if radius is not None:
         check_number("radius", radius, 0, open_low=True)
 
 
 def usable(weights: Tensor, mean: Tensor | None = None) -> Tensor:
-    """The weights if they are finite and not all zero, else uniform ones: then the step is SAM's.
+    """The weights if they are finite and not all zero, else uniform weights, which make the step SAM.
 
     Args:
         weights: g, (N,).
-        mean: Their mean over all processes that decide together; that of these here by default.
+        mean: Their mean, over all processes that decide together; that of ``weights`` by default.
 
     Example:
         >>> usable(torch.tensor([0.0, 0.0])), usable(torch.tensor([1.0, float("nan")]))

@@ -1,4 +1,4 @@
-"""Weights that cost nothing or know nothing: the controls of an honest experiment."""
+"""Weights without probes, or without information: the controls of an experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltasam.weighting._finite_difference import FiniteDifference
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Weighting):
-    """g = 1: delta-SAM is then SAM. Cost: none.
+    """g = 1, which makes delta-SAM SAM. Cost: none.
 
     Example:
         >>> from deltasam import DeltaSAM
@@ -24,18 +24,18 @@ class Uniform(Weighting):
     """
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
-        """Nothing to probe."""
+        """Makes no passes."""
         return torch.ones_like
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights(Weighting):
-    """g_i = l_i(w), the loss itself; 0 where it is negative. Cost: none, a step is SAM's.
+    """g_i = l_i(w), the loss itself; 0 where it is negative. Cost: none; a step costs what SAM's costs.
 
-    On CoLA, the one GLUE task where delta-SAM was better than SAM in our runs (at a radius too large for SAM), the
-    weights of Eq. 5 lie on instances with large losses, and training with these instead did as well
+    On CoLA, the one GLUE task where delta-SAM was better than SAM in our runs (at a radius too large for SAM), Eq. 5
+    gives large weights to instances with large losses. Training with the losses as weights did as well
     (docs/results.md): the probes were not needed.
-    Instances with wrong labels keep large losses, and so large weights.
+    Instances with wrong labels keep large losses, and therefore large weights.
 
     Example:
         >>> from deltasam import DeltaSAM
@@ -43,7 +43,7 @@ class LossWeights(Weighting):
     """
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
-        """Nothing to probe."""
+        """Makes no passes."""
         return lambda losses: losses.detach().clamp(min=0)
 
 
@@ -51,7 +51,7 @@ class LossWeights(Weighting):
 class RandomWeights(Weighting):
     """The weights of another weighting, shuffled within the batch: same distribution, same cost, no information.
 
-    If training with these does as well as with the real ones, curvature was not the cause.
+    If training with these works as well as with the original weights, curvature was not the cause.
 
     Attributes:
         of: The weighting whose weights are shuffled.
@@ -64,7 +64,7 @@ class RandomWeights(Weighting):
     of: Weighting = field(default_factory=FiniteDifference)
 
     def __post_init__(self) -> None:
-        """Checks the weighting."""
+        """Checks the other weighting."""
         if not isinstance(self.of, Weighting):
             raise TypeError(f"of={self.of!r} must be a Weighting such as FiniteDifference()")
 

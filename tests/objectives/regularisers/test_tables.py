@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import TAT, TAVAT, Classification
-from deltasam.methods import _in_place_tables
+from deltasam.methods import _buffers
 from deltasam.speed.capture import Captured, _captured
 from deltasam.speed.capture._streams import Needs
 
@@ -32,13 +32,13 @@ def test_the_table_stays_where_it_is(kind: type) -> None:
     method, model, name = kind(embeddings="0", adv_lr=0.3), network(), TABLES[kind]
     method.backward(model, batch(0), Classification())
     table, before = method.state[name], method.state[name].clone()
-    phase = method.capture_key()
+    key = method.buffer_key()
     method.backward(model, batch(1), Classification())
     assert method.state[name] is table
     assert not torch.equal(table, before)
-    assert method.capture_key() == phase
+    assert method.buffer_key() == key
     method.load_state_dict(method.state_dict())
-    assert method.capture_key() != phase  # other memory: what was recorded does not fit
+    assert method.buffer_key() != key  # other memory: what was recorded does not fit
 
 
 def test_the_counts_are_those_of_a_sum() -> None:
@@ -113,7 +113,7 @@ def test_replays_accumulate(kind: type, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_no_table_is_made_while_a_step_is_recorded(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_in_place_tables, "is_recorded", lambda device: True)
+    monkeypatch.setattr(_buffers, "is_recorded", lambda device: True)
     with pytest.raises(RuntimeError, match="does not exist yet"):
         kind(embeddings="0").backward(network(), batch(0), Classification())
 

@@ -227,7 +227,7 @@ def test_what_cannot_be_recorded_runs_ordinarily_and_says_why_once(monkeypatch: 
 @pytest.mark.usefixtures("on_gpu")
 def test_methods_and_batches_that_cannot_be_recorded() -> None:
     model = nn.Linear(3, 1)
-    with pytest.warns(UserWarning, match="LookSAM does not take the same operations"):
+    with pytest.warns(UserWarning, match="LookSAM does not run the same operations"):
         Captured(LookSAM()).backward(model, torch.ones(4, 3), objective)
     with pytest.warns(UserWarning, match="neither a tensor nor a plain value"):
         Captured(SAM()).backward(model, {"x": torch.ones(4, 3), "o": object()}, lambda m, b: objective(m, b["x"]))
@@ -248,7 +248,7 @@ class Weighed(nn.Module):
 def test_weights_of_an_objective_get_their_gradients() -> None:
     """A recording puts those of the model into their places, and no others."""
     model, captured, own = nn.Linear(3, 1), Captured(SAM()), Weighed()
-    with pytest.warns(UserWarning, match=r"not captured.*objective=Weighed has weights of its own.*requires_grad_"):
+    with pytest.warns(UserWarning, match=r"not captured.*objective=Weighed has trainable weights.*requires_grad_"):
         captured.backward(model, torch.ones(4, 3), own)
     for _ in range(2):
         captured.backward(model, torch.ones(4, 3), own)
@@ -267,7 +267,7 @@ def test_an_objective_with_nothing_of_its_own_to_train_is_recorded() -> None:
         captured.backward(model, torch.ones(4, 3), holding)
     assert captured.report.recorded == 1
     holding.factor.requires_grad_(True)  # from here on it would be left out
-    with pytest.warns(UserWarning, match="weights of its own"):
+    with pytest.warns(UserWarning, match="has trainable weights"):
         captured.backward(model, torch.ones(4, 3), holding)
 
 

@@ -10,7 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import SAM, TAT, TAVAT, DeltaSAM, FreeLB, Method, Step, make_step
+from deltasam.methods import (
+    SAM,
+    TAT,
+    TAVAT,
+    DeltaSAM,
+    FreeLB,
+    FriendlySAM,
+    Method,
+    MomentumSAM,
+    Step,
+    make_step,
+)  # fmt: skip
 from deltasam.speed.capture import Captured
 from deltasam.step.passes import Passes
 from helpers.captured_models import CASES
@@ -43,7 +54,7 @@ class Own(Method):
 
 
 class Averaging(Own):
-    """Keeps an average in new tensors: a graph would read those of the step before it was recorded, for ever."""
+    """Keeps an average in new tensors: a graph would read those of the step before it was recorded, forever."""
 
     def direction(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         last = self.state.get("average", gradient)
@@ -52,7 +63,7 @@ class Averaging(Own):
 
 
 class InPlace(Own):
-    """Keeps an average in the same tensors, and says that it can be captured."""
+    """Keeps an average in the same tensors, and declares that it can be captured."""
 
     capturable = True
 
@@ -72,22 +83,18 @@ class Alternating(Own):
 
 
 class WithPhases(Alternating):
-    """Says that there are two kinds of steps."""
+    """Declares that there are two kinds of steps."""
 
     def capture_key(self) -> Hashable:
         return self.steps % 2
 
 
 class MySAM(SAM):
-    """Inherits all."""
+    """Inherits everything."""
 
 
 class MyDeltaSAM(DeltaSAM):
-    """Inherits all, phases too."""
-
-
-class MyTAVAT(TAVAT):
-    """Inherits tables that change in place; whether it changes them so too is not known."""
+    """Inherits everything, kinds of steps too."""
 
 
 def objective(model: nn.Module, x: Tensor) -> Tensor:
@@ -140,13 +147,68 @@ def test_what_may_differ_from_step_to_step_is_not_recorded(kind: type[Method], w
     assert list(captured.report.obstacles.values()) == [6]
 
 
-def test_capturable_is_for_each_class_to_say() -> None:
-    case = next(case for case in CASES if case.name == "BERT")
-    captured, arguments = Captured(MyTAVAT()), (case.model(), case.batch(), case.objective)
-    captured.backward(*arguments)
-    with pytest.warns(UserWarning, match=r"MyTAVAT keeps \['vocabulary'\] in its state"):
-        captured.backward(*arguments)
-    assert captured.report.recorded == 0
+class Bypassing(Own):
+    """Declares a buffer and replaces its tensors by hand."""
+
+    buffers = ("average",)
+
+    def direction(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        last = self.state.get("average", gradient)
+        self.state["average"] = {n: 0.5 * last[n] + 0.5 * g for n, g in gradient.items()}
+        return dict(self.state["average"])
+
+
+def test_a_declared_buffer_that_is_replaced_by_hand_is_not_recorded() -> None:
+    captured = Captured(Bypassing())
+    compare(captured, Bypassing())
+    assert (captured.report.ordinary, captured.report.recorded) == (7, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffered(Own):
+    """Keeps an average with self.buffer(): right without a word about capturing."""
+
+    buffers = ("average",)
+
+    def _step(self, passes: Passes) -> Step:
+        losses, gradient = passes.gradient()
+        average = self.buffer("average", passes)
+        average.update(gradient, 0.5)
+        with passes.ascend(list(average), self.rho) as ascent:
+            perturbed = passes.accumulate()
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
+
+
+@pytest.mark.parametrize("kind", [Buffered, FriendlySAM, MomentumSAM])
+def test_buffers_are_recorded(kind: type[Method]) -> None:
+    captured = Captured(kind())
+    compare(captured, kind())
+    # The first step allocates, the second is the first one with this memory.
+    assert (captured.report.ordinary, captured.report.recorded, captured.report.replayed) == (2, 1, 5)
+    assert captured.report.obstacles == {}
+
+
+@pytest.mark.parametrize("kind", [Buffered, FriendlySAM, MomentumSAM])
+def test_a_replay_with_inf_leaves_the_buffer_and_a_loaded_state_is_recorded_anew(kind: type[Method]) -> None:
+    captured, method = Captured(kind(rho=0.3)), kind(rho=0.3)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    for number in range(9):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(number)).double()
+        if number == 4:
+            x[0, 0] = float("inf")
+        found = []
+        for taken in (captured, method):
+            model.zero_grad()
+            taken.backward(model, x, objective)
+            found.append(grads(model))
+            if number == 5:
+                taken.load_state_dict(taken.state_dict())
+        if number != 4:
+            assert relative_error(*found) < 1e-10, number
+    assert captured.report.recorded == 2
+    (name,) = method.buffers
+    assert relative_error(captured.state_dict()[name], method.state_dict()[name]) < 1e-10
 
 
 @pytest.mark.parametrize("kind", [FreeLB, TAT, TAVAT])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import SAM, Method, PerInstanceSAM
+from deltasam.methods import SAM, FriendlySAM, Method, PerInstanceSAM
 from deltasam.speed.capture import Captured
 from deltasam.speed.capture._graph import RecordedStep
 from helpers.captured_models import CAPTURABLE, CASES, Case, batch, compare, smol, trajectory
@@ -36,7 +36,7 @@ def test_a_replayed_step_is_the_ordinary_one(row: Row, case: Case, bf16: bool) -
 
 
 @pytest.mark.usefixtures("graphs")
-@pytest.mark.parametrize("method", [SAM, PerInstanceSAM])
+@pytest.mark.parametrize("method", [SAM, PerInstanceSAM, FriendlySAM])
 def test_trajectories(method: Callable[..., Method]) -> None:
     """The optimizer is recorded too."""
     data = [batch(4, 8, 64, tokens=True, seed=k % 2) for k in range(6)]

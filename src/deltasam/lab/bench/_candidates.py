@@ -86,7 +86,7 @@ def candidates(
         adamw: Further implementations of AdamW, to be measured with ERM and SAM.
     """
     load_plugins()
-    of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
+    of_embeddings = {name for name, kind in METHODS.items() if kind.perturbs == "embeddings"}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
     chosen = ("ERM", "SAM", *(names or every))
     entries = [_named(name) for name in ("ERM", "SAM")] + [_named(name, way) for way in ways for name in chosen]

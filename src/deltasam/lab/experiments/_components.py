@@ -36,12 +36,17 @@ def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterabl
         ConfigError: A key is no field, or a value has the wrong type.
     """
     hints = typing.get_type_hints(kind)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+    known = {field.name: hints[field.name] for field in dataclasses.fields(kind) if is_option(field)}
     known = {name: hint for name, hint in known.items() if name not in set(leave_out)}
     for key in plain:
         if key not in known:
             raise ConfigError(f"{_path(where, key)}: unknown option of {kind.__name__}; {suggest(str(key), known)}")
     return {key: convert(known[key], value, _path(where, key)) for key, value in plain.items()}
+
+
+def is_option(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field is part of the configuration, which the state of a method is not."""
+    return field.init and field.compare
 
 
 def _path(where: str, key: str) -> str:
@@ -88,7 +93,7 @@ def build(kind: Any, given: Plain, where: str) -> Any:
         ConfigError: The record refuses its values, or lacks one.
     """
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    needed = (f.name for f in fields if f.init and f.default is f.default_factory is dataclasses.MISSING)
+    needed = (f.name for f in fields if is_option(f) and f.default is f.default_factory is dataclasses.MISSING)
     missing = next((name for name in needed if name not in given), None)
     if missing is not None:
         raise ConfigError(f"{where}: `{missing}` is missing" if where else f"`{missing}` is missing")
@@ -105,7 +110,7 @@ def plain(record: Any) -> Any:
         ConfigError: A field holds something that cannot be written to a file, such as a function.
     """
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if f.init}
+        return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if is_option(f)}
     if isinstance(record, Mapping):
         return {str(key): plain(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):

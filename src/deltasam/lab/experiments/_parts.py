@@ -9,7 +9,7 @@ from typing import Any
 
 from deltasam import weighting
 from deltasam.lab.catalogue import METHODS
-from deltasam.lab.experiments._components import Plain, build, choose, options, plain
+from deltasam.lab.experiments._components import Plain, build, choose, is_option, options, plain
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.plugins import VARIABLE, load_plugins
 from deltasam.lab.tasks import TASKS, Task
@@ -47,7 +47,7 @@ class Regulariser:
 
     def takes(self, option: str) -> bool:
         """Whether the regulariser has this option and it was left to its default of None."""
-        known = {f.name for f in dataclasses.fields(REGULARISERS[self.name]) if f.init}  # type: ignore[arg-type]
+        known = {f.name for f in dataclasses.fields(REGULARISERS[self.name]) if is_option(f)}  # type: ignore[arg-type]
         return option in known and self.options.get(option) is None
 
 
@@ -98,7 +98,7 @@ def named_plain(record: Any) -> Plain:
         return dict(plain(record))
     if isinstance(record, Regulariser):
         return {"name": record.name, **plain(record.options)}
-    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.init}
+    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if is_option(f)}
     described = {
         key: named_plain(value) if isinstance(value, Weighting) else plain(value) for key, value in fields.items()
     }

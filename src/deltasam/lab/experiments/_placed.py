@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from deltasam.lab.experiments._components import is_option
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._parts import to_method, to_task
 from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
@@ -58,7 +59,7 @@ def placed(option: str, given: Mapping[str, Any]) -> str:
             kinds[section] = type(to_part(given.get(section)))
     for section, kind in kinds.items():
         # Not `name`: it says which task or method, and is as likely to be meant for the model or the optimizer.
-        for name in (f.name for f in dataclasses.fields(kind) if f.name != "name"):
+        for name in (f.name for f in dataclasses.fields(kind) if f.name != "name" and is_option(f)):
             if spelled(option) in (spelled(name), spelled(section + name)):
                 return f"did you mean {section}.{name}?"
     place = _BY_NAME.get(spelled(option))

@@ -24,7 +24,7 @@ from deltasam.lab.experiments._parts import named_plain, to_method
 from deltasam.lab.experiments._result import Result, rank
 from deltasam.lab.experiments._rows import changed, changed_since, keep
 from deltasam.lab.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
-from deltasam.methods import Method, PerInstanceSAM
+from deltasam.methods import Method
 from deltasam.objectives import Objective
 from deltasam.speed.capture import PadToBuckets
 from deltasam.speed.splitting import Splitting
@@ -102,10 +102,10 @@ def prepare(config: RunConfig) -> Prepared:
     if config.precision in ("bf16", "fp16") and not torch.accelerator.is_available():
         # Trainer would refuse the one in words about its own options, and make of the other fp32 without a word.
         raise ConfigError(f"precision={config.precision}: needs a GPU; use fp32")
-    if isinstance(config.method, PerInstanceSAM) and not config.task.objective().separable:
+    if config.method.perturbs == "instances" and not config.task.objective().separable:
         raise ConfigError(
-            f"method=PerInstanceSAM: the instances of a batch of {config.task.name} are compared with each other, so "
-            "none has a perturbation of its own; use SAM or DeltaSAM"
+            f"method={type(config.method).__name__}: the objective of {config.task.name} compares the instances of a "
+            "batch with each other, so a perturbation per instance is not defined; use SAM or DeltaSAM"
         )
     if config.on_out_of_memory == "split":
         _check_splitting(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,8 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import Method, Step
-from deltasam.methods._base import prepare
+from deltasam.methods import Method, Step, prepare
 from deltasam.objectives.nesting import with_weights
 from deltasam.parallel.distributed import sharded_modules
 from deltasam.speed.capture._graph import Pool, RecordedStep
@@ -32,13 +32,13 @@ from deltasam.step.passes import ObjectiveLike, Passes, Scaler
 from deltasam.step.randomness import observed
 
 HAS_GRAPHS = ("cuda",)
-Take = Callable[[Passes], Step]  # an ordinary step takes the method's own way to it, which notes the step
+Take = Callable[[Passes], Step]  # runs the step; an ordinary one is also counted
 Run = Callable[[Any, Take], Step]
 
 
 @dataclass
 class CaptureReport:
-    """What a :class:`Captured` has done so far: steps by kind, graphs given up, and obstacles with their counts."""
+    """What a :class:`Captured` has done so far: steps by kind, evicted graphs, and obstacles with their counts."""
 
     ordinary: int = 0
     recorded: int = 0
@@ -51,27 +51,29 @@ class Captured:
     """A method whose ``backward`` is recorded as one CUDA graph per batch shape and then replayed.
 
     Fine-tuning steps of base-sized models are bound by kernel launches; a replayed graph launches once. All passes of
-    the step, the perturbation, the way back and the gradient norms are in the graph. The gradients are those of the
-    ordinary step to rounding, dropout included: new masks in every step, the same masks in all passes of a step.
+    the step, the perturbation, restoring the weights and the gradient norms are in the graph. The gradients are those
+    of the ordinary step up to rounding, dropout included: new masks in every step, the same masks in all passes of a
+    step.
 
-    The first batch of a shape takes an ordinary step, which serves as warm-up; the second is recorded. A step that
-    cannot be recorded (the model waits for the host, draws on the host, ...) stays an ordinary one, and a warning says
-    what was in the way. On the CPU every step is an ordinary one.
+    The first batch of a shape runs as an ordinary step, which serves as warm-up; the second is recorded. (A method
+    with buffers allocates them in its first step, and needs one ordinary step more.) A step that cannot be recorded
+    (the model synchronises with the host, draws on the host, ...) runs as an ordinary one, and a warning says why. On
+    the CPU every step is an ordinary one.
 
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 
     Args:
-        method: The method. Its hyperparameters are part of the recording; another one, ``captured.method =
-            captured.method.replace(rho=...)``, has recordings of its own.
-        max_graphs: How many recordings to keep, one per shape and method; the least recently used one goes first. Keep
-            shapes few with :class:`PadToBuckets`.
-        optimizer: Makes :meth:`step` available: the optimizer's step is recorded too. It must be capturable, as
-            ``torch.optim.AdamW(..., capturable=True)`` is; its learning rates become tensors, so that schedules work.
+        method: The method. Its hyperparameters are part of the recording; after ``captured.method =
+            captured.method.replace(rho=...)`` steps are recorded anew.
+        max_graphs: How many recordings to keep, one per shape and method; the least recently used one is evicted
+            first. :class:`PadToBuckets` keeps the number of shapes small.
+        optimizer: Enables :meth:`step`, which also records the optimizer's step. It must be capturable, like
+            ``torch.optim.AdamW(..., capturable=True)``; its learning rates become tensors, so that schedules work.
         max_grad_norm: Clip before the optimizer's step; only with ``optimizer``.
 
     Example:
         >>> from deltasam import SAM
-        >>> method = Captured(SAM(rho=0.05))  # use it like the method itself
+        >>> method = Captured(SAM(rho=0.05))  # used like the method itself
         >>> method.backward(nn.Linear(2, 1), torch.ones(4, 2), lambda m, x: m(x).squeeze(-1) ** 2).forwards
         2
     """
@@ -101,8 +103,8 @@ class Captured:
             _check_capturable(optimizer)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the method's own: ``state_dict``, ``rho``, ``skipped``, ..."""
-        if name == "method":  # not there yet: a copy under construction
+        """Everything else is an attribute of the method: ``state_dict``, ``rho``, ``skipped``, ..."""
+        if name == "method":  # not set yet: a copy under construction
             raise AttributeError(name)
         return getattr(self.method, name)
 
@@ -129,7 +131,9 @@ class Captured:
         """
         optimizer = self._optimizer
         if optimizer is None:
-            raise ValueError("Captured(method) has no optimizer; give it one, or call backward() and step it yourself")
+            raise ValueError(
+                "Captured(method) has no optimizer: pass optimizer=, or call backward() and step it yourself"
+            )
 
         def run(inputs: Any, take: Take) -> Step:
             step = take(self.method.passes_for(model, inputs[0], objective))
@@ -175,34 +179,35 @@ class Captured:
         self, model: nn.Module, inputs: Any, objective: Any, kind: Hashable, device: torch.device
     ) -> tuple[Hashable, ...]:
         if not self.method.capturable:
-            raise NotCapturableError(f"{type(self.method).__name__} does not take the same operations in every step")
-        if (why := _may_keep(self.method)) is not None:
+            raise NotCapturableError(f"{type(self.method).__name__} does not run the same operations in every step")
+        declared = {name for name in self.method.state if name.split(".")[0] in self.method.buffers}
+        if (why := _may_keep(self.method, declared)) is not None:
             raise NotCapturableError(why)
         if isinstance(inputs[0], MicroBatches):
             raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise NotCapturableError("DistributedDataParallel communicates outside of the graph")
+            raise NotCapturableError("DistributedDataParallel communicates outside the graph")
         if _is_sharded(model):
             raise NotCapturableError(
-                "fully_shard gathers the parameters outside of the graph; call the method itself, without Captured"
+                "fully_shard gathers the parameters outside the graph; call the method itself, without Captured"
             )
         own = with_weights(objective, model)
-        if own is not None:  # what is recorded puts the gradients of the model into their places, and no others
+        if own is not None:  # a recording writes the gradients of the model only
             raise NotCapturableError(
-                f"objective={type(own).__name__} has weights of its own; make them a part of the model, or freeze "
-                "them (requires_grad_(False))"
+                f"objective={type(own).__name__} has trainable weights; make them a part of the model, or freeze them "
+                "(requires_grad_(False))"
             )
-        here = (kind, method_key(self.method), self.method.capture_key(), objective_key(objective))
-        return (*here, batch_key(inputs), surroundings_key(device))
+        method = (method_key(self.method), self.method.capture_key(), self.method.buffer_key())
+        return (kind, *method, objective_key(objective), batch_key(inputs), surroundings_key(device))
 
     def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:
-        """The first batch of a shape: an ordinary step, watched."""
+        """The first batch of a shape: an ordinary step, observed."""
         needs = Needs(device)
-        object.__setattr__(self.method, "_steps_read", False)
+        object.__setattr__(self.method, "steps_read", False)
         with observed(needs):
             step = run(inputs, self.method.run_step)
-        needs.make_step()
-        obstacle = needs.obstacle or _may_keep(self.method) or _may_count(self.method)
+        needs.finish()
+        obstacle = needs.obstacle or _may_keep(self.method, self.method.managed) or _may_count(self.method)
         self._seen[key] = needs if obstacle is None else obstacle
         while len(self._seen) > self._max_graphs:
             self._seen.popitem(last=False)
@@ -216,11 +221,11 @@ class Captured:
         self._pool = self._pool or Pool()
         place = None if kind == ("step",) else self._places(model)
         try:
-            # Not the method's take: a recording is no step to be counted, and errors end it as an obstacle.
-            entry = RecordedStep(lambda x: run(x, self.method._run), model, inputs, needs, self._pool, place)
+            # Not run_step: a recording is not counted as a step, and an error in it is an obstacle.
+            entry = RecordedStep(lambda x: run(x, self.method.compute_step), model, inputs, needs, self._pool, place)
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
-            self._pool = None  # a recording that broke off keeps its pool for itself
+            self._pool = None  # a failed recording keeps its pool
             raise
         self._seen[key] = entry
         self.report.recorded += 1
@@ -230,7 +235,7 @@ class Captured:
         params = self._parameters(model, state)
         places = self._gradients.get(model, {})
         placed = {name: places[name] for name in entry.placed}
-        # Gradients of earlier micro-batches may lie where the graph puts the new ones.
+        # Gradients of earlier micro-batches may be in the memory that the graph writes to.
         earlier = {name: place.clone() for name, place in placed.items() if params[name].grad is place}
         step = entry.replay(inputs, self.method.steps)
         for name, place in placed.items():
@@ -243,14 +248,14 @@ class Captured:
         return self.method.count_step(step)
 
     def _parameters(self, model: nn.Module, state: Hashable) -> dict[str, nn.Parameter]:
-        """The parameters by name; putting the names together in every step would cost a good part of a small one."""
+        """The parameters by name, cached: collecting the names takes a good part of the time of a small step."""
         known = self._named.get(model)
         if known is None or known[0] != state:
             known = self._named[model] = (state, dict(model.named_parameters()))
         return known[1]
 
     def _places(self, model: nn.Module) -> dict[str, Tensor]:
-        """Where the gradients of this model go; a parameter that was unfrozen or replaced since gets a new place."""
+        """Memory for the gradients of this model; a parameter that was unfrozen or replaced gets new memory."""
         places = self._gradients.setdefault(model, {})
         for name, p in model.named_parameters():
             here = places.get(name)
@@ -262,36 +267,37 @@ class Captured:
 
     def _mention(self, obstacle: str) -> None:
         if obstacle not in self.report.obstacles:
-            warnings.warn(f"this step is not captured, but runs as an ordinary one: {obstacle}", stacklevel=4)
+            warnings.warn(f"this step is not captured and runs as an ordinary one: {obstacle}", stacklevel=4)
         self.report.obstacles[obstacle] = self.report.obstacles.get(obstacle, 0) + 1
 
 
-def _may_keep(method: Method) -> str | None:
-    """The obstacle, if the state of a method may lie in other memory in the next step; its class may deny it."""
-    names = sorted(method.state.keys() - {"steps", "skipped"})
+def _may_keep(method: Method, buffers: AbstractSet[str]) -> str | None:
+    """The obstacle if the state of a method may be in other memory in the next step, which buffers are not."""
+    names = sorted(method.state.keys() - {"steps", "skipped"} - buffers)
     if not names or "capturable" in vars(type(method)):
         return None
     return (
-        f"{type(method).__name__} keeps {names} in its state, and a replay uses the memory that was recorded. Set "
-        "capturable = True in the class if it changes these tensors in place and takes the same operations in every "
-        "step, else capturable = False"
+        f"{type(method).__name__} keeps {names} in its state, and a replay uses the memory that was recorded. Keep "
+        "them with self.buffer(), or set capturable = True in the class if it changes these tensors in place and runs "
+        "the same operations in every step, else capturable = False"
     )
 
 
 def _may_count(method: Method) -> str | None:
-    """The obstacle, if the step that was observed may depend on its number; a class with phases says how."""
+    """The obstacle if the observed step may depend on its number, and the class does not override capture_key()."""
     kind = type(method)
-    if not method._steps_read or "capturable" in vars(kind) or kind.capture_key is not Method.capture_key:
+    if not method.steps_read or "capturable" in vars(kind) or kind.capture_key is not Method.capture_key:
         return None
     return (
-        f"{kind.__name__} reads self.steps, and a replay repeats the step that was recorded. Override capture_key() to "
-        "return what depends on the number; or set capturable = True in the class if nothing does, else "
+        f"{kind.__name__} reads self.steps, and a replay repeats the step that was recorded. Override capture_key() "
+        "to return what depends on the number; or set capturable = True in the class if nothing does, else "
         "capturable = False"
     )
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    known = torch.distributed.is_available() and torch.distributed.is_initialized()  # no walk through most models
+    # Without a process group there is no need to walk through the modules.
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
     return known and bool(sharded_modules(model))
 
 

@@ -1,4 +1,4 @@
-"""One recorded step: fixed places for what goes in and comes out, and the graph between them."""
+"""One recorded step: fixed memory for inputs and outputs, and the graph between them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class RecordedStep:
     """A step as a CUDA graph, for inputs of one shape.
 
     Args:
-        run: Takes the step for its inputs: fills ``.grad`` and returns what happened.
+        run: Runs the step on its inputs: fills ``.grad`` and returns the record.
         model: The model.
         inputs: Inputs of the shape; copied.
-        needs: What an ordinary step of this shape was seen to draw.
+        needs: What an observed step of this shape has drawn.
         pool: Shared with the other graphs.
         place: Where the gradients go, by parameter name; None leaves them inside, for an optimizer in the graph.
 
@@ -63,7 +63,7 @@ class RecordedStep:
         kept = {name: p.grad for name, p in params.items()}
         default = self._streams.default
         spare = default.clone_state()
-        torch.clear_autocast_cache()  # casts made before the recording would be read by it for ever
+        torch.clear_autocast_cache()  # a recording would keep reading casts made before it
         try:
             for p in params.values():
                 p.grad = None
@@ -80,7 +80,7 @@ class RecordedStep:
             self.placed = [] if place is None else list(found)
         except Exception as error:
             torch.cuda.synchronize(needs.device)
-            # A recording that broke off leaves the generator's state unusable outside of one.
+            # A failed recording leaves the generator in a state that is unusable outside a recording.
             default.graphsafe_set_state(spare)
             raise NotCapturableError(_obstacle(error)) from error
         finally:
@@ -89,7 +89,7 @@ class RecordedStep:
                 p.grad = kept[name]
 
     def replay(self, inputs: Any, steps: int) -> Step:
-        """Copies the inputs in, replays the graph, and returns what happened, in memory of its own."""
+        """Copies the inputs in, replays the graph, and returns a copy of the step's record."""
         _copy_(list(tensors(self._inputs)), list(tensors(inputs)))
         self._streams.align(steps)
         self._graph.replay()
@@ -104,8 +104,8 @@ def _copy_(places: list[Tensor], values: list[Tensor]) -> None:
 
 
 def _obstacle(error: Exception) -> str:
-    """Where the recording broke: the innermost line that is not torch's own, and the first line of the message."""
-    while isinstance(error.__context__, Exception):  # ending a broken recording raises once more
+    """Where the recording failed: the innermost line outside torch, and the first line of the message."""
+    while isinstance(error.__context__, Exception):  # ending a failed recording raises once more
         error = error.__context__
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(str(Path(torch.__file__).parent))] or list(frames)

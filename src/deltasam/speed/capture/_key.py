@@ -1,4 +1,4 @@
-"""Which steps can share a graph: everything a recording has baked in must be the same."""
+"""Which steps can share a graph: everything that a recording fixes must be the same."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from deltasam.step.precision import is_measured
 
 
 class NotCapturableError(Exception):
-    """A step that cannot be recorded; says why."""
+    """A step cannot be recorded; the message is the reason."""
 
 
 class Same:
-    """Equal to itself alone. Keeps the object, so that its address is not given to another."""
+    """Compares an object by identity. Keeps it alive, so that its address is not reused."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -31,7 +31,7 @@ class Same:
 
 
 def objective_key(objective: Any) -> Hashable:
-    """Objectives without state are what their fields say, so ``Classification()`` may be written anew every step."""
+    """Objectives without state compare by their fields, so every step may make a new ``Classification()``."""
     stateless = isinstance(objective, Objective) and type(objective).state_dict is Objective.state_dict
     if stateless and type(objective).__hash__ not in (None, object.__hash__):
         return (type(objective), objective)
@@ -39,7 +39,7 @@ def objective_key(objective: Any) -> Hashable:
 
 
 def method_key(method: Any) -> Hashable:
-    """Methods are what their hyperparameters say; one without a hash (a predicate with a list) is itself alone."""
+    """Methods compare by their hyperparameters; one that cannot be hashed compares by identity."""
     try:
         hash(method)
     except TypeError:
@@ -76,7 +76,7 @@ def model_key(model: nn.Module) -> Hashable:
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
-    """All modules, in some order; ``model.modules()`` puts names together on the way, and this is for every step."""
+    """All modules, in some order. Every step needs them, and ``model.modules()`` also composes names."""
     found: dict[int, nn.Module] = {}
     waiting = [model]
     while waiting:
@@ -88,7 +88,7 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 
 
 def surroundings_key(device: torch.device) -> Hashable:
-    """What of the world around a step decides which kernels it launches."""
+    """The global settings that decide which kernels a step launches."""
     kind = device.type
     return (
         torch.is_autocast_enabled(kind),

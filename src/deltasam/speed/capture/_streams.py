@@ -1,8 +1,8 @@
 """Random streams of a recorded step: dropout is new in every replay and the same in all passes of one.
 
 While a graph is recorded, the state of a CUDA generator can be neither read nor set, but it can be *exchanged* for
-another state object. So every extra pass gets a state of its own, and before each replay all of them are put to where
-the default generator stands: they then draw what the pass at w draws.
+another state object. So every extra pass gets its own state, and before each replay all of them are set to the
+position of the default generator: they then draw what the pass at w draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deltasam.step.randomness import Randomness, RandomState, Seed
 
 
 class Needs:
-    """What an ordinary step was seen to draw: what a recording of it will need, and what cannot be recorded."""
+    """What an observed step has drawn: what a recording of it needs, and what cannot be recorded."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -46,11 +46,11 @@ class Needs:
         self.seeds.append(seed)
 
     def finish(self) -> None:
-        """Looks whether the step drew random numbers on the host, which a replay would repeat for ever."""
+        """Checks whether the step drew random numbers on the host, which every replay would repeat."""
         if self.device.type != "cpu" and not RandomState.now([]).agrees_on_the_host(self._start):
             self.obstacle = "it draws random numbers on the host (LayerDrop does), which a replay would repeat"
         if any(not torch.equal(generator.get_state(), state) for generator, state in self._own):
-            self.obstacle = "a module draws from a torch.Generator of its own, which a recording cannot set back"
+            self.obstacle = "a module draws from its own torch.Generator, which a recording cannot reset"
 
 
 class GraphStreams:
@@ -65,7 +65,7 @@ class GraphStreams:
         self._next_seeded = iter(self._seeded)
 
     def register(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Tells the graph to keep these states moving from replay to replay."""
+        """Registers these states with the graph, which advances them in every replay."""
         for state in (*self._extras, *(generator for _, generator in self._seeded)):
             graph.register_generator_state(state)
 
