@@ -189,5 +189,5 @@ def test_such_a_step_is_not_recorded(draws: bool) -> None:
         Replay(noise, ())
         if draws:
             noise(torch.ones(1, dtype=torch.float64))
-    needs.make_step()
+    needs.finish()
     assert ("of its own" in str(needs.obstacle)) is draws
