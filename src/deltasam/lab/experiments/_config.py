@@ -15,7 +15,7 @@ import yaml
 
 from deltasam.lab.experiments._components import Plain, build, options, plain, without_later
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.lab.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
+from deltasam.lab.experiments._parts import FORMER_NAMES, Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.lab.experiments._placed import placed
 from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 from deltasam.lab.tasks import Task
@@ -153,7 +153,8 @@ class RunConfig:
     def run_id(self) -> str:
         """A hash of everything that decides the outcome: equal configurations are the same run."""
         identity = {key: value for key, value in self.to_plain().items() if key not in _NOT_IDENTITY}
-        identity["method"] = without_later(self.method, identity["method"])
+        method = without_later(self.method, identity["method"])
+        identity["method"] = {FORMER_NAMES.get(name, name): value for name, value in method.items()}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,11 @@ WEIGHTINGS: dict[str, type[Weighting]] = {
     name: getattr(weighting, name) for name in weighting.__all__ if getattr(weighting, name) is not Weighting
 }
 REGULARISERS: dict[str, type[Objective]] = {kind.__name__: kind for kind in (RDrop, R3F, SMART, VAT, EmbeddingNoise)}
+
+FORMER_NAMES = {"scope": "sharpness"}
+"""Options of methods by their name today: the name under which older configurations have them. Run ids hash that one."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,24 @@ def to_method(given: Any) -> Method:
     """A method from its name, or from a mapping with ``name`` and its hyperparameters."""
     name, rest = _named(given, "method")
     kind = _known(METHODS, name, "method")
+    rest = _with_present_names(kind, rest)
     rest = {key: to_weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
     method: Method = build(kind, options(kind, rest, "method"), "method")
     return method
+
+
+def _with_present_names(kind: type, given: Plain) -> Plain:
+    """The options of a method, those with a former name under the present one; if both are given, the present one wins."""
+    fields = {f.name for f in dataclasses.fields(kind)}
+    changed = {old: new for new, old in FORMER_NAMES.items() if old in given and old not in fields and new in fields}
+    for old, new in changed.items():
+        _note_former_name(old, new)
+    return {changed.get(key, key): value for key, value in given.items() if changed.get(key) not in given}
+
+
+@functools.cache  # one note per process, not one per run folder that is read
+def _note_former_name(old: str, new: str) -> None:
+    _log.warning("method.%s is now called method.%s; configurations with the former name are still read", old, new)
 
 
 def to_regulariser(given: Any, where: str) -> Regulariser:
