@@ -145,13 +145,11 @@ def test_a_worker_of_the_data_loader_dies(
             forget(loaders)
     assert loaders
     assert "worker of the data loader has died" in told
-    assert "goes on from its last complete checkpoint when it is started again" in told
+    assert "resume from its last complete checkpoint" in told
     good = RunFolder(folder).last_checkpoint(12)
     assert good is not None
     assert int(good.name.rpartition("-")[2]) >= 6
-    monkeypatch.setattr(
-        "deltasam.lab.experiments._lock.PATIENCE", 300.0
-    )  # what is left of the workers holds the folder
+    monkeypatch.setattr("deltasam.lab.experiments.lock.PATIENCE", 300.0)  # remaining workers hold the lock
     run(one, folder)
     assert_same_bits(load_file(folder / "model/model.safetensors"), wanted)
 
@@ -245,14 +243,14 @@ def test_memory_runs_out_and_the_run_goes_on_in_parts(
     split = RunConfig.from_plain(plain | {"on_out_of_memory": "split"})
     assert whole.run_id == split.run_id
     run(whole, tmp_path / "whole")
-    take = Method.take
+    run_step = Method.run_step
 
     def hungry(self: Method, passes: Any) -> Any:
         if len(passes.batches[0]["labels"]) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return take(self, passes)
+        return run_step(self, passes)
 
-    monkeypatch.setattr(Method, "take", hungry)
+    monkeypatch.setattr(Method, "run_step", hungry)
     run(split, tmp_path / "split")
     assert [record.getMessage().split(";")[0] for record in caplog.records if "memory ran out" in record.message] == [
         "memory ran out in a step over parts of 8 instances",

@@ -47,7 +47,7 @@ def launched(launcher: list[str], described: Path, output: Path, **env: str) -> 
 def test_a_killed_process(kind: str, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     plain: dict[str, Any] = config(tmp_path / "parts").to_plain()
-    plain["method"] = plain["method"] | {"sharpness": "global"}  # LookSAM: has a state, sharded where the weights are
+    plain["method"] = plain["method"] | {"scope": "global"}  # LookSAM: has a state, sharded where the weights are
     described = tmp_path / "config.yaml"
     described.write_text(RunConfig.from_plain(plain).to_yaml())
     launcher = LAUNCHERS[kind]
@@ -61,7 +61,7 @@ def test_a_killed_process(kind: str, tmp_path: Path) -> None:
     killed = launched(launcher, described, place, **once)
     assert killed.returncode != 0
     assert "another process of the training has died or does not answer" in killed.stderr, killed.stderr[-4000:]
-    assert "The run goes on from its last complete checkpoint when it is started again" in killed.stderr
+    assert "resume from its last complete checkpoint" in killed.stderr
     assert not (place / "result.json").exists()
     assert (place / "checkpoints/checkpoint-6/complete.json").exists()
 

@@ -52,11 +52,11 @@ def test_killed_stopped_and_starved_runs_end_like_an_undisturbed_one(tmp_path: P
     for name in ("SIGTERM", "SIGINT"):
         one = found[name]
         assert (one["code"], one["finished"], one["checkpoint"]) == (75, False, True)
-        assert f"stopped by {name} after update 5 of 12; the run goes on from there" in one["said"]
+        assert f"stopped by {name} after update 5 of 12" in one["said"]
         assert "Traceback" not in one["said"]
         assert one["weights"] == found["whole"]
     assert found["starved"]["code"] == 1
-    assert "What was complete before is still there" in found["starved"]["said"]
+    assert "last complete checkpoint" in found["starved"]["said"]
     assert "Traceback" not in found["starved"]["said"]
     assert found["starved"]["weights"] == found["whole"]
 
@@ -153,7 +153,7 @@ def test_diverged_run_ends_and_names_the_checkpoint(
 def test_an_update_that_is_not_finite_is_left_out() -> None:
     from types import SimpleNamespace
 
-    from deltasam.lab.experiments._faults import Guard
+    from deltasam.lab.experiments._guard import Guard
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
@@ -181,7 +181,7 @@ def test_an_update_that_is_not_finite_is_left_out() -> None:
 def test_torchrun_two_processes(tmp_path: Path) -> None:
     """``deltasam train`` by two processes is the run of one: DDP by ``torchrun``, FSDP2 by ``accelerate launch``."""
     (tmp_path / "parts").mkdir()
-    plain = config(tmp_path / "parts").to_plain() | {"method": {"name": "SAM", "sharpness": "global"}}
+    plain = config(tmp_path / "parts").to_plain() | {"method": {"name": "SAM", "scope": "global"}}
     plain["model"] = plain["model"] | {"dropout": 0.0}
     described = tmp_path / "config.yaml"
     described.write_text(RunConfig.from_plain(plain).to_yaml())

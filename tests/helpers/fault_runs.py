@@ -31,7 +31,7 @@ import deltasam.lab.cli.train  # noqa: F401
 from deltasam.lab.cli import main
 from deltasam.lab.experiments import RunConfig, run
 from deltasam.lab.experiments._callbacks import Recorder  # noqa: F401
-from deltasam.lab.experiments._faults import Guard  # noqa: F401
+from deltasam.lab.experiments._guard import Guard  # noqa: F401
 from deltasam.lab.experiments._trainer import RunTrainer
 from helpers.pretrained import bert_folder
 

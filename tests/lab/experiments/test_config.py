@@ -175,10 +175,10 @@ def test_mistakes(sections: dict[str, Any], message: str) -> None:
 
 
 def test_every_other_name_of_an_option_leads_to_one_there_is() -> None:
-    from deltasam.lab.experiments._placed import _OTHER_NAMES
+    from deltasam.lab.experiments._option_hints import OTHER_NAMES
 
     known = make(task="classification", method="sam").to_plain()
-    for place in _OTHER_NAMES:
+    for place in OTHER_NAMES:
         section, _, option = place.partition(".")
         assert section in known, place
         assert not option or option in known[section], place

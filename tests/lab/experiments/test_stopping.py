@@ -72,7 +72,7 @@ def test_a_start_over_is_told(one: RunConfig, tmp_path: Path, caplog: pytest.Log
     assert "checkpoint-4" in told[0]
     assert told[0].endswith("the checkpoint before it is used")
     assert "checkpoint-2" in told[1]
-    assert told[1].endswith("there is no other, so the run starts from the beginning")
+    assert told[1].endswith("the run starts from the beginning")
 
 
 def test_what_a_kill_cut_short_is_removed_and_the_latest_is_taken(
@@ -92,7 +92,7 @@ def test_what_a_kill_cut_short_is_removed_and_the_latest_is_taken(
 
 
 def test_two_processes_do_not_make_one_run(one: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deltasam.lab.experiments._lock.PATIENCE", 0.1)
+    monkeypatch.setattr("deltasam.lab.experiments.lock.PATIENCE", 0.1)
     said: list[str] = []
 
     def again(step: int, *_: Any) -> None:

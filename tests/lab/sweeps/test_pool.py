@@ -19,8 +19,8 @@ import torch
 import yaml
 
 from deltasam.integrations.storage import StorageError
-from deltasam.lab.experiments import ConfigError, DivergedError, RunConfig, run
-from deltasam.lab.experiments._errors import HeldError
+from deltasam.lab.experiments import ConfigError, DivergedError, LockedError, RunConfig, run
+from deltasam.lab.experiments.lock import lock
 from deltasam.lab.plugins import PluginError
 from deltasam.lab.sweeps import Job, LocalPool, _pool, _ray, _worker, read_sweep, run_sweep
 from deltasam.lab.tasks import DataError
@@ -60,11 +60,12 @@ def test_what_another_sweep_makes_is_left_to_it_while_there_is_something_else(tm
     """Two sweeps with a process each waited for one another run by run, so that one of them did nothing."""
     jobs = [Job(name=name, config={}, folder=tmp_path) for name in "abc"]
     waiting = deque((job, 1) for job in jobs)
-    with _worker._alone(jobs[0].lock):
-        assert _pool._take(waiting) == (jobs[1], 1)
-        with _worker._alone(jobs[2].lock):
-            assert _pool._take(waiting) == (jobs[0], 1)  # there is nothing else to do but to wait
-    assert _pool._take(waiting) == (jobs[2], 1)
+    jobs[0].lock.parent.mkdir()
+    with lock(jobs[0].lock):
+        assert _pool._next(waiting) == (jobs[1], 1)
+        with lock(jobs[2].lock):
+            assert _pool._next(waiting) == (jobs[0], 1)  # there is nothing else to do but to wait
+    assert _pool._next(waiting) == (jobs[2], 1)
 
 
 @pytest.mark.slow
@@ -116,7 +117,7 @@ ERRORS = [
     (caused(DataError("no model"), RuntimeError("DefaultCPUAllocator: can't allocate memory")), True),
     (caused(DataError("no model"), RuntimeError("size mismatch")), False),
     (caused(PluginError("own.py cannot be imported"), MemoryError()), True),
-    (HeldError("another process is making this run"), True),
+    (LockedError("another process is making this run"), True),
     (StorageError("the disk is full"), True),
     (torch.OutOfMemoryError("out of memory"), True),
     (RuntimeError("a bug, or the device"), True),
@@ -174,8 +175,9 @@ def test_what_becomes_of_a_run_on_a_cluster(
     assert (event.kind, event.attempt, again) == (kind, attempt, following)
 
 
-def dying(job: Job, connection: Any, more: Any, gpu: str | None, threads: int) -> None:
-    """A process that is killed, as by the system where memory is short: at its first try, or always."""
+def dying(connection: Any, gpu: str | None, threads: int) -> None:
+    """A process that is killed, as by the system when memory is short: in its first attempt, or always."""
+    job = connection.recv()
     tries = job.folder / job.name
     tries.write_text(tries.read_text() + "x" if tries.is_file() else "x")
     if job.name == "always" or tries.read_text() == "x":
@@ -194,8 +196,9 @@ def test_a_process_that_died_is_tried_once_more(tmp_path: Path, monkeypatch: pyt
         assert of_one[1].error == "the process died with exit code 9"
 
 
-def dying_after(job: Job, connection: Any, more: Any, gpu: str | None, threads: int) -> None:
-    """A process that makes a run, and is gone before it is given the next."""
+def dying_after(connection: Any, gpu: str | None, threads: int) -> None:
+    """A process that makes a run and dies before it gets the next one."""
+    connection.recv()
     connection.send(("finished", True, "accuracy", 0.5))
 
 
@@ -227,15 +230,14 @@ def test_a_run_ends_with_its_sweep_however_long_it_would_go_on(
     monkeypatch.setattr(_worker, "attempt", endless)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    further, more = context.Pipe(duplex=False)
 
     def work() -> None:
-        ours.close()  # a fork has the sweep's ends, too
-        more.close()
-        _worker.work(Job(name="one", config={}, folder=tmp_path), theirs, further, None, 1)
+        ours.close()  # a fork has the sweep's end as well
+        _worker.work(theirs, None, 1)
 
     process = context.Process(target=work, daemon=True)
     process.start()
+    ours.send(Job(name="one", config={}, folder=tmp_path))
     while not begun.exists():
         assert process.is_alive()
         time.sleep(0.01)

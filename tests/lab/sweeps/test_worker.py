@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from deltasam.lab.plugins import VARIABLE
 from deltasam.lab.sweeps import Job, Sweep
 from deltasam.lab.sweeps._measure import RISK, is_measured, record_risk
 from deltasam.lab.sweeps._sweep import _is_missing
-from deltasam.lab.sweeps._worker import _alone, _tidy, make
+from deltasam.lab.sweeps._worker import _clean_up, make
 
 OTHER = {"rho": 0.1, "rows": 8, "steps": 3, "split": "test"}
 
@@ -33,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         found[-1] |= {**options, "batch_size": batches}
         return SimpleNamespace(value=2.0, clean=1.0, losses=[1.0])
 
-    monkeypatch.setattr("deltasam.lab.experiments._load.load_run", load_run)
+    monkeypatch.setattr("deltasam.lab.sweeps._measure.load_run", load_run)
     monkeypatch.setattr("deltasam.analysis.adversarial_risk", adversarial_risk)
     return found
 
@@ -63,10 +62,10 @@ def test_a_risk_measured_otherwise_is_another(option: str, asked: list[dict[str,
 def test_what_stays_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None:
     job = Job(name="run", config={}, folder=tmp_path, keep=keep)
     for name in ("checkpoints", "model"):
-        (job.place / name).mkdir(parents=True)
-    (job.place / "result.json").write_text("{}")
-    _tidy(job)
-    assert {path.name for path in job.place.iterdir()} == {"result.json", *stays}
+        (job.run_folder / name).mkdir(parents=True)
+    (job.run_folder / "result.json").write_text("{}")
+    _clean_up(job)
+    assert {path.name for path in job.run_folder.iterdir()} == {"result.json", *stays}
 
 
 @pytest.mark.parametrize("keep", ["results", "weights"])
@@ -81,14 +80,14 @@ def test_the_risk_is_measured_at_the_weights_before_they_go(
         (folder / "model").mkdir(parents=True) if keep_weights else folder.mkdir()
         return SimpleNamespace(primary_metric="accuracy", primary_value=0.5)
 
-    monkeypatch.setattr("deltasam.lab.experiments._run.run", run)
+    monkeypatch.setattr("deltasam.lab.sweeps._worker.run", run)
     monkeypatch.setenv(VARIABLE, "")
     config = {"task": "mrpc", "model": "bert-base-cased", "data": "there"}
     job = Job(name="run", config=config, folder=tmp_path, keep=keep, risk={"rho": 0.1})
     assert make(job, torch.get_num_threads(), lambda message: None) == (True, "accuracy", 0.5)
     assert [(one["rho"], one["data"]) for one in asked] == [(0.1, "there")]
-    assert (job.place / "analysis" / RISK).is_file()
-    assert (job.place / "model").is_dir() == (keep == "weights")
+    assert (job.run_folder / "analysis" / RISK).is_file()
+    assert (job.run_folder / "model").is_dir() == (keep == "weights")
 
 
 def test_a_finished_run_is_taken_up_again_for_its_risk(asked: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -104,11 +103,3 @@ def test_a_finished_run_is_taken_up_again_for_its_risk(asked: list[dict[str, Any
     record_risk(tmp_path, rho=0.1)
     assert not missing({"rho": 0.1})
     assert missing({"rho": 0.1, "steps": 2})
-
-
-def test_two_sweeps_do_not_make_one_run_at_once(tmp_path: Path) -> None:
-    lock = tmp_path / "locks" / "run.lock"
-    with _alone(lock), lock.open("w") as another, pytest.raises(BlockingIOError):
-        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with lock.open("w") as another:
-        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)

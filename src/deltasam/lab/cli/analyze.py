@@ -159,7 +159,7 @@ def _weightings(given: Sequence[str], draws: int) -> dict[str, Any]:
     """Weightings by name and options; those along a random direction take the mean over so many."""
     import yaml
 
-    from deltasam.lab.experiments._parts import to_weighting
+    from deltasam.lab.experiments import to_weighting
 
     if draws < 1:
         raise InputError(f"--draws {draws} must be at least 1")

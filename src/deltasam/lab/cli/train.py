@@ -130,10 +130,10 @@ class Train:
 
 def _way_out(name: str, known: Sequence[str]) -> str:
     """The option that may have been meant, or the setting, or how settings are written."""
-    from deltasam.lab.experiments._placed import placed
+    from deltasam.lab.experiments import option_hint
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if close:
         return f"did you mean --{close[0]}?"
-    setting = placed(name, {}).rstrip("?")
+    setting = option_hint(name, {}).rstrip("?")
     return f"{setting}=... (without --)?" if setting else f"{_SETTINGS}; --show prints them all"
