@@ -1,4 +1,4 @@
-"""Runs: their folders, their results, and that an interruption leaves no trace."""
+"""Runs: their folders and results; an interrupted run ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config(bert: str, **sections: Any) -> RunConfig:
 
 
 class Interrupted(BaseException):
-    """Like a kill: nothing in between catches it."""
+    """Like a kill: no handler catches it."""
 
 
 def interrupt(at: int) -> Callable[[int, int, dict[str, float]], None]:
@@ -57,7 +57,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def same_run(first: Path, second: Path) -> None:
-    """Equal weights bit for bit, equal logs, equal results but for the time."""
+    """Asserts equal weights bit for bit, equal logs, and equal results except for the times."""
     one, other = weights(first), weights(second)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -84,7 +84,7 @@ def test_interrupted_run_ends_like_an_undisturbed_one(bert: str, tmp_path: Path,
     assert not (tmp_path / "parts/result.json").exists()
     seen: list[int] = []
     run(one, tmp_path / "parts", watch=lambda step, total, latest: seen.append(step))
-    assert seen == list(range(4, 13))  # it went on, it did not start over
+    assert seen == list(range(4, 13))  # resumed, not started over
     same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_written_for_bad_input(bert: str, tmp_path: Path) -> None:
         run(config(bert, batch={"size": 100, "drop_last": True}), tmp_path / "run")
     with pytest.raises(ConfigError, match="warmup_steps=12 must be less than the 12 updates"):
         run(config(bert, schedule={"epochs": 2, "warmup_steps": 12}), tmp_path / "run")
-    with pytest.raises(ConfigError, match="compared with each other"):
+    with pytest.raises(ConfigError, match="PerInstanceSAM: the loss of mirror"):
         run(config(bert, task="mirror", method="per-instance-sam"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -154,9 +154,9 @@ def test_folder_and_result(bert: str, tmp_path: Path) -> None:
     place = RunFolder(tmp_path / "run")
     assert RunConfig.read(place.config) == one
     noted = json.loads((place.path / "environment.json").read_text())["torch"]
-    assert noted in (torch.__version__, torch.__version__.partition("+")[0])  # the package may leave the build out
+    assert noted in (torch.__version__, torch.__version__.partition("+")[0])  # the package may omit the build
     assert list((place.path / "tensorboard").iterdir())
-    assert "TENSORBOARD_LOGGING_DIR" not in os.environ, "the next training of this process has a folder of its own"
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ, "the variable is restored"
     saved = json.loads(place.result.read_text())
     assert set(saved) == {field.name for field in fields(Result)}
     assert Result.read(place.result) == result
@@ -234,10 +234,10 @@ def test_the_run_decides_its_precision_not_the_process(
     """``accelerate launch --mixed_precision`` and an earlier run in bfloat16 leave a variable behind."""
     made = config(bert, schedule={"steps": 2})
     run(made, tmp_path / "plain")
-    assert "is not used" not in caplog.text
+    assert "is ignored" not in caplog.text
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     run(made, tmp_path / "after-bf16")
-    assert "ACCELERATE_MIXED_PRECISION=bf16 is not used: the run has precision=fp32" in caplog.text
+    assert "ACCELERATE_MIXED_PRECISION=bf16 is ignored: the run has precision=fp32" in caplog.text
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     same_run(tmp_path / "plain", tmp_path / "after-bf16")
 

@@ -1,4 +1,4 @@
-"""One run of a sweep: its risk is measured as asked for, what is to go goes, and no other process disturbs it."""
+"""One run of a sweep: its adversarial risk, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER = {"rho": 0.1, "rows": 8, "steps": 3, "split": "test"}
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What was asked of the model's loader and of the measurement, which are not there."""
+    """Records the calls of the loader and of the measurement, which are replaced."""
     found: list[dict[str, Any]] = []
 
     def load_run(folder: Path, **options: Any) -> tuple[None, Any]:
@@ -44,9 +44,9 @@ def test_every_option_reaches_the_measurement(asked: list[dict[str, Any]], tmp_p
 
 
 @pytest.mark.parametrize("option", OTHER)
-def test_a_risk_measured_otherwise_is_another(option: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_risk_with_other_options_is_measured_again(option: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     record_risk(tmp_path)
-    assert is_measured(tmp_path, batch_size=4)  # which changes nothing but time and memory
+    assert is_measured(tmp_path, batch_size=4)  # affects time and memory only
     record_risk(tmp_path, batch_size=4)
     assert len(asked) == 1
     changed = {option: OTHER[option]}
@@ -59,7 +59,7 @@ def test_a_risk_measured_otherwise_is_another(option: str, asked: list[dict[str,
 @pytest.mark.parametrize(
     ("keep", "stays"), [("all", {"checkpoints", "model"}), ("weights", {"model"}), ("results", set())]
 )
-def test_what_stays_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None:
+def test_what_is_kept_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None:
     job = Job(name="run", config={}, folder=tmp_path, keep=keep)
     for name in ("checkpoints", "model"):
         (job.run_folder / name).mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_what_stays_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keep", ["results", "weights"])
-def test_the_risk_is_measured_at_the_weights_before_they_go(
+def test_the_risk_is_measured_before_the_weights_are_removed(
     keep: str,
     asked: list[dict[str, Any]],
     tmp_path: Path,
@@ -90,7 +90,7 @@ def test_the_risk_is_measured_at_the_weights_before_they_go(
     assert (job.run_folder / "model").is_dir() == (keep == "weights")
 
 
-def test_a_finished_run_is_taken_up_again_for_its_risk(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_finished_run_without_its_risk_is_missing(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     def missing(risk: dict[str, Any] | None) -> bool:
         return _is_missing(tmp_path, Sweep(name="s", presets=("glue/bert-base/mrpc",), methods={"sam": {}}, risk=risk))
 
