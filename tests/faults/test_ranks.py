@@ -1,4 +1,4 @@
-"""A process of several is killed: all end and say so; the same command goes on to the weights of a whole run."""
+"""One of several processes is killed: all end with an error; the same command resumes to the same weights."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_killed_process(kind: str, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-4000:]
     assert_same_bits(load_file(place / "model/model.safetensors"), wanted)
 
-    if kind == "ddp":  # or by itself
-        # In one store for all attempts, new processes find the addresses of dead ones: torch's, with or without us.
+    if kind == "ddp":  # or restarted by torchrun
+        # With one store for all attempts, new processes find the addresses of dead ones: an issue of torch itself.
         restarting = {"DELTASAM_KILL": f"1:8:{tmp_path / 'killed again'}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         done = launched([*launcher, "--max-restarts", "1"], described, tmp_path / "alone", **restarting)
         assert done.returncode == 0, done.stderr[-4000:]

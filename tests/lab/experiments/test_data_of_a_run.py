@@ -47,9 +47,9 @@ def test_rows_that_changed_after_the_run(one: RunConfig, tmp_path: Path, caplog:
     write(tmp_path / "train.csv", seed=1)
     with caplog.at_level(logging.WARNING):
         assert run(one, tmp_path / "run") == first
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "train.csv) have changed since the run in" in told
-    assert "--output" in told
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "train.csv) have changed since the run in" in message
+    assert "--output" in message
 
 
 def test_a_run_does_not_go_on_with_other_rows(one: RunConfig, tmp_path: Path) -> None:

@@ -39,11 +39,11 @@ def config(folder: Path, *, train: str, validation: str, **task: Any) -> RunConf
 )
 def test_texts_longer_than_the_positions(tmp_path: Path, texts: dict[str, Any], split: str, length: int) -> None:
     one = config(tmp_path, **texts)
-    told = rf"task.max_length=\d+: {split} has texts of {length} tokens, .* 160; set task.max_length=160"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"task.max_length=\d+: {split} has texts of {length} tokens, .* 160; set task.max_length=160"
+    with pytest.raises(ConfigError, match=message):
         run(one, tmp_path / "run")
     assert not (tmp_path / "run").exists()  # the corrected run may use this folder
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load(one, split=split)
 
 
@@ -61,22 +61,22 @@ def test_special_tokens_leave_no_room_for_text(tmp_path: Path, text: list[str], 
         if length == least:
             assert load(one).rows
             continue
-        told = rf"task.max_length={length}: .* special tokens.* set task.max_length={least} or more"
-        with pytest.raises(ConfigError, match=told):
+        message = rf"task.max_length={length}: .* special tokens.* set task.max_length={least} or more"
+        with pytest.raises(ConfigError, match=message):
             run(one, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("length", "said"),
+    ("length", "message"),
     [(2, "special tokens.* set task.max_target_length=3 or more"), (200, "the model's positions end at 160")],
 )
-def test_summaries_too_short_for_a_word_or_too_long_for_the_decoder(length: int, said: str, tmp_path: Path) -> None:
+def test_summaries_too_short_for_a_word_or_too_long_for_the_decoder(length: int, message: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"source": "the file", "target": "the name"}\n' * 2)
     files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl"))
     task = {"name": "seq2seq", "files": files, "max_target_length": length}
     one = RunConfig.from_plain({"task": task, "model": str(bart_folder(tmp_path / "bart"))})
-    with pytest.raises(ConfigError, match=rf"task.max_target_length={length}: .*{said}"):
+    with pytest.raises(ConfigError, match=rf"task.max_target_length={length}: .*{message}"):
         run(one, tmp_path / "run")
 
 

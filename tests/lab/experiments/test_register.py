@@ -54,7 +54,7 @@ def test_a_name_with_an_underscore_is_found_however_it_is_spelled(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"method": "wide-smm"}, r"method: there is no 'wide-smm'; did you mean WideSAM\?"),
         ({"method": {"name": "wide-sam", "wid": 1}}, r"method.wid: unknown option of WideSAM; did you mean wide\?"),
@@ -66,9 +66,9 @@ def test_a_name_with_an_underscore_is_found_however_it_is_spelled(monkeypatch: p
         ({"task": "few-docstring"}, r"task: .*did you mean few-docstrings\?"),
     ],
 )
-def test_mistakes(monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], said: str) -> None:
+def test_mistakes(monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], message: str) -> None:
     monkeypatch.setenv(plugins.VARIABLE, str(PLUGIN))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         make(**sections)
 
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_registered() -> None:
     class Typed(SAM):
         strange: Strange = None  # type: ignore[name-defined]  # noqa: F821
 
-    for part, said in (
+    for part, message in (
         (Bare, r"register\(Bare\): must be a dataclass; add @dataclass\(frozen=True\)"),
         (Unfinished, r"register\(Unfinished\): must define probe"),
         (Lonely, r"register\(Lonely\): must have a field `objective`"),
@@ -130,7 +130,7 @@ def test_what_cannot_be_registered() -> None:
         (dict, r"register\(dict\): must be derived from Method, Weighting, Objective \(a regulariser\) or Task"),
         (SAM(), r"register\(SAM\(.*\): must be a class"),
     ):
-        with pytest.raises(TypeError, match=said):
+        with pytest.raises(TypeError, match=message):
             register(part)
     with pytest.raises(ValueError, match="task 'a/b' must have a name"):
         register(replace(TASKS["docstrings"], name="a/b"))

@@ -16,6 +16,7 @@ from deltasam.lab.tasks import SentenceTask
 from deltasam.objectives import Classification
 from deltasam.objectives.regularisers import SMART, RDrop
 from helpers.clocks import StoodClock
+from helpers.fault_runs import Interrupted
 from helpers.folders import classification_task
 from helpers.pretrained import bert_folder
 
@@ -72,9 +73,11 @@ def test_the_seed_reaches_everything_random(
 
 
 def test_settings_reach_the_arguments_of_the_trainer(plain: dict[str, Any], tmp_path: Path) -> None:
-    optimizer = {"lr": 1e-3, "eps": 1e-5, "weight_decay": 0.3}
-    batch = {"size": 4, "accumulation": 3, "drop_last": True}
-    args = arguments(made(plain, optimizer=optimizer, batch=batch), 10, tmp_path, tensorboard=False)
+    optimizer = {"lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.3, "max_grad_norm": 0.5}
+    sections = {"batch": {"size": 4, "accumulation": 3, "drop_last": True}, "schedule": {"warmup_steps": 2}}
+    args = arguments(made(plain, optimizer=optimizer, **sections), 10, tmp_path, tensorboard=False)
+    assert (args.learning_rate, args.adam_beta1, args.adam_beta2, args.max_grad_norm) == (3e-4, 0.8, 0.95, 0.5)
+    assert (args.max_steps, args.warmup_steps, args.lr_scheduler_kwargs) == (10, 2, {"lr_end": 1e-7, "power": 1.0})
     assert (args.adam_epsilon, args.weight_decay, args.per_device_train_batch_size) == (1e-5, 0.3, 4)
     assert (args.gradient_accumulation_steps, args.dataloader_drop_last) == (3, True)
 
@@ -113,10 +116,6 @@ def test_weight_decay(decay_all: bool, plain: dict[str, Any]) -> None:
     spared = {name for name in names if name.endswith("bias") or "LayerNorm" in name}
     assert 0 < len(spared) < len(names)
     assert set(trainer.get_decay_parameter_names(model)) == (names if decay_all else names - spared)
-
-
-class Interrupted(BaseException):
-    """Like a kill: nothing in between catches it."""
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

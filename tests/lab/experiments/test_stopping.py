@@ -70,11 +70,11 @@ def test_a_restart_from_the_beginning_is_logged(
         mark_complete(checkpoint, {})
         (checkpoint / "optimizer.pt").write_bytes(b"all")
     assert place.last_checkpoint(9) is None
-    told = [record.getMessage() for record in caplog.records]
-    assert "checkpoint-4" in told[0]
-    assert told[0].endswith("the checkpoint before it is used")
-    assert "checkpoint-2" in told[1]
-    assert told[1].endswith("the run starts from the beginning")
+    messages = [record.getMessage() for record in caplog.records]
+    assert "checkpoint-4" in messages[0]
+    assert messages[0].endswith("the checkpoint before it is used")
+    assert "checkpoint-2" in messages[1]
+    assert messages[1].endswith("the run starts from the beginning")
 
 
 def test_incomplete_checkpoints_are_removed_and_the_latest_is_used(
@@ -95,16 +95,16 @@ def test_incomplete_checkpoints_are_removed_and_the_latest_is_used(
 
 def test_two_processes_do_not_make_one_run(one: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltasam.lab.experiments.lock.PATIENCE", 0.1)
-    said: list[str] = []
+    errors: list[str] = []
 
     def again(step: int, *_: Any) -> None:
         if step == 1:
             with pytest.raises(ConfigError) as error:
                 run(one, tmp_path / "run")
-            said.append(str(error.value))
+            errors.append(str(error.value))
 
     run(one, tmp_path / "run", watch=again)
-    (text,) = said
+    (text,) = errors
     assert "another process is making this run" in text
     assert "--output" in text
     assert run(one, tmp_path / "run").steps == 12  # the lock is released

@@ -72,7 +72,7 @@ def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize(
-    ("space", "told"),
+    ("space", "message"),
     [
         ({"method.rho": [0.1, -1]}, "space.method.rho, -1: method: rho=-1.0 must be"),
         ({"optimizer.lr": {"low": 1e-3, "high": "fast"}}, "low and high must be numbers"),
@@ -84,13 +84,13 @@ def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: st
     ],
 )
 def test_every_choice_is_checked_before_the_first_trial(
-    tmp_path: Path, space: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, space: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")
     assert main(["search", str(write(tmp_path, space=space)), "--output", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -218,7 +218,7 @@ def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["qick"], "qick: there is no such file, and no sweep of this name comes along; did you mean quick?"),
         (["nope.yaml"], "nope.yaml: there is no such file\n"),
@@ -227,9 +227,9 @@ def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_
         (["quick", "--jobs", "0"], "--jobs 0: must be at least 1"),
     ],
 )
-def test_mistakes_on_the_command_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_on_the_command_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_damaged_results_are_not_finished(bert: str, tmp_path: Path, here: Sweep) -> None:

@@ -15,16 +15,8 @@ from deltasam.lab.plugins import loaded_plugins
 from deltasam.step.names import counted
 
 _PACKAGES = (
-    "deltasam",
-    "torch",
-    "transformers",
-    "accelerate",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "scikit-learn",
-    "scipy",
-)
+    "deltasam", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "scikit-learn", "scipy",
+)  # fmt: skip
 
 
 def environment() -> dict[str, str]:

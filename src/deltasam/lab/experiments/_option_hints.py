@@ -30,7 +30,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "batch.drop_last": ("dataloader_drop_last",),
     "task.max_length": ("max_len", "max_seq_len", "max_seq_length", "sequence_length", "seq_length", "length"),
     "method.rho": ("radius", "sam_rho", "perturbation_radius"),
-    "model": ("model_name", "model_path", "model_name_or_path", "pretrained"),
+    "model": ("model_name", "model_name_or_path", "pretrained"),
     "task": ("task_name", "dataset_name"),
     "method": ("method_name", "algorithm"),
     "regularisers": ("regularizer", "regularizers", "regulariser", "regularization"),

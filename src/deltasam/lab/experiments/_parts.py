@@ -142,5 +142,5 @@ def _named(given: Any, where: str) -> tuple[str, Plain]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}={given!r}: must be a name, or a mapping with `name` and options")
     if "name" not in given:
-        raise ConfigError(f"{where}: `name` is missing beside the options {sorted(given)}")
+        raise ConfigError(f"{where}: `name` is missing; it selects what the options {sorted(given)} belong to")
     return str(given["name"]), {key: value for key, value in given.items() if key != "name"}

@@ -65,8 +65,8 @@ class Event:
 class _Worker:
     process: Any
     slot: int
-    job: Job | None = None
-    attempt: int = 0
+    job: Job = field(init=False)
+    attempt: int = field(init=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +75,13 @@ class LocalPool:
 
     Attributes:
         workers: Runs at a time; by default one per GPU, or one per four cores without GPUs.
-        gpus: The GPUs, as in ``CUDA_VISIBLE_DEVICES``; workers are assigned to them in turn.
-        reuse: On GPUs, where a process is slow to start, let a worker make one run after the other. A run sets its own
-            seeds and precision, so the result is the same as in a new process.
+        gpus: The GPUs, as in ``CUDA_VISIBLE_DEVICES``; workers are assigned to them in turn. On GPUs, where a process
+            is slow to start, a worker makes one run after the other. A run sets its own seeds and precision, so the
+            result is the same as in a new process.
     """
 
     workers: int
-    gpus: tuple[str, ...] = field(default=())
-    reuse: bool = True
+    gpus: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, workers: int | None = None) -> LocalPool:
@@ -123,7 +122,7 @@ class LocalPool:
                     event = _event(ready, busy[ready])
                     if event.kind != "step":
                         worker = busy.pop(ready)
-                        if self.reuse and self.gpus and event.kind in ("finished", "found"):
+                        if self.gpus and event.kind in ("finished", "found"):
                             idle[ready] = worker
                         else:
                             _dismiss(ready, worker)
@@ -174,7 +173,6 @@ def _stop(processes: list[Any]) -> None:
 
 
 def _event(connection: Connection, worker: _Worker) -> Event:
-    assert worker.job is not None
     try:
         message = connection.recv()
     except (EOFError, ConnectionResetError):

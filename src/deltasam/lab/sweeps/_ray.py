@@ -17,14 +17,9 @@ from deltasam.lab.sweeps._worker import Job, attempt
 
 LOST = 5  # attempts of a run whose worker or node died
 _VARIABLES = (
-    "HF_HUB_OFFLINE",
-    "HF_HOME",
-    "DELTASAM_DATA",
-    "DELTASAM_MODELS",
-    "PYTHONPATH",
-    "OMP_NUM_THREADS",
+    "HF_HUB_OFFLINE", "HF_HOME", "DELTASAM_DATA", "DELTASAM_MODELS", "PYTHONPATH", "OMP_NUM_THREADS",
     "TOKENIZERS_PARALLELISM",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
