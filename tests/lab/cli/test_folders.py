@@ -64,15 +64,15 @@ def test_folders_of_runs_are_measured_and_the_rest_is_left_out(
     assert [line.partition(":")[0] for line in shown.out.splitlines()] == ["delta-sam", "erm"]
     assert "without: the run has kept no weights" in shown.err
     assert "begun: the run is not finished" in shown.err
-    assert ("locks: no run folder" in shown.err) == inside
+    assert ("locks: not a run folder" in shown.err) == inside
     assert main(["analyze", "examples", *map(str, named), "--rows", "4"]) == 0
-    assert "ERM does not weigh instances" in capsys.readouterr().err
+    assert "ERM does not weight instances" in capsys.readouterr().err
     assert main(["analyze", "sharpness", *map(str, named), "--rows", "4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
 def test_nothing_to_measure_is_an_error(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, told in (("without", "has kept no weights"), ("locks", "no run folder"), ("nowhere", "no run folder")):
+    for name, told in (("without", "has kept no weights"), ("locks", "run folder"), ("nowhere", "run folder")):
         assert main(["analyze", "landscape", str(runs / "my" / name), *FEW]) == 2
         assert told in capsys.readouterr().err
 

@@ -133,7 +133,7 @@ TAKEN = (
         ("def f(:\n", "SyntaxError: "),
         ("import sys\nsys.exit('no')\n", "SystemExit: no, own.py line 2"),
         ("import json\njson.loads('{')\n", "JSONDecodeError: "),
-        (TAKEN, "the name 'SAM' is taken already by the method SAM of deltasam.methods._sam; choose another"),
+        (TAKEN, "the name 'SAM' is taken by the method SAM of deltasam.methods._sam; choose another"),
         (None, "FileNotFoundError: there is no "),
     ],
 )
@@ -178,4 +178,4 @@ def test_a_run_whose_method_is_not_there_says_where_to_name_it(bert: Path, tmp_p
     )
     told = here("evaluate", tmp_path / "run", plugins="").stderr
     assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in told
-    assert "if it is your own, name its file in DELTASAM_PLUGINS" in told
+    assert "add its file to DELTASAM_PLUGINS" in told

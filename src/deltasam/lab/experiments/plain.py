@@ -139,6 +139,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:
+        for key in error.errors()[0]["loc"]:  # the entry of a mapping that does not fit
+            if isinstance(value, Mapping) and key in value:
+                where, value = f"{where}.{key}", value[key]
         problems = {problem["type"]: problem["msg"] for problem in reversed(error.errors())}
         problem = problems.get("literal_error", error.errors()[0]["msg"]).replace("valid tuple", "valid list")
         problem = problem.replace("Field required", "an entry is missing")

@@ -124,8 +124,6 @@ class Sweep:
         found: Plain = dict(given)
         methods = found.get("methods") or {}
         found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
-        if found.get("grid") is not None:
-            _check_grid(found["grid"])
         if found.get("tune") is not None:
             found["tune"] = _section(Tune, found["tune"], "tune", "{seeds: [1]}")
         if found.get("risk") is not None:
@@ -133,19 +131,6 @@ class Sweep:
             found["risk"] = {name: getattr(checked, name) for name in found["risk"]}
         made: Sweep = build(cls, {"name": name, **options(cls, found, "sweep", leave_out=("name",))}, "sweep")
         return made
-
-
-def _check_grid(grid: Any) -> None:
-    """Raises a ConfigError unless the grid maps methods to settings to lists."""
-    example = "such as grid: {sam: {method.rho: [0.01, 0.05]}}"
-    if not isinstance(grid, Mapping):
-        raise ConfigError(f"grid={grid!r}: must be a mapping, {example}")
-    for label, settings in grid.items():
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"grid.{label}={settings!r}: must be a mapping of settings, {example}")
-        for setting, values in settings.items():
-            if not isinstance(values, list):
-                raise ConfigError(f"grid.{label}.{setting}={values!r}: must be a list of values, {example}")
 
 
 def _check_different(name: str, values: Sequence[Any]) -> None:
