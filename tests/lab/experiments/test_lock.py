@@ -49,6 +49,11 @@ def test_another_process_waits_until_the_holder_is_killed(
         assert is_locked(tmp_path / LOCK)
 
 
+def test_a_timeout_inside_of_a_run_is_not_taken_for_its_lock(tmp_path: Path) -> None:
+    with pytest.raises(filelock.Timeout), lock_run(tmp_path):
+        raise filelock.Timeout("a cache of the hub")
+
+
 def test_only_the_first_process_of_torchrun_locks(
     holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

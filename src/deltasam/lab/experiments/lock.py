@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,15 +31,16 @@ def lock_run(folder: Path) -> Iterator[None]:
     if int(os.environ.get("RANK", "0")):
         yield
         return
-    try:
-        with lock(folder / LOCK, timeout=PATIENCE):
-            yield
-            if (folder / "result.json").is_file():  # whoever gets the lock from now on finds the result
-                (folder / LOCK).unlink(missing_ok=True)
-    except Timeout:
-        raise LockedError(
-            f"{folder}: another process is making this run; wait for it, or choose another folder by --output"
-        ) from None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(folder / LOCK, timeout=PATIENCE))
+        except Timeout:
+            raise LockedError(
+                f"{folder}: another process is making this run; wait for it, or choose another folder by --output"
+            ) from None
+        yield
+        if (folder / "result.json").is_file():  # other processes find the result from now on
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 @contextmanager
