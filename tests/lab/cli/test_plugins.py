@@ -90,7 +90,7 @@ def test_a_sweep_of_two_processes(forkserver: None, bert: Path, tmp_path: Path, 
 
 def test_lists_and_measurements(here: Here) -> None:
     listed = deltasam("list", "methods", plugins="helpers.plugin", path=PLUGIN.parents[1])
-    assert "SAM with a name of its own." in listed.stdout, listed.stderr
+    assert "SAM by another name." in listed.stdout, listed.stderr
     assert "few-docstrings" in here("list", "tasks").stdout
     small = "--no-field --no-memory --rounds 1 --warmup 0 --seconds 0.01 --layers 1 --hidden 16 --heads 2 --length 8"
     step = here("bench", "step", "--methods", "wide-sam", *small.split())
