@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.integrations import MethodTrainer
-from deltasam.lab.experiments import DivergedError, _faults
-from deltasam.lab.experiments._faults import Guard, skips_by_itself
+from deltasam.lab.experiments import DivergedError, _guard
+from deltasam.lab.experiments._guard import Guard, fused_optimizer
 from deltasam.methods import SAM
 from deltasam.objectives import Classification
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
@@ -59,10 +59,10 @@ def test_the_device_leaves_out_what_the_host_would(
     bad: set[int], clip: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, told = trained(tmp_path, bad, max_grad_norm=clip)
-    assert skips_by_itself(trainer.optimizer) is trainer.optimizer.optimizer
+    assert fused_optimizer(trainer.optimizer) is trainer.optimizer.optimizer
     assert not hasattr(trainer.optimizer.optimizer, "found_inf")
     looped = trained(tmp_path, bad, max_grad_norm=clip, optim="adamw_torch", optim_args="foreach=False")[1]
-    monkeypatch.setattr(_faults, "skips_by_itself", lambda _: None)
+    monkeypatch.setattr(_guard, "fused_optimizer", lambda _: None)
     seen = trained(tmp_path, bad, max_grad_norm=clip)[1]
     assert_same_bits(told, seen)
     assert largest_difference(told, looped) < 1e-5
@@ -73,21 +73,21 @@ def test_the_device_leaves_out_what_the_host_would(
 def test_the_host_looks_when_something_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks, look = [], Guard._look
+    looks, look = [], Guard._read_counts
 
     def spied(self: Guard, update: int) -> None:
         looks.extend([update] if self._counts is not None else [])
         look(self, update)
 
-    monkeypatch.setattr(Guard, "_look", spied)
+    monkeypatch.setattr(Guard, "_read_counts", spied)
     options = {"logging_strategy": "steps", "logging_steps": 4, "max_steps": 10}
     trained(tmp_path, {0, 1, 3}, guard=Guard(lambda: None, limit=3), **options)
     # At the limit after updates 3 or, from a streak of one after update 4, 6; entries after 4 and 8; the end.
     assert looks == [3, 4, 6, 8, 10]
-    said = [record.getMessage() for record in caplog.records if record.name == _faults.__name__]
+    said = [record.getMessage() for record in caplog.records if record.name == _guard.__name__]
     assert said == [
-        "2 of the updates 1 to 3 left out: the gradient is not finite",
-        "1 of the updates 4 to 4 left out: the gradient is not finite",
+        "2 of the updates 1 to 3 skipped: the gradient is not finite",
+        "1 of the updates 4 to 4 skipped: the gradient is not finite",
     ]
 
 
@@ -132,8 +132,8 @@ def test_the_run_ends_after_the_same_update_and_with_the_same_checkpoints(seed: 
     told = Play(fused=True)
     torch.manual_seed(seed)
     seen = Play(fused=False)
-    assert skips_by_itself(told.optimizer) is not None
-    assert skips_by_itself(seen.optimizer) is None
+    assert fused_optimizer(told.optimizer) is not None
+    assert fused_optimizer(seen.optimizer) is None
     ended = None
     for step in range(400):
         bad, due = chance.random() < 0.6, chance.choice([None] * 9 + ["log", "evaluate", "save"])
@@ -154,9 +154,9 @@ def test_which_optimizers_leave_out_a_step_by_themselves() -> None:
 
     params = list(nn.Linear(2, 2).parameters())
     for optimizer in (torch.optim.Adam(params, fused=True), torch.optim.SGD(params, lr=0.1, fused=True)):
-        assert skips_by_itself(optimizer) is optimizer
-        assert skips_by_itself(SimpleNamespace(optimizer=optimizer, scaler=None)) is optimizer
-        assert skips_by_itself(SimpleNamespace(optimizer=optimizer, scaler=object())) is None
+        assert fused_optimizer(optimizer) is optimizer
+        assert fused_optimizer(SimpleNamespace(optimizer=optimizer, scaler=None)) is optimizer
+        assert fused_optimizer(SimpleNamespace(optimizer=optimizer, scaler=object())) is None
     for optimizer in (
         Own(params, fused=True),
         torch.optim.AdamW(params),
@@ -164,7 +164,7 @@ def test_which_optimizers_leave_out_a_step_by_themselves() -> None:
         torch.optim.Adagrad(params, fused=True),
         torch.optim.AdamW([*params, nn.Parameter(torch.ones(1, device="meta"))], fused=False),
     ):
-        assert skips_by_itself(optimizer) is None
+        assert fused_optimizer(optimizer) is None
 
 
 def test_no_checkpoint_at_the_end_of_an_epoch_either(tmp_path: Path) -> None:

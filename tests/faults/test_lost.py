@@ -1,4 +1,4 @@
-"""Processes that die: a worker of the data loader, and the run itself while it writes its very first file."""
+"""Processes that die: a worker of the data loader, and the run itself while it writes its first file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarnin
 
 
 class Deadly(Dataset[Any]):
-    """Rows of which one ends the worker that fetches it, once there is the file ``now``; others are counted."""
+    """Rows that end the worker that fetches one once the file ``now`` exists; until then fetches are counted."""
 
     def __init__(self, rows: Any, now: Path) -> None:
         self.rows, self.now = rows, now
@@ -52,7 +52,7 @@ class Deadly(Dataset[Any]):
 
 
 def fetched(now: Path) -> Path:
-    """A file with a byte for every row that a worker has fetched."""
+    """Returns a file with one byte for every row that a worker has fetched."""
     return now.with_name("fetched")
 
 
@@ -75,12 +75,12 @@ def touch(now: Path, workers: tuple[int, ...]) -> None:
 
 
 def kill(now: Path, workers: tuple[int, ...]) -> None:
-    # Once all is fetched the workers are idle. One that is killed while it asks whether the end has come holds a lock,
-    # for which the loader would then wait for ever.
+    # Once all rows are fetched the workers are idle. A worker that is killed while it holds the queue lock would
+    # block the loader for ever.
     until(lambda: fetched(now).stat().st_size == 2 * 48)
     os.kill(workers[0], signal.SIGKILL)
-    # Torch raises in the signal's handler, wherever that finds this process: here, not in a finaliser, where Python
-    # drops exceptions, and not after the last batch, when nobody misses the worker.
+    # Torch raises in a signal handler, wherever this process is: wait for it here, not in a finaliser, where Python
+    # drops exceptions, and not after the last batch, when the worker is no longer needed.
     until(lambda: False)
 
 
@@ -92,16 +92,15 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def forget(loaders: Iterable[int]) -> None:
-    """Lets torch watch these loaders' workers no longer.
+    """Makes torch stop watching the workers of these loaders.
 
-    It raises in a signal's handler when one was killed. A handler that interrupts the loader's end, in a finaliser
-    where exceptions are dropped, leaves the workers watched, and from then on raises in whatever runs when a process
-    ends.
+    It raises in a signal handler when a worker was killed. If the handler interrupts the end of the loader, in a
+    finaliser where exceptions are dropped, torch keeps watching, and raises in unrelated code when a process ends.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    gc.collect()  # torch watches the processes of a loader as long as there is one
+    gc.collect()  # torch watches workers as long as their loader exists
     for loader in loaders:
-        with suppress(ValueError):  # it has ended as it should
+        with suppress(ValueError):  # it has ended normally
             signal_handling._remove_worker_pids(loader)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
@@ -130,33 +129,31 @@ def test_a_worker_of_the_data_loader_dies(
     def noted(loader: int, pids: tuple[int, ...]) -> None:
         nonlocal workers
         loaders.append(loader)
-        workers = pids  # of the loader that has come last
+        workers = pids  # of the latest loader
         set_pids(loader, pids)
 
-    told = ""
+    message = ""
     with monkeypatch.context() as patched:
         patched.setattr(RunTrainer, "__init__", spoiled)
         patched.setattr(signal_handling, "_set_worker_pids", noted)
         try:
             run(one, folder, watch=watch)
         except LostError as error:
-            told = str(error)
+            message = str(error)
         finally:
             forget(loaders)
     assert loaders
-    assert "worker of the data loader has died" in told
-    assert "goes on from its last complete checkpoint when it is started again" in told
+    assert "worker of the data loader has died" in message
+    assert "resume from its last complete checkpoint" in message
     good = RunFolder(folder).last_checkpoint(12)
     assert good is not None
     assert int(good.name.rpartition("-")[2]) >= 6
-    monkeypatch.setattr(
-        "deltasam.lab.experiments._lock.PATIENCE", 300.0
-    )  # what is left of the workers holds the folder
+    monkeypatch.setattr("deltasam.lab.experiments.lock.PATIENCE", 300.0)  # remaining workers hold the lock
     run(one, folder)
     assert_same_bits(load_file(folder / "model/model.safetensors"), wanted)
 
 
-def test_other_errors_are_not_taken_for_deaths() -> None:
+def test_other_errors_are_not_converted() -> None:
     with pytest.raises(RuntimeError, match=r"^shape mismatch$") as raised, lost_told(lambda: "Go on"):
         raise RuntimeError("shape mismatch")
     assert raised.type is RuntimeError
@@ -179,7 +176,7 @@ def test_other_errors_are_not_taken_for_deaths() -> None:
 def test_a_worker_dies_while_it_sends(
     kind: type[Exception], number: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A worker that was just killed still counts as alive to torch, which then raises what the broken connection gave.
+    # Torch still takes a worker that was just killed for alive, and raises the error of the broken connection.
     def cut(*args: Any) -> Any:
         raise kind() if number is None else kind(number, os.strerror(number))
 
@@ -187,7 +184,7 @@ def test_a_worker_dies_while_it_sends(
     rows = iter(DataLoader(TensorDataset(torch.arange(4)), num_workers=1))
     with pytest.raises(LostError, match=r"worker of the data loader has died.*Go on"), lost_told(lambda: "Go on"):
         next(rows)
-    rows._shutdown_workers()  # the error refers to it, and whoever kept that would keep the worker
+    rows._shutdown_workers()  # the error refers to it and would keep the worker alive
 
 
 class Unreadable(Dataset[Any]):
@@ -205,7 +202,7 @@ class Unreadable(Dataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [ConnectionResetError, RuntimeError])
-def test_an_error_of_the_data_set_is_no_death(kind: type[Exception], workers: int) -> None:
+def test_an_error_of_the_dataset_is_not_a_death(kind: type[Exception], workers: int) -> None:
     loader = DataLoader(Unreadable(kind), num_workers=workers)
     with pytest.raises(kind, match="the file server went away") as raised, lost_told(lambda: "Go on"):
         next(iter(loader))
@@ -245,14 +242,14 @@ def test_memory_runs_out_and_the_run_goes_on_in_parts(
     split = RunConfig.from_plain(plain | {"on_out_of_memory": "split"})
     assert whole.run_id == split.run_id
     run(whole, tmp_path / "whole")
-    take = Method.take
+    run_step = Method.run_step
 
     def hungry(self: Method, passes: Any) -> Any:
         if len(passes.batches[0]["labels"]) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return take(self, passes)
+        return run_step(self, passes)
 
-    monkeypatch.setattr(Method, "take", hungry)
+    monkeypatch.setattr(Method, "run_step", hungry)
     run(split, tmp_path / "split")
     assert [record.getMessage().split(";")[0] for record in caplog.records if "memory ran out" in record.message] == [
         "memory ran out in a step over parts of 8 instances",
@@ -267,7 +264,7 @@ def test_memory_runs_out_and_the_run_goes_on_in_parts(
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "output"),
     [
         ("workers=-1", "workers=-1 must be at least 0"),
         ("on_out_of_memory=retry", "on_out_of_memory"),
@@ -276,12 +273,12 @@ def test_memory_runs_out_and_the_run_goes_on_in_parts(
     ],
 )
 def test_bad_options(
-    setting: str, said: str, one: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    setting: str, output: str, one: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     described = tmp_path / "config.yaml"
     described.write_text(one.to_yaml())
     words = ["train", "--config", str(described), "--output", str(tmp_path / "run"), "on_out_of_memory=split"]
     words += ["--method", "SubsetSAM"] if setting.startswith("method") else [setting]
     assert main(words) == 2
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

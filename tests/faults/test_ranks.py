@@ -1,4 +1,4 @@
-"""A process of several is killed: all end and say so; the same command goes on to the weights of a whole run."""
+"""One of several processes is killed: all end with an error; the same command resumes to the same weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def launched(launcher: list[str], described: Path, output: Path, **env: str) -> 
 def test_a_killed_process(kind: str, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     plain: dict[str, Any] = config(tmp_path / "parts").to_plain()
-    plain["method"] = plain["method"] | {"sharpness": "global"}  # LookSAM: has a state, sharded where the weights are
+    plain["method"] = plain["method"] | {"scope": "global"}  # LookSAM: has a state, sharded where the weights are
     described = tmp_path / "config.yaml"
     described.write_text(RunConfig.from_plain(plain).to_yaml())
     launcher = LAUNCHERS[kind]
@@ -61,7 +61,7 @@ def test_a_killed_process(kind: str, tmp_path: Path) -> None:
     killed = launched(launcher, described, place, **once)
     assert killed.returncode != 0
     assert "another process of the training has died or does not answer" in killed.stderr, killed.stderr[-4000:]
-    assert "The run goes on from its last complete checkpoint when it is started again" in killed.stderr
+    assert "resume from its last complete checkpoint" in killed.stderr
     assert not (place / "result.json").exists()
     assert (place / "checkpoints/checkpoint-6/complete.json").exists()
 
@@ -69,8 +69,8 @@ def test_a_killed_process(kind: str, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-4000:]
     assert_same_bits(load_file(place / "model/model.safetensors"), wanted)
 
-    if kind == "ddp":  # or by itself
-        # In one store for all attempts, new processes find the addresses of dead ones: torch's, with or without us.
+    if kind == "ddp":  # or restarted by torchrun
+        # With one store for all attempts, new processes find the addresses of dead ones: an issue of torch itself.
         restarting = {"DELTASAM_KILL": f"1:8:{tmp_path / 'killed again'}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         done = launched([*launcher, "--max-restarts", "1"], described, tmp_path / "alone", **restarting)
         assert done.returncode == 0, done.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped, starved of disk, and resumed from damaged checkpoints."""
+"""Runs that are killed, stopped, out of disk space, or resumed from damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deltasam.lab.experiments import DivergedError, RunConfig, RunFolder, run
 from deltasam.lab.experiments._folder import mark_complete, notes_of
 from deltasam.lab.experiments._trainer import RunTrainer
 from helpers.data import REPOSITORY
-from helpers.fault_runs import config
+from helpers.fault_runs import Interrupted, config, interrupt_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 
@@ -52,12 +52,12 @@ def test_killed_stopped_and_starved_runs_end_like_an_undisturbed_one(tmp_path: P
     for name in ("SIGTERM", "SIGINT"):
         one = found[name]
         assert (one["code"], one["finished"], one["checkpoint"]) == (75, False, True)
-        assert f"stopped by {name} after update 5 of 12; the run goes on from there" in one["said"]
-        assert "Traceback" not in one["said"]
+        assert f"stopped by {name} after update 5 of 12" in one["output"]
+        assert "Traceback" not in one["output"]
         assert one["weights"] == found["whole"]
     assert found["starved"]["code"] == 1
-    assert "What was complete before is still there" in found["starved"]["said"]
-    assert "Traceback" not in found["starved"]["said"]
+    assert "last complete checkpoint" in found["starved"]["output"]
+    assert "Traceback" not in found["starved"]["output"]
     assert found["starved"]["weights"] == found["whole"]
 
 
@@ -68,22 +68,14 @@ def test_twenty_kills(tmp_path: Path) -> None:
     assert set(found["killed"]) == {found["whole"]}
 
 
-class Interrupted(BaseException):
-    """Like a kill: nothing in between catches it."""
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config(tmp_path_factory.mktemp("parts"))
 
 
 def interrupted(one: RunConfig, folder: Path, at: int) -> None:
-    def watch(step: int, total: int, latest: dict[str, float]) -> None:
-        if step == at:
-            raise Interrupted
-
     with pytest.raises(Interrupted):
-        run(one, folder, watch=watch)
+        run(one, folder, watch=interrupt_at(at))
 
 
 def steps_of_resumed(one: RunConfig, folder: Path) -> list[int]:
@@ -93,7 +85,7 @@ def steps_of_resumed(one: RunConfig, folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "missing", "mark"])
-def test_damaged_checkpoint_is_passed_over(
+def test_damaged_checkpoint_is_skipped(
     one: RunConfig, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
@@ -125,7 +117,7 @@ def test_checkpoint_runs_no_code(one: RunConfig, tmp_path: Path) -> None:
     notes = notes_of(last)
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         (last / name).write_bytes(pickle.dumps(Evil()))
-    mark_complete(last, notes)  # by someone who knows how
+    mark_complete(last, notes)  # by an attacker
     with pytest.raises(Exception, match=r"(?i)weights.only"):
         run(one, folder)
     assert not (tmp_path / "ran").exists()
@@ -150,10 +142,10 @@ def test_diverged_run_ends_and_names_the_checkpoint(
         run(RunConfig.from_plain(plain), tmp_path / "run")
 
 
-def test_an_update_that_is_not_finite_is_left_out() -> None:
+def test_an_update_that_is_not_finite_is_skipped() -> None:
     from types import SimpleNamespace
 
-    from deltasam.lab.experiments._faults import Guard
+    from deltasam.lab.experiments._guard import Guard
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
@@ -179,9 +171,9 @@ def test_an_update_that_is_not_finite_is_left_out() -> None:
 
 @pytest.mark.slow
 def test_torchrun_two_processes(tmp_path: Path) -> None:
-    """``deltasam train`` by two processes is the run of one: DDP by ``torchrun``, FSDP2 by ``accelerate launch``."""
+    """``deltasam train`` makes the same run in two processes: DDP by ``torchrun``, FSDP2 by ``accelerate launch``."""
     (tmp_path / "parts").mkdir()
-    plain = config(tmp_path / "parts").to_plain() | {"method": {"name": "SAM", "sharpness": "global"}}
+    plain = config(tmp_path / "parts").to_plain() | {"method": {"name": "SAM", "scope": "global"}}
     plain["model"] = plain["model"] | {"dropout": 0.0}
     described = tmp_path / "config.yaml"
     described.write_text(RunConfig.from_plain(plain).to_yaml())

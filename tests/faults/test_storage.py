@@ -30,7 +30,7 @@ def test_failed_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     write_text(path, "old")
     monkeypatch.setattr(os, "fsync", full_disk)
     with (
-        pytest.raises(StorageError, match=r"disk is full.*choose another folder.*still there"),
+        pytest.raises(StorageError, match=r"disk is full.*choose another folder.*last complete"),
         explain_storage_errors(tmp_path),
     ):
         write_text(path, "new")
@@ -40,7 +40,7 @@ def test_failed_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_read_only_folder(tmp_path: Path, number: int) -> None:
-    with pytest.raises(StorageError, match=r"cannot be written to.*permissions"), explain_storage_errors(tmp_path):
+    with pytest.raises(StorageError, match=r"not writable.*permissions"), explain_storage_errors(tmp_path):
         raise OSError(number, os.strerror(number))
 
 
@@ -56,7 +56,7 @@ def test_sealed_folder(tmp_path: Path) -> None:
     seal(tmp_path, "complete.json", {"seconds": 1.5})
     assert sealed(tmp_path, "complete.json") == {"seconds": 1.5}
     (tmp_path / "sub" / "more").unlink()
-    with pytest.raises(StorageError, match="more: it is missing"):
+    with pytest.raises(StorageError, match="more: missing"):
         sealed(tmp_path, "complete.json")
 
 
@@ -75,7 +75,7 @@ def test_every_alteration_is_found(tmp_path: Path, victim: str) -> None:
             altered = whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]
         path.write_bytes(altered)
         if victim == "weights":
-            with pytest.raises(StorageError, match=r"weights: it is cut short or altered"):
+            with pytest.raises(StorageError, match=r"weights: truncated or altered"):
                 sealed(tmp_path, "complete.json")
         else:  # another number of blanks says the same
             with suppress(StorageError):

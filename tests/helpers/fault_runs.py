@@ -1,6 +1,6 @@
-"""Runs that are killed, stopped and starved. A script, so that all is imported once and every run is a fork of it.
+"""Runs that are killed, stopped, or out of disk space. A script: it imports everything once and forks every run.
 
-``fault_runs.py FOLDER KILLS`` writes what it found to ``found.json``.
+``fault_runs.py FOLDER KILLS`` writes its findings to ``found.json``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import sklearn.metrics  # noqa: F401 - what a run would import is imported here, once
+import sklearn.metrics  # noqa: F401 - imported once, for all runs
 import torch
 import tqdm.auto
 import tqdm.std
@@ -31,15 +31,29 @@ import deltasam.lab.cli.train  # noqa: F401
 from deltasam.lab.cli import main
 from deltasam.lab.experiments import RunConfig, run
 from deltasam.lab.experiments._callbacks import Recorder  # noqa: F401
-from deltasam.lab.experiments._faults import Guard  # noqa: F401
+from deltasam.lab.experiments._guard import Guard  # noqa: F401
 from deltasam.lab.experiments._trainer import RunTrainer
 from helpers.pretrained import bert_folder
 
 UPDATES = 12
 
 
+class Interrupted(BaseException):
+    """Like a kill: no handler catches it."""
+
+
+def interrupt_at(at: int) -> Callable[[int, int, dict[str, float]], None]:
+    """Returns a ``watch`` that interrupts the run after this update."""
+
+    def watch(step: int, total: int, latest: dict[str, float]) -> None:
+        if step == at:
+            raise Interrupted
+
+    return watch
+
+
 def rows(path: Path, number: int, seed: int) -> str:
-    """Sentences whose first word tells the label."""
+    """Writes sentences whose first word determines the label."""
     words, chance = ("return", "file", "name", "set", "get", "the"), random.Random(seed)
     made = [" ".join(chance.choices(words, k=5)) for _ in range(number)]
     path.write_text("\n".join(["text,label", *(f"{text},{int(text < 'name')}" for text in made)]))
@@ -64,14 +78,14 @@ def config(folder: Path) -> RunConfig:
 
 
 def forked(work: Callable[[], int]) -> int:
-    """Starts the work in a process of its own."""
+    """Starts the work in a new process."""
     child = os.fork()
     if child == 0:
         code = 99
         try:
             torch.set_num_threads(1)
-            # The lock of progress bars is shared with the parent: a child that is killed while it holds it would stop
-            # every later one for good.
+            # The lock of progress bars is shared with the parent: a child that is killed while it holds the lock would
+            # block every later one.
             for bars in (tqdm.std.tqdm, tqdm.auto.tqdm):
                 bars.set_lock(threading.RLock())
             code = work()
@@ -95,10 +109,10 @@ def weights(folder: Path) -> str:
 
 
 def kills(one: RunConfig, folder: Path, number: int, seconds: float) -> tuple[int, list[str]]:
-    """SIGKILL at random moments, so many times; a run that comes to its end makes room for another one.
+    """Sends SIGKILL at random moments until ``number`` kills have hit; a run that finishes is followed by another one.
 
     Returns:
-        How many kills met a live run, and the weights that the runs ended with.
+        The number of kills that hit a live run, and the weights of all runs.
     """
     chance, hit, place = random.Random(number), 0, folder / "0"
     ends = []
@@ -121,7 +135,7 @@ def kills(one: RunConfig, folder: Path, number: int, seconds: float) -> tuple[in
 
 
 def stopped(bert_config: Path, folder: Path, number: int) -> tuple[int, str]:
-    """Exit code and message of ``deltasam train`` that is sent a signal in the middle of an update."""
+    """Returns exit code and message of a ``deltasam train`` that gets a signal in the middle of an update."""
     log = folder.with_suffix(".log")
 
     def work() -> int:
@@ -143,7 +157,7 @@ def stopped(bert_config: Path, folder: Path, number: int) -> tuple[int, str]:
 
 
 def starved(bert_config: Path, folder: Path) -> tuple[int, str]:
-    """The same where no file may be larger than a checkpoint's."""
+    """Returns the same for a process whose files must be smaller than those of a checkpoint."""
     log = folder.with_suffix(".log")
 
     def work() -> int:
@@ -164,13 +178,13 @@ def work(folder: Path, number: int) -> dict[str, Any]:
     found["hit"], found["killed"] = kills(one, folder / "killed", number, found["seconds"])
     for name in ("SIGTERM", "SIGINT"):
         place = folder / name
-        code, said = stopped(described, place, signal.Signals[name])
-        found[name] = {"code": code, "said": said, "finished": (place / "result.json").exists()}
+        code, output = stopped(described, place, signal.Signals[name])
+        found[name] = {"code": code, "output": output, "finished": (place / "result.json").exists()}
         found[name]["checkpoint"] = (place / "checkpoints/checkpoint-5/complete.json").exists()
         assert ended(forked(lambda place=place: finish(one, place))) == 0
         found[name]["weights"] = weights(place)
-    code, said = starved(described, folder / "starved")
-    found["starved"] = {"code": code, "said": said}
+    code, output = starved(described, folder / "starved")
+    found["starved"] = {"code": code, "output": output}
     assert ended(forked(lambda: finish(one, folder / "starved"))) == 0
     found["starved"]["weights"] = weights(folder / "starved")
     return found
@@ -179,5 +193,5 @@ def work(folder: Path, number: int) -> dict[str, Any]:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     gc.collect()
-    gc.freeze()  # the collections of the children need not look at what was imported
+    gc.freeze()  # collections in the children skip what was imported
     (place / "found.json").write_text(json.dumps(work(place, int(sys.argv[2]))))

@@ -1,8 +1,9 @@
-"""A tiny model with a tokenizer in a folder, as ``from_pretrained`` wants it."""
+"""Folders with a tiny model and its tokenizer, and with a tiny dataset."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -13,7 +14,7 @@ WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "big", "small", 
 
 
 def tiny_bert_folder(folder: Path) -> Path:
-    """A BERT of random weights and a tokenizer of a few words."""
+    """Saves a BERT with random weights and a tokenizer of a few words."""
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     assert len(vocabulary) <= VOCABULARY
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -28,3 +29,12 @@ def tiny_bert_folder(folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     encoder("bert").save_pretrained(folder)
     return folder
+
+
+def classification_task(folder: Path, rows: int = 24) -> dict[str, Any]:
+    """Writes sentences of two classes and returns the task on them, as plain data."""
+    path = folder / "rows.csv"
+    texts = (f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(rows))
+    path.write_text("\n".join(["text,label", *texts]))
+    files = dict.fromkeys(("train", "validation"), str(path))
+    return {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}

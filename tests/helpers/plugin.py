@@ -1,4 +1,4 @@
-"""A module of a researcher's own, as ``DELTASAM_PLUGINS`` names it: a method, a weighting, a regulariser, a task."""
+"""A plugin for ``DELTASAM_PLUGINS``: a method, a weighting, a regulariser, a task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deltasam.weighting import Weighting
 @register
 @dataclass(frozen=True, kw_only=True)
 class WideSAM(SAM):
-    """SAM with a name of its own."""
+    """SAM by another name."""
 
     wide: float = 2.0
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deltasam.integrations import MethodTrainer
 from deltasam.lab.experiments import RunConfig, run
-from deltasam.lab.experiments._faults import Guard
+from deltasam.lab.experiments._guard import Guard
 from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.objectives import Classification
 from helpers.fault_runs import config

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from deltasam.integrations import MethodTrainer
-from deltasam.lab.experiments._faults import Guard
+from deltasam.lab.experiments._guard import Guard
 from deltasam.methods import ERM
 from helpers.trainers import Bag, arguments, classification_data, fresh
 

@@ -9,9 +9,9 @@ from deltasam.lab.plugins import load_plugins
 from deltasam.methods import Method
 from deltasam.step.names import look_up, suggest
 
-_FIRST = ("ERM", "SAM", "DeltaSAM")  # the order of tables: what all are compared with, the paper's, then the others
+_FIRST = ("ERM", "SAM", "DeltaSAM")  # the order in tables: the baseline, the paper's methods, then the others
 
-#: Every method of the package, by class name; those of the user join when their modules are imported.
+#: All methods by class name; plugins add theirs.
 METHODS: dict[str, type[Method]] = {
     name: kind
     for name, kind in ((name, getattr(methods, name)) for name in dict.fromkeys((*_FIRST, *methods.__all__)))
@@ -20,11 +20,11 @@ METHODS: dict[str, type[Method]] = {
 
 
 def find_method(name: str) -> type[Method]:
-    """The method of this name, however it is spelled: ``DeltaSAM``, ``delta-sam``, ``delta_sam``.
+    """Returns the class of a method; ``DeltaSAM``, ``delta-sam`` and ``delta_sam`` are the same name.
 
     Raises:
-        ValueError: There is none; the message names the nearest one.
-        PluginError: A module of the user's own cannot be imported.
+        ValueError: The name is unknown; the message suggests the nearest one.
+        PluginError: A plugin cannot be imported.
 
     Example:
         >>> find_method("delta-sam").__name__

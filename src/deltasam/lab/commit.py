@@ -1,4 +1,4 @@
-"""The commit of these sources, to be written beside numbers that were made with them."""
+"""The commit of the sources, recorded with results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ VARIABLE = "DELTASAM_COMMIT"
 
 @functools.cache
 def commit() -> str | None:
-    """What ``DELTASAM_COMMIT`` says, as on a machine that the sources were copied to; else what git says; else None.
+    """Returns ``DELTASAM_COMMIT``, for machines to which the sources were copied; else the commit from git; else None.
 
-    Git's answer ends in "with uncommitted changes" if there are any.
+    The commit from git is followed by "with uncommitted changes" if there are any.
     """
     return os.environ.get(VARIABLE) or _head()
 
@@ -23,7 +23,7 @@ def _head() -> str | None:
     git = ("git", "-C", str(Path(__file__).parents[1]))
     try:
         tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
-        if tracked.returncode != 0:  # installed into an environment that lies in somebody's checkout
+        if tracked.returncode != 0:  # installed into an environment inside another checkout
             return None
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)

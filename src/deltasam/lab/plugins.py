@@ -1,8 +1,8 @@
-"""Modules of the user's own that add to what is chosen by name: methods, weightings, regularisers, tasks.
+"""Plugins: modules of the user that register methods, weightings, regularisers and tasks.
 
-They are named in the variable ``DELTASAM_PLUGINS`` (modules or paths of ``.py`` files, with commas between them), or
-are entry points of the group ``deltasam.plugins`` of installed packages. Nothing else is imported, and nothing before
-a name is looked up. What they add they say by :func:`deltasam.lab.experiments.register`.
+They are listed in the variable ``DELTASAM_PLUGINS`` (modules or paths of ``.py`` files, separated by commas), or are
+entry points of the group ``deltasam.plugins`` of installed packages. They are imported when a name is first looked up,
+and add parts by :func:`deltasam.lab.experiments.register`.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ _imported: list[str] = []
 
 
 class PluginError(ValueError):
-    """A plugin cannot be imported; the message says which one, who named it, and why."""
+    """A plugin cannot be imported; the message names it, where it is listed, and the cause."""
 
 
 def load_plugins() -> None:
-    """Imports the plugins that were not imported yet, those of the variable first.
+    """Imports the plugins that have not been imported yet, those of the variable first.
 
     Raises:
         PluginError: One of them cannot be imported.
     """
     for plugin in named_plugins():
-        told = f"{VARIABLE}: {_shown(plugin)}"
-        _once(plugin, told, "mend it, or take it out of the variable", partial(_load, plugin))
+        what = f"{VARIABLE}: {_short_name(plugin)}"
+        _load_once(plugin, what, "fix it, or remove it from the variable", partial(_load, plugin))
     for entry in _installed():
-        told = f"{entry.value}, a plugin of the installed package {entry.dist.name if entry.dist else entry.name},"
-        _once(f"{GROUP}: {entry.value}", told, "update or uninstall that package", entry.load)
+        what = f"{entry.value}, a plugin of the installed package {entry.dist.name if entry.dist else entry.name},"
+        _load_once(f"{GROUP}: {entry.value}", what, "update or uninstall that package", entry.load)
 
 
 def named_plugins() -> list[str]:
-    """What the variable names, with whole paths, which mean the same in every folder."""
-    words = (word.strip() for word in os.environ.get(VARIABLE, "").split(","))
-    return [str(Path(word).expanduser().resolve()) if _is_file(word) else word for word in words if word]
+    """Returns the plugins in the variable, with absolute paths."""
+    names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
+    return [str(Path(name).expanduser().resolve()) if _is_file(name) else name for name in names if name]
 
 
 def loaded_plugins() -> list[str]:
-    """The plugins that were imported, without their folders."""
-    return [_shown(plugin) for plugin in _imported]
+    """Returns the imported plugins, without their folders."""
+    return [_short_name(plugin) for plugin in _imported]
 
 
 def _is_file(plugin: str) -> bool:
     return plugin.endswith(".py")
 
 
-def _shown(plugin: str) -> str:
+def _short_name(plugin: str) -> str:
     return Path(plugin).name if _is_file(plugin) else plugin.removeprefix(f"{GROUP}: ")
 
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # a look at every installed package: not before it is needed
+    from importlib.metadata import entry_points  # lazy: it searches every installed package
 
     return tuple(entry_points(group=GROUP))
 
 
-def _once(plugin: str, what: str, way_out: str, load: Callable[[], object]) -> None:
+def _load_once(plugin: str, what: str, remedy: str, load: Callable[[], object]) -> None:
     if plugin in _imported:
         return
-    _imported.append(plugin)  # before the import: a plugin may look up names itself
+    _imported.append(plugin)  # before the import: a plugin may look up names
     try:
         load()
     except BaseException as error:
         _imported.remove(plugin)
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise PluginError(f"{what} cannot be imported ({_cause(plugin, error)}); {way_out}") from error
+        raise PluginError(f"{what} cannot be imported ({_cause(plugin, error)}); {remedy}") from error
 
 
 def _load(plugin: str) -> None:
@@ -91,7 +91,7 @@ def _load(plugin: str) -> None:
     path = Path(plugin)
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}")
-    # A name that no module has, the same in every process: classes are pickled by it.
+    # Unique, and the same in every process: classes are pickled by it.
     name = f"deltasam_plugin_{path.stem}_{hashlib.sha256(plugin.encode()).hexdigest()[:8]}"
     spec = util.spec_from_file_location(name, path)
     assert spec is not None
@@ -105,16 +105,15 @@ def _load(plugin: str) -> None:
 
 
 def _cause(plugin: str, error: BaseException) -> str:
-    """The error in one line, with the line of the plugin that it came from."""
+    """Returns the error in one line, with the line of the plugin that raised it."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and f"{plugin}.".startswith(f"{missing}."):
         return (
-            f"there is no module {missing}: install it, put its folder into PYTHONPATH, or name the file by a path "
-            "that ends in .py"
+            f"there is no module {missing}: install it, add its folder to PYTHONPATH, or give the path of a .py file"
         )
-    said = " ".join(str(error).split())
-    told = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    on_the_way = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent), "<")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(on_the_way)]
-    own = [f for f in frames if f.filename == frames[0].filename]  # not the depths of a library that it called
-    return f"{told}, {Path(own[-1].filename).name} line {own[-1].lineno}" if own else told
+    message = " ".join(str(error).split())
+    cause = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    internal = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent), "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(internal)]
+    own = [f for f in frames if f.filename == frames[0].filename]  # not inside libraries that it calls
+    return f"{cause}, {Path(own[-1].filename).name} line {own[-1].lineno}" if own else cause

@@ -64,9 +64,9 @@ def test_runs_in_a_folder_are_measured_and_the_rest_is_skipped(
     assert [line.partition(":")[0] for line in shown.out.splitlines()] == ["delta-sam", "erm"]
     assert "without: the run has kept no weights" in shown.err
     assert "begun: the run is not finished" in shown.err
-    assert ("locks: no run folder" in shown.err) == inside
+    assert ("locks: not a run folder" in shown.err) == inside
     assert main(["analyze", "examples", *map(str, named), "--rows", "4"]) == 0
-    assert "ERM does not weigh instances" in capsys.readouterr().err
+    assert "ERM does not weight instances" in capsys.readouterr().err
     assert main(["analyze", "sharpness", *map(str, named), "--rows", "4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
 

@@ -64,7 +64,7 @@ def test_slices_are_stored_and_reported(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "landscape", str(tmp_path)]) == 2
-    assert "no run folder" in capsys.readouterr().err
+    assert "run folder" in capsys.readouterr().err
     assert main(["analyze", "landscape", str(tmp_path), "--points", "2"]) == 2
 
 

@@ -90,7 +90,7 @@ def test_a_sweep_of_two_processes(forkserver: None, bert: Path, tmp_path: Path, 
 
 def test_lists_and_measurements(here: Here) -> None:
     listed = deltasam("list", "methods", plugins="helpers.plugin", path=PLUGIN.parents[1])
-    assert "SAM with a name of its own." in listed.stdout, listed.stderr
+    assert "SAM by another name." in listed.stdout, listed.stderr
     assert "`deltasam list regularisers`" in listed.stdout
     assert "few-docstrings" in here("list", "tasks").stdout
     rows = {line.split()[0]: line.split() for line in here("list", "regularisers").stdout.splitlines()}
@@ -138,7 +138,7 @@ TAKEN = (
         ("def f(:\n", "SyntaxError: "),
         ("import sys\nsys.exit('no')\n", "SystemExit: no, own.py line 2"),
         ("import json\njson.loads('{')\n", "JSONDecodeError: "),
-        (TAKEN, "the name 'SAM' is taken already by the method SAM of deltasam.methods._sam; choose another"),
+        (TAKEN, "the name 'SAM' is taken by the method SAM of deltasam.methods._sam; choose another"),
         (None, "FileNotFoundError: there is no "),
     ],
 )
@@ -179,6 +179,6 @@ def test_a_run_with_an_unknown_method_suggests_a_plugin(bert: Path, tmp_path: Pa
     (tmp_path / "run/config.yaml").write_text(
         yaml.safe_dump({"task": "docstrings", "model": str(bert), "method": "zz"})
     )
-    error = here("evaluate", tmp_path / "run", plugins="").stderr
-    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in error
-    assert "if it is your own, name its file in DELTASAM_PLUGINS" in error
+    told = here("evaluate", tmp_path / "run", plugins="").stderr
+    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in told
+    assert "add its file to DELTASAM_PLUGINS" in told

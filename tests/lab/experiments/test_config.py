@@ -1,4 +1,4 @@
-"""The configuration of a run: complete, typed, the same after YAML, and clear about mistakes."""
+"""The configuration of a run: complete, typed, unchanged by YAML; its errors and its id."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from deltasam.lab.catalogue import METHODS
-from deltasam.lab.experiments import REGULARISERS, WEIGHTINGS, ConfigError, Result, RunConfig, resolve
+from deltasam.lab.experiments import REGULARISERS, WEIGHTINGS, ConfigError, RunConfig, resolve
 from deltasam.lab.tasks import TASKS
-from helpers.data import REPOSITORY
 
 SMALL = {"task": "mrpc", "model": "bert-base-cased"}
 
@@ -66,14 +65,14 @@ def test_identity_is_what_is_computed() -> None:
         "seed": 1,
         "evaluate_every": "end",
     }
-    # Every section is on one side: one that was forgotten would let a run be taken for another.
+    # Every section is on one side; a forgotten one would give two runs the same id.
     assert {*same, *other, "on_out_of_memory"} == {field.name for field in dataclasses.fields(RunConfig)}
     for section, value in same.items():
         assert make(**{section: value}).run_id == config.run_id, section
-    assert make(on_out_of_memory="split").run_id == config.run_id  # which goes with no capture
+    assert make(on_out_of_memory="split").run_id == config.run_id  # not allowed with capture
     for section, value in other.items():
         assert make(**{section: value}).run_id != config.run_id, section
-    assert make(method={"name": "SAM", "rho": 0.05}).run_id == make(method="sam").run_id  # the default, spelled out
+    assert make(method={"name": "SAM", "rho": 0.05}).run_id == make(method="sam").run_id  # the default
 
 
 def test_later_wins(tmp_path: Path) -> None:
@@ -81,7 +80,7 @@ def test_later_wins(tmp_path: Path) -> None:
     config = resolve(file=tmp_path / "part.yaml", options={**SMALL, "seed": 4}, settings=["method.rho=0.2", "seed=5"])
     assert (config.method.rho, config.seed) == (0.2, 5)
     other = resolve(file=tmp_path / "part.yaml", options=SMALL, method="asam")
-    assert other.method.rho == METHODS["ASAM"]().rho  # another method starts from its own defaults
+    assert other.method.rho == METHODS["ASAM"]().rho  # another method has its own defaults
 
 
 def test_settings_are_yaml() -> None:
@@ -110,17 +109,6 @@ def test_settings_are_yaml() -> None:
         ({"epochs": 1}, r"epochs: unknown section of a run; did you mean schedule.epochs\?"),
         ({"batch_size": 8}, r"did you mean batch.size\?"),
         ({"learning_rate": 1e-4}, r"learning_rate: unknown section of a run; did you mean optimizer.lr\?"),
-        ({"weight_decay": 0.1}, r"did you mean optimizer.weight_decay\?"),
-        ({"num_train_epochs": 1}, r"did you mean schedule.epochs\?"),
-        ({"warmup": 0.1}, r"did you mean schedule.warmup\?"),
-        ({"warmup_ratio": 0.1}, r"did you mean schedule.warmup\?"),
-        ({"per_device_train_batch_size": 8}, r"did you mean batch.size\?"),
-        ({"gradient_accumulation_steps": 2}, r"did you mean batch.accumulation\?"),
-        ({"max_length": 32}, r"did you mean task.max_length\?"),
-        ({"max_seq_length": 32}, r"did you mean task.max_length\?"),
-        ({"model_name_or_path": "x"}, r"did you mean model\?"),
-        ({"random_seed": 1}, r"did you mean seed\?"),
-        ({"bf16": True}, r"did you mean precision\?"),
         (
             {"optimizer": {"learning_rate": 1e-4}},
             r"optimizer.learning_rate: unknown option of Optimizer; did you mean optimizer.lr\?",
@@ -144,7 +132,6 @@ def test_settings_are_yaml() -> None:
         ({"optimizer": {"lr": "fast"}}, r"optimizer.lr='fast': .*number"),
         ({"optimizer": {"lr": True}}, r"optimizer.lr=True: must be a number"),
         ({"optimizer": {"lr": float("nan")}}, r"optimizer: lr=nan must be a finite number"),
-        ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas"),
         (
             {"task": {"name": "classification", "files": "a.csv"}},
             r"task.files='a.csv': Input should be a mapping, as by task.files.<key>=",
@@ -163,10 +150,14 @@ def test_settings_are_yaml() -> None:
         ({"evaluate_every": "never"}, r"^evaluate_every='never': Input should be 'epoch' or 'end', or a whole number"),
         ({"regularisers": ["rdorp"]}, r"regularisers.0: there is no 'rdorp'; did you mean RDrop\?"),
         ({"regularisers": [{"name": "RDrop", "alpha": -1}]}, r"regularisers.0: RDrop\(alpha=-1"),
+        *(
+            ({"regularisers": value}, r"^regularisers=.*: must be a name, a mapping")
+            for value in (1, 2.5, True, {"RDrop"})
+        ),
         ({"evaluate_every": 0}, r"^evaluate_every=0"),
         ({"optimizer": {"lr": 1e-8}}, r"optimizer.lr=1e-08 must be greater than schedule.lr_end=1e-07"),
         ({"task": {"name": "mrpc", "max_length": 0}}, r"task: task.max_length=0"),
-        ({"model": None}, r"the run has no model; name it: --model"),
+        ({"model": None}, r"the run has no model; set it by --model"),
     ],
 )
 def test_mistakes(sections: dict[str, Any], message: str) -> None:
@@ -174,14 +165,16 @@ def test_mistakes(sections: dict[str, Any], message: str) -> None:
         make(**sections)
 
 
-def test_every_other_name_of_an_option_leads_to_one_there_is() -> None:
-    from deltasam.lab.experiments._placed import _OTHER_NAMES
+def test_option_hints_name_existing_options() -> None:
+    from deltasam.lab.experiments._option_hints import OTHER_NAMES, option_hint
 
     known = make(task="classification", method="sam").to_plain()
-    for place in _OTHER_NAMES:
+    for place, names in OTHER_NAMES.items():
         section, _, option = place.partition(".")
         assert section in known, place
         assert not option or option in known[section], place
+        for name in names:
+            assert option_hint(name, known) == f"did you mean {place}?", name
 
 
 def test_mistakes_in_files_and_settings(tmp_path: Path) -> None:
@@ -200,7 +193,7 @@ def test_mistakes_in_files_and_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"broken.yaml: not YAML \(mapping values are not allowed here, line 2\)"):
         resolve(file=tmp_path / "broken.yaml")
     (tmp_path / "twice.yaml").write_text("task: mrpc\nmethod: {name: SAM, rho: 0.1, rho: 0.2}\n")
-    with pytest.raises(ConfigError, match=r"twice.yaml: 'rho' stands twice in a mapping, the second time in line 2"):
+    with pytest.raises(ConfigError, match=r"twice.yaml: duplicate key 'rho' in line 2"):
         resolve(file=tmp_path / "twice.yaml")
     with pytest.raises(ConfigError, match=r"section.option=value"):
         resolve(options=SMALL, settings=["seed"])
@@ -223,21 +216,13 @@ def test_schedule_counts_updates() -> None:
     assert config.batch.updates_per_epoch(100) == 4  # 7 batches, two per update
     assert config.schedule.total(4) == 12
     assert config.schedule.warmup_of(12) == 2
-    assert make(schedule={"epochs": 0.3}).schedule.total(4) == 2  # what is begun counts
-    assert make(schedule={"warmup": 1.0}).schedule.warmup_of(5) == 4  # one update at the full rate is left
+    assert make(schedule={"epochs": 0.3}).schedule.total(4) == 2  # rounded up
+    assert make(schedule={"warmup": 1.0}).schedule.warmup_of(5) == 4  # one update at the full rate remains
     assert make(schedule={"steps": 50, "warmup_steps": 0}).schedule.total(4) == 50
     assert make(batch={"size": 16, "drop_last": True}).batch.updates_per_epoch(100) == 6
 
 
-def test_committed_runs_keep_their_number() -> None:
-    """A sweep goes on from the runs in ``results/``: a new option must not give them all another number."""
-    paths = sorted((REPOSITORY / "results").glob("*/*/result.json"))[::10]  # the runs of a sweep are much alike
-    found = [Result.read(path) for path in paths]
-    assert len(found) > 100
-    assert [result.run_id for result in found if RunConfig.from_plain(result.config).run_id != result.run_id] == []
-
-
-def test_an_option_that_came_later_counts_when_it_is_used() -> None:
+def test_a_later_option_changes_the_id_only_if_it_is_used() -> None:
     plain = make(method={"name": "PerInstanceSAM"})
     assert "factors" in plain.to_plain()["method"]
     assert make(method={"name": "PerInstanceSAM", "factors": "exact"}).run_id == plain.run_id
@@ -245,13 +230,13 @@ def test_an_option_that_came_later_counts_when_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
-def test_a_seed_that_numpy_does_not_take(seed: int) -> None:
+def test_a_seed_outside_of_the_range_of_numpy(seed: int) -> None:
     with pytest.raises(ConfigError, match=rf"seed={seed} must be in 0\.\.4294967295"):
         RunConfig.from_plain({"task": "mrpc", "model": "bert-base-cased", "seed": seed})
 
 
-def test_text_that_yaml_has_made_something_else_of() -> None:
+def test_unquoted_text() -> None:
     task = {"name": "classification", "files": {"train": "t.csv"}, "text": "text", "label": "label"}
     for option, value in (("classes", [False, True]), ("label", 2024)):
-        with pytest.raises(ConfigError, match=rf"task.{option}=.*valid string; YAML takes no, .* quote them"):
+        with pytest.raises(ConfigError, match=rf"task.{option}=.*valid string; quote it"):
             RunConfig.from_plain({"task": {**task, option: value}, "model": "bert-base-cased"})

@@ -1,4 +1,4 @@
-"""What a run was trained on: told from all of its rows, and told when it has changed since."""
+"""The data of a run: classes inferred from all rows, and changed rows detected."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def write(path: Path, seed: int = 0) -> str:
 
 @pytest.fixture
 def one(tmp_path: Path) -> RunConfig:
-    """Three classes, told from the rows."""
+    """Three classes, inferred from the rows."""
     files = {name: write(tmp_path / f"{name}.csv") for name in ("train", "validation")}
     task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 16}
     sections: dict[str, Any] = {"schedule": {"steps": 4}, "batch": {"size": 4}, "checkpoint_every": 2}
     return RunConfig.from_plain({"task": task, "model": str(bert_folder(tmp_path / "bert")), **sections})
 
 
-def test_classes_are_told_from_all_rows_not_from_a_sample(one: RunConfig, tmp_path: Path) -> None:
+def test_classes_are_inferred_from_all_rows_of_the_run(one: RunConfig, tmp_path: Path) -> None:
     run(one, tmp_path / "run")
     _, loaded = load_run(tmp_path / "run", split="train", rows=2)
     assert len(loaded.rows) == 2
@@ -47,9 +47,9 @@ def test_rows_that_changed_after_the_run(one: RunConfig, tmp_path: Path, caplog:
     write(tmp_path / "train.csv", seed=1)
     with caplog.at_level(logging.WARNING):
         assert run(one, tmp_path / "run") == first
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "train.csv) have changed since the run in" in told
-    assert "--output" in told
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "train.csv) have changed since the run in" in message
+    assert "--output" in message
 
 
 def test_a_run_does_not_go_on_with_other_rows(one: RunConfig, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_run_does_not_go_on_with_other_rows(one: RunConfig, tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         run(one, tmp_path / "run", watch=stop)
     write(tmp_path / "validation.csv", seed=1)
-    with pytest.raises(ConfigError, match=r"validation.csv\) have changed since the run in .* was begun"):
+    with pytest.raises(ConfigError, match=r"validation.csv\) have changed since the run in .* was started"):
         run(one, tmp_path / "run")
     write(tmp_path / "validation.csv")
     assert run(one, tmp_path / "run").steps == 4
@@ -75,7 +75,7 @@ def test_a_run_finds_its_own_files_from_any_folder(
     run(here, tmp_path / "run")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    write(elsewhere / "validation.csv", seed=1)  # of the same name, and not the run's
+    write(elsewhere / "validation.csv", seed=1)  # of the same name, but not of the run
     monkeypatch.chdir(elsewhere)
     config, loaded = load_run(tmp_path / "run")
     assert config == here

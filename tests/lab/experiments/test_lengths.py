@@ -1,4 +1,4 @@
-"""Texts that are longer than the model's table of positions: told before the training, not in the middle of it."""
+"""Texts that are longer than the model's table of positions are reported before the training."""
 
 from __future__ import annotations
 
@@ -37,23 +37,21 @@ def config(folder: Path, *, train: str, validation: str, **task: Any) -> RunConf
         ({"train": "short", "validation": "short", "max_length": 161, "pad_to_max_length": True}, "train", 161),
     ],
 )
-def test_what_the_model_has_no_position_for(tmp_path: Path, texts: dict[str, Any], split: str, length: int) -> None:
+def test_texts_longer_than_the_positions(tmp_path: Path, texts: dict[str, Any], split: str, length: int) -> None:
     one = config(tmp_path, **texts)
-    told = rf"task.max_length=\d+: {split} has texts of {length} tokens, .* 160; set task.max_length=160"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"task.max_length=\d+: {split} has texts of {length} tokens, .* 160; set task.max_length=160"
+    with pytest.raises(ConfigError, match=message):
         run(one, tmp_path / "run")
-    assert not (tmp_path / "run").exists()  # mended, the run may have this folder
-    with pytest.raises(ConfigError, match=told):
+    assert not (tmp_path / "run").exists()  # the corrected run may use this folder
+    with pytest.raises(ConfigError, match=message):
         load(one, split=split)
 
 
 @pytest.mark.parametrize(
     ("text", "pairing", "least"), [(["a"], "joint", 3), (["a", "b"], "joint", 5), (["a", "b"], "siamese", 3)]
 )
-def test_what_leaves_no_room_for_a_text_beside_the_special_tokens(
-    tmp_path: Path, text: list[str], pairing: str, least: int
-) -> None:
-    """Fewer tokens than the special ones and the tokenizer cuts nothing; as many and every text is the same."""
+def test_special_tokens_leave_no_room_for_text(tmp_path: Path, text: list[str], pairing: str, least: int) -> None:
+    """Below the number of special tokens, tokenizers do not truncate; at that number, all texts are equal."""
     (tmp_path / "rows.csv").write_text("a,b,label\na cat sat,on it,1\na dog ran,to it,0\n")
     own = {"files": dict.fromkeys(("train", "validation"), str(tmp_path / "rows.csv")), "text": text}
     for length in range(1, least + 1):
@@ -63,26 +61,26 @@ def test_what_leaves_no_room_for_a_text_beside_the_special_tokens(
         if length == least:
             assert load(one).rows
             continue
-        told = rf"task.max_length={length}: .* special tokens.* set task.max_length={least} or more"
-        with pytest.raises(ConfigError, match=told):
+        message = rf"task.max_length={length}: .* special tokens.* set task.max_length={least} or more"
+        with pytest.raises(ConfigError, match=message):
             run(one, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("length", "said"),
+    ("length", "message"),
     [(2, "special tokens.* set task.max_target_length=3 or more"), (200, "the model's positions end at 160")],
 )
-def test_summaries_too_short_for_a_word_or_too_long_for_the_decoder(length: int, said: str, tmp_path: Path) -> None:
+def test_summaries_too_short_for_a_word_or_too_long_for_the_decoder(length: int, message: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"source": "the file", "target": "the name"}\n' * 2)
     files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl"))
     task = {"name": "seq2seq", "files": files, "max_target_length": length}
     one = RunConfig.from_plain({"task": task, "model": str(bart_folder(tmp_path / "bart"))})
-    with pytest.raises(ConfigError, match=rf"task.max_target_length={length}: .*{said}"):
+    with pytest.raises(ConfigError, match=rf"task.max_target_length={length}: .*{message}"):
         run(one, tmp_path / "run")
 
 
-def test_each_side_of_a_model_has_positions_of_its_own() -> None:
+def test_encoder_and_decoder_have_different_positions() -> None:
     """LED reads 16384 tokens and writes 1024."""
     sides = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 32}
     with torch.device("meta"):
@@ -118,7 +116,7 @@ def test_short_texts_may_have_any_limit(tmp_path: Path) -> None:
         (hf.RobertaConfig(num_hidden_layers=1, max_position_embeddings=514), 512),
         (hf.BartConfig(encoder_layers=1, decoder_layers=1), 1024),
         (hf.GPT2Config(n_layer=1), 1024),
-        (hf.T5Config(num_layers=1), None),  # relative positions have no end
+        (hf.T5Config(num_layers=1), None),  # relative positions
         (hf.LlamaConfig(num_hidden_layers=1, vocab_size=50), None),
     ],
     ids=lambda value: type(value).__name__,

@@ -1,4 +1,4 @@
-"""Parts of one's own: known by name once registered, with the errors of those of the package."""
+"""Registered parts of the user: found by name, with the same errors as those of the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from deltasam import SAM, Classification, Method, Objective, Weighting, plugins
+from deltasam import SAM, Classification, Method, Objective, Weighting
+from deltasam.lab import plugins
 from deltasam.lab.catalogue import METHODS, find_method
 from deltasam.lab.experiments import WEIGHTINGS, ConfigError, PluginError, RunConfig, register, resolve
 from deltasam.lab.sweeps import LocalPool, Sweep, run_sweep
@@ -53,7 +54,7 @@ def test_a_name_with_an_underscore_is_found_however_it_is_spelled(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"method": "wide-smm"}, r"method: there is no 'wide-smm'; did you mean WideSAM\?"),
         ({"method": {"name": "wide-sam", "wid": 1}}, r"method.wid: unknown option of WideSAM; did you mean wide\?"),
@@ -65,15 +66,13 @@ def test_a_name_with_an_underscore_is_found_however_it_is_spelled(monkeypatch: p
         ({"task": "few-docstring"}, r"task: .*did you mean few-docstrings\?"),
     ],
 )
-def test_mistakes_are_told_as_those_in_parts_of_the_package(
-    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], said: str
-) -> None:
+def test_mistakes(monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], message: str) -> None:
     monkeypatch.setenv(plugins.VARIABLE, str(PLUGIN))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         make(**sections)
 
 
-def test_it_is_imported_once_when_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plugin_is_imported_once_at_the_first_lookup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(plugins.VARIABLE, "counted_plugin,./counted.py")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -91,7 +90,7 @@ def test_it_is_imported_once_when_a_name_is_looked_up(monkeypatch: pytest.Monkey
     assert plugins.loaded_plugins() == ["counted_plugin", "counted.py"]
 
 
-def test_a_broken_one_can_be_mended_without_a_new_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_plugin_can_be_fixed_without_a_new_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "mine_plugin.py"
     file.write_text(PLUGIN.read_text() + "\n1 / 0\n")
     monkeypatch.setenv(plugins.VARIABLE, str(file))
@@ -122,18 +121,18 @@ def test_what_cannot_be_registered() -> None:
     class Typed(SAM):
         strange: Strange = None  # type: ignore[name-defined]  # noqa: F821
 
-    for part, said in (
-        (Bare, r"register\(Bare\): must be a dataclass; write @dataclass\(frozen=True\) between @register and"),
-        (Unfinished, r"register\(Unfinished\): has no probe, which a weighting must have"),
-        (Lonely, r"register\(Lonely\): a regulariser has a field `objective`"),
-        (Typed, r"register\(Typed\): the type of a field cannot be found \(name 'Strange'"),
-        (DocstringTask, r"register\(DocstringTask\): a task is an object, DocstringTask\(name=\.\.\.\)"),
+    for part, message in (
+        (Bare, r"register\(Bare\): must be a dataclass; add @dataclass\(frozen=True\)"),
+        (Unfinished, r"register\(Unfinished\): must define probe"),
+        (Lonely, r"register\(Lonely\): must have a field `objective`"),
+        (Typed, r"register\(Typed\): the type of a field cannot be resolved \(name 'Strange'"),
+        (DocstringTask, r"register\(DocstringTask\): must be a task object"),
         (dict, r"register\(dict\): must be derived from Method, Weighting, Objective \(a regulariser\) or Task"),
-        (SAM(), r"register\(SAM\(.*\): must be the class of a method"),
+        (SAM(), r"register\(SAM\(.*\): must be a class"),
     ):
-        with pytest.raises(TypeError, match=said):
+        with pytest.raises(TypeError, match=message):
             register(part)
-    with pytest.raises(ValueError, match=r"cannot have the name 'a/b'"):
+    with pytest.raises(ValueError, match="task 'a/b' must have a name"):
         register(replace(TASKS["docstrings"], name="a/b"))
     assert register(Other) is Other
     assert METHODS["Other"] is Other
@@ -149,9 +148,9 @@ def test_what_cannot_be_registered() -> None:
 def test_a_name_that_is_taken(base: type[Method] | type[Weighting], name: str, owner: str) -> None:
     body = {"probe": lambda self, passes, **more: None, "__annotations__": {}}
     kind = dataclass(frozen=True, kw_only=True)(type(name, (base,), body))
-    with pytest.raises(ValueError, match=f"the name {name!r} is taken already by the {owner}.*; choose another"):
+    with pytest.raises(ValueError, match=f"the name {name!r} is taken by the {owner}.*; choose another"):
         register(kind)
-    with pytest.raises(ValueError, match="'mrpc' is taken already by the task mrpc"):
+    with pytest.raises(ValueError, match="'mrpc' is taken by the task mrpc"):
         register(DocstringTask(name="mrpc"))
 
 
@@ -172,7 +171,7 @@ def test_a_cell_that_is_run_again_replaces_its_class() -> None:
 def test_processes_of_a_sweep_know_it_whatever_their_environment(
     forkserver: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # The server is older than the variable, as after an earlier sweep; so is a Ray node.
+    # The fork server is older than the variable, as after an earlier sweep.
     monkeypatch.chdir(PLUGIN.parent)
     monkeypatch.setenv(plugins.VARIABLE, PLUGIN.name)
     common = {"schedule": {"steps": 2}, "batch": {"size": 8}, "evaluate_every": "end", "checkpoint_every": "never"}

@@ -1,4 +1,4 @@
-"""What the settings of a run become: seeds, optimizer, schedule, and the time that is told of it."""
+"""How the settings of a run are applied: seeds, optimizer, schedule; and the times in its result."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from deltasam.lab.tasks import SentenceTask
 from deltasam.objectives import Classification
 from deltasam.objectives.regularisers import SMART, RDrop
 from helpers.clocks import StoodClock
+from helpers.fault_runs import Interrupted
+from helpers.folders import classification_task
 from helpers.pretrained import bert_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
@@ -24,11 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarnin
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("parts")
-    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(24))]
-    (folder / "rows.csv").write_text("\n".join(rows))
-    files = dict.fromkeys(("train", "validation"), str(folder / "rows.csv"))
-    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 16}
-    return {"task": task, "model": str(bert_folder(folder / "bert")), "batch": {"size": 4}, "schedule": {"steps": 4}}
+    task, model = classification_task(folder), str(bert_folder(folder / "bert"))
+    return {"task": task, "model": model, "batch": {"size": 4}, "schedule": {"steps": 4}}
 
 
 def made(plain: dict[str, Any], **sections: Any) -> RunConfig:
@@ -36,11 +35,11 @@ def made(plain: dict[str, Any], **sections: Any) -> RunConfig:
 
 
 class Given(BaseException):
-    """Ends a run where its trainer is made."""
+    """Ends a run when its trainer is created."""
 
 
 def given(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the trainer is given, and ``encoded``: the seed that the rows were encoded by."""
+    """Returns the arguments of the trainer, and ``encoded``: the seed for encoding the rows."""
     found: dict[str, Any] = {}
     encode = SentenceTask.encode
 
@@ -60,10 +59,9 @@ def given(config: RunConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> d
     return found
 
 
-def test_all_that_is_drawn_is_drawn_from_the_seed(
+def test_the_seed_reaches_everything_random(
     plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seed that reaches some of it only makes runs that are less different than their spread will say."""
     method = {"name": "DeltaSAM", "seed": 100}
     heads = []
     for number, seed in enumerate((1, 2, 1)):
@@ -74,18 +72,20 @@ def test_all_that_is_drawn_is_drawn_from_the_seed(
     assert not torch.equal(heads[0], heads[1])
 
 
-def test_no_setting_is_left_out(plain: dict[str, Any], tmp_path: Path) -> None:
-    optimizer = {"lr": 1e-3, "eps": 1e-5, "weight_decay": 0.3}
-    batch = {"size": 4, "accumulation": 3, "drop_last": True}
-    args = arguments(made(plain, optimizer=optimizer, batch=batch), 10, tmp_path, tensorboard=False)
+def test_settings_reach_the_arguments_of_the_trainer(plain: dict[str, Any], tmp_path: Path) -> None:
+    optimizer = {"lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.3, "max_grad_norm": 0.5}
+    sections = {"batch": {"size": 4, "accumulation": 3, "drop_last": True}, "schedule": {"warmup_steps": 2}}
+    args = arguments(made(plain, optimizer=optimizer, **sections), 10, tmp_path, tensorboard=False)
+    assert (args.learning_rate, args.adam_beta1, args.adam_beta2, args.max_grad_norm) == (3e-4, 0.8, 0.95, 0.5)
+    assert (args.max_steps, args.warmup_steps, args.lr_scheduler_kwargs) == (10, 2, {"lr_end": 1e-7, "power": 1.0})
     assert (args.adam_epsilon, args.weight_decay, args.per_device_train_batch_size) == (1e-5, 0.3, 4)
     assert (args.gradient_accumulation_steps, args.dataloader_drop_last) == (3, True)
 
 
-def test_regularisers_go_around_the_objective_in_their_order(plain: dict[str, Any]) -> None:
+def test_regularisers_wrap_the_objective_in_order(plain: dict[str, Any]) -> None:
     outer: Any = prepare(made(plain, regularisers=["RDrop", "SMART"])).objective()
     assert isinstance(outer, SMART)
-    assert outer.total_steps == 4  # which only the run knows
+    assert outer.total_steps == 4  # set by the run
     assert isinstance(outer.objective, RDrop)
     assert isinstance(outer.objective.objective, Classification)
 
@@ -108,7 +108,7 @@ def test_schedules_by_their_rate_after_a_quarter(kind: str, plain: dict[str, Any
 
 
 @pytest.mark.parametrize("decay_all", [True, False])
-def test_what_decays(decay_all: bool, plain: dict[str, Any]) -> None:
+def test_weight_decay(decay_all: bool, plain: dict[str, Any]) -> None:
     model = transformers.AutoModel.from_pretrained(plain["model"])
     trainer = RunTrainer.__new__(RunTrainer)
     trainer._config = made(plain, optimizer={"decay_all": decay_all})
@@ -118,15 +118,11 @@ def test_what_decays(decay_all: bool, plain: dict[str, Any]) -> None:
     assert set(trainer.get_decay_parameter_names(model)) == (names if decay_all else names - spared)
 
 
-class Interrupted(BaseException):
-    """Like a kill: nothing in between catches it."""
-
-
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_the_time_of_a_run_is_its_own(
+def test_times_without_interruptions(
     interrupted: bool, plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second for an update and eight for an evaluation, with or without an interruption, and what it lost."""
+    """One second per update and eight per evaluation, with or without an interruption."""
     clock = StoodClock(monkeypatch)
     update, evaluation, stop_at = clock.work(1), clock.work(8), 3 if interrupted else 0
     evaluate = SentenceTask.evaluate
@@ -151,8 +147,8 @@ def test_the_time_of_a_run_is_its_own(
     assert (result.train_seconds, result.eval_seconds) == (4.0, 32.0)
 
 
-def test_the_result_is_of_the_final_weights(plain: dict[str, Any], tmp_path: Path) -> None:
-    """Older Trainers evaluate after every second update only, though the third is the last."""
+def test_the_result_belongs_to_the_final_weights(plain: dict[str, Any], tmp_path: Path) -> None:
+    """Older Trainers evaluate after every second update only, although the third is the last."""
     result = run(made(plain, schedule={"steps": 3}, evaluate_every=2), tmp_path / "run")
     entries = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     evaluations = [entry for entry in entries if "eval_loss" in entry]
@@ -161,10 +157,10 @@ def test_the_result_is_of_the_final_weights(plain: dict[str, Any], tmp_path: Pat
 
 
 @pytest.mark.parametrize(("every", "logged"), [(2, [2, 4, 6]), ("epoch", [3, 6])])
-def test_a_log_entry_averages_over_no_checkpoint(
+def test_a_log_entry_at_every_checkpoint(
     every: int | str, logged: list[int], plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else that of an interrupted run would be the mean of fewer updates."""
+    """Otherwise the entry of an interrupted run would be the mean of fewer updates."""
     monkeypatch.setattr("deltasam.lab.experiments._trainer.LOG_ENTRIES", 1)
     cadence = {"checkpoint_every": every, "evaluate_every": "end"}
     run(made(plain, schedule={"steps": 6}, batch={"size": 8}, **cadence), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Processes that make one run after the other, as they do on GPUs."""
+"""The pool of local workers: reuse, shared work, retries, dead workers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -19,19 +20,17 @@ import torch
 import yaml
 
 from deltasam.integrations.storage import StorageError
-from deltasam.lab.experiments import ConfigError, DivergedError, RunConfig, run
-from deltasam.lab.experiments._errors import HeldError
+from deltasam.lab.experiments import ConfigError, DivergedError, LockedError
+from deltasam.lab.experiments.lock import lock
 from deltasam.lab.plugins import PluginError
-from deltasam.lab.sweeps import Job, LocalPool, _pool, _ray, _worker, read_sweep, run_sweep
+from deltasam.lab.sweeps import Job, LocalPool, RayPool, _pool, _ray, _worker, read_sweep, run_sweep
 from deltasam.lab.tasks import DataError
+from helpers.folders import classification_task
 from helpers.pretrained import bert_folder
 
 
 def sweep(folder: Path, **changes: Any) -> Any:
-    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(24))]
-    (folder / "rows.csv").write_text("\n".join(rows))
-    files = dict.fromkeys(("train", "validation"), str(folder / "rows.csv"))
-    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
+    task = classification_task(folder)
     common = {"schedule": {"steps": 3}, "batch": {"size": 8}, "evaluate_every": "end", "checkpoint_every": "never"}
     model = str(bert_folder(folder / "bert"))
     plain = {"tasks": [task], "models": [model], "methods": ["sam"], "common": common, "seeds": [1, 2]}
@@ -44,8 +43,8 @@ def losses(folder: Path) -> dict[str, float]:
     return {name: result["metrics"]["loss"] for name, result in found.items()}
 
 
-def test_a_process_makes_all_runs_and_the_second_is_that_of_a_fresh_process(tmp_path: Path) -> None:
-    # An empty name of a GPU hides them all: what is tested is the way runs are handed on.
+def test_a_reused_worker_gives_the_results_of_a_new_one(tmp_path: Path) -> None:
+    # An empty GPU name hides all GPUs; this tests how a worker gets several runs.
     pool = LocalPool(workers=1, gpus=("",))
     assert not run_sweep(sweep(tmp_path), tmp_path / "both", pool).failed
     assert not run_sweep(sweep(tmp_path, seeds=[2]), tmp_path / "second", pool).failed
@@ -56,15 +55,15 @@ def test_a_process_makes_all_runs_and_the_second_is_that_of_a_fresh_process(tmp_
     assert not list((tmp_path / "both").glob("*/model"))  # keep: results
 
 
-def test_what_another_sweep_makes_is_left_to_it_while_there_is_something_else(tmp_path: Path) -> None:
-    """Two sweeps with a process each waited for one another run by run, so that one of them did nothing."""
+def test_runs_that_another_sweep_is_making_come_last(tmp_path: Path) -> None:
     jobs = [Job(name=name, config={}, folder=tmp_path) for name in "abc"]
     waiting = deque((job, 1) for job in jobs)
-    with _worker._alone(jobs[0].lock):
-        assert _pool._take(waiting) == (jobs[1], 1)
-        with _worker._alone(jobs[2].lock):
-            assert _pool._take(waiting) == (jobs[0], 1)  # there is nothing else to do but to wait
-    assert _pool._take(waiting) == (jobs[2], 1)
+    jobs[0].lock.parent.mkdir()
+    with lock(jobs[0].lock):
+        assert _pool._next(waiting) == (jobs[1], 1)
+        with lock(jobs[2].lock):
+            assert _pool._next(waiting) == (jobs[0], 1)  # nothing else is left
+    assert _pool._next(waiting) == (jobs[2], 1)
 
 
 @pytest.mark.slow
@@ -81,7 +80,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 def answered(status: int) -> Exception:
-    """What the hub's client raises for an answer, without the client, which has changed its library twice."""
+    """The error of the hub's client for a response; the client itself has changed its library twice."""
     error = OSError(f"{status}")
     error.response = SimpleNamespace(status_code=status)  # type: ignore[attr-defined]
     return error
@@ -91,7 +90,7 @@ class NetworkError(Exception):
     __module__ = "httpx"
 
 
-def in_the_course_of(error: Exception, earlier: Exception) -> Exception:
+def with_context(error: Exception, earlier: Exception) -> Exception:
     error.__context__ = earlier
     return error
 
@@ -110,13 +109,13 @@ ERRORS = [
     (caused(DataError("no tokenizer"), caused(OSError("not a valid model identifier"), answered(404))), False),
     (caused(DataError("no tokenizer"), answered(401)), False),
     (caused(DataError("mrpc"), NetworkError("the peer closed the connection")), True),
-    (caused(DataError("no tokenizer"), in_the_course_of(OSError("no vocabulary"), TimeoutError())), True),
+    (caused(DataError("no tokenizer"), with_context(OSError("no vocabulary"), TimeoutError())), True),
     (caused(DataError("train.jsonl: cannot be read"), OSError(errno.EIO, "Input/output error")), True),
     (caused(DataError("train.jsonl: cannot be read"), OSError(errno.EACCES, "Permission denied")), False),
     (caused(DataError("no model"), RuntimeError("DefaultCPUAllocator: can't allocate memory")), True),
     (caused(DataError("no model"), RuntimeError("size mismatch")), False),
     (caused(PluginError("own.py cannot be imported"), MemoryError()), True),
-    (HeldError("another process is making this run"), True),
+    (LockedError("another process is making this run"), True),
     (StorageError("the disk is full"), True),
     (torch.OutOfMemoryError("out of memory"), True),
     (RuntimeError("a bug, or the device"), True),
@@ -131,7 +130,7 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("error", "again"), ERRORS, ids=lambda value: type(value).__name__)
-def test_only_what_may_end_otherwise_is_tried_again(
+def test_only_errors_that_may_pass_are_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, again: bool
 ) -> None:
     monkeypatch.setattr(_worker, "make", failing(error))
@@ -141,7 +140,7 @@ def test_only_what_may_end_otherwise_is_tried_again(
 
 
 class FakeRay:
-    """As much of Ray as tells what became of a task."""
+    """The part of Ray that returns the outcome of a task."""
 
     class exceptions:  # noqa: N801 - a module there
         RayTaskError = KeyError
@@ -166,7 +165,7 @@ class FakeRay:
         (LookupError("a node died"), 1, 4, "failed", None),
     ],
 )
-def test_what_becomes_of_a_run_on_a_cluster(
+def test_outcomes_on_a_cluster(
     tmp_path: Path, ref: Any, attempt: int, lost: int, kind: str, following: tuple[int, int] | None
 ) -> None:
     job = Job(name="one", config={}, folder=tmp_path)
@@ -174,8 +173,9 @@ def test_what_becomes_of_a_run_on_a_cluster(
     assert (event.kind, event.attempt, again) == (kind, attempt, following)
 
 
-def dying(job: Job, connection: Any, more: Any, gpu: str | None, threads: int) -> None:
-    """A process that is killed, as by the system where memory is short: at its first try, or always."""
+def dying(connection: Any, gpu: str | None, threads: int) -> None:
+    """A process that is killed, as by the system when memory is short: in its first attempt, or always."""
+    job = connection.recv()
     tries = job.folder / job.name
     tries.write_text(tries.read_text() + "x" if tries.is_file() else "x")
     if job.name == "always" or tries.read_text() == "x":
@@ -183,7 +183,7 @@ def dying(job: Job, connection: Any, more: Any, gpu: str | None, threads: int) -
     connection.send(("finished", True, "accuracy", 0.5))
 
 
-def test_a_process_that_died_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_of_a_dead_worker_is_retried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltasam.lab.sweeps._pool.work", dying)
     jobs = [Job(name=name, config={}, folder=tmp_path) for name in ("always", "once")]
     events = list(LocalPool(workers=1).run(jobs))
@@ -194,14 +194,13 @@ def test_a_process_that_died_is_tried_once_more(tmp_path: Path, monkeypatch: pyt
         assert of_one[1].error == "the process died with exit code 9"
 
 
-def dying_after(job: Job, connection: Any, more: Any, gpu: str | None, threads: int) -> None:
-    """A process that makes a run, and is gone before it is given the next."""
+def dying_after(connection: Any, gpu: str | None, threads: int) -> None:
+    """A process that makes a run and dies before it gets the next one."""
+    connection.recv()
     connection.send(("finished", True, "accuracy", 0.5))
 
 
-def test_a_process_that_died_while_it_had_nothing_to_do_costs_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_worker_that_died_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltasam.lab.sweeps._pool.work", dying_after)
     jobs = [Job(name=name, config={}, folder=tmp_path) for name in "ab"]
     others, events = multiprocessing.active_children(), []
@@ -215,9 +214,7 @@ def test_a_process_that_died_while_it_had_nothing_to_do_costs_no_run(
     ]  # fmt: skip
 
 
-def test_a_run_ends_with_its_sweep_however_long_it_would_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_ends_with_its_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = tmp_path / "begun"
 
     def endless(*_: Any) -> Any:
@@ -227,26 +224,29 @@ def test_a_run_ends_with_its_sweep_however_long_it_would_go_on(
     monkeypatch.setattr(_worker, "attempt", endless)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    further, more = context.Pipe(duplex=False)
 
     def work() -> None:
-        ours.close()  # a fork has the sweep's ends, too
-        more.close()
-        _worker.work(Job(name="one", config={}, folder=tmp_path), theirs, further, None, 1)
+        ours.close()  # a fork has the sweep's end as well
+        _worker.work(theirs, None, 1)
 
     process = context.Process(target=work, daemon=True)
     process.start()
+    ours.send(Job(name="one", config={}, folder=tmp_path))
     while not begun.exists():
         assert process.is_alive()
         time.sleep(0.01)
-    ours.close()  # as the system does when the sweep is killed
+    ours.close()  # as when the sweep is killed
     process.join(300)
     assert process.exitcode == 1
 
 
-def test_tf32_needs_a_gpu(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    config = RunConfig.from_plain({"task": "cola", "model": str(bert_folder(tmp_path / "b")), "precision": "tf32"})
-    with pytest.raises(ConfigError, match="precision=tf32: needs a CUDA device; use fp32"):
-        run(config, tmp_path / "run")
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:6379"])
+def test_an_unreachable_cluster_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Ray itself would try for a quarter of an hour."""
+
+    def init(**_: Any) -> None:
+        raise AssertionError("Ray was asked")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(ConfigError, match=rf"the Ray cluster '{address}' cannot be reached: .*; .*ray start --head"):
+        next(RayPool(address=address).run([]))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deltasam.lab.sweeps import Event, RayPool, Sweep, run_sweep
+from helpers.folders import classification_task
 from helpers.pretrained import bert_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -46,10 +47,7 @@ def kill_one_worker() -> bool:
 
 
 def test_a_killed_worker_loses_nothing(cluster: Any, tmp_path: Path) -> None:
-    rows = ["text,label", *(f"{'the cat sat' if i % 2 else 'a dog ran'} {i},{i % 2}" for i in range(16))]
-    (tmp_path / "rows.csv").write_text("\n".join(rows))
-    files = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.csv"))
-    task = {"name": "classification", "files": files, "text": "text", "label": "label", "max_length": 24}
+    task = classification_task(tmp_path, rows=16)
     common = {"schedule": {"steps": 3}, "batch": {"size": 8}, "evaluate_every": "end", "checkpoint_every": 1}
     plain = {"tasks": [task], "models": [str(bert_folder(tmp_path / "bert"))], "common": common, "seeds": [1, 2, 3]}
     sweep = Sweep.from_plain({**plain, "methods": ["erm", "sam"]}, "test")

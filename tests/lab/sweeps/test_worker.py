@@ -1,8 +1,7 @@
-"""One run of a sweep: its risk is measured as asked for, what is to go goes, and no other process disturbs it."""
+"""One run of a sweep: its adversarial risk, and what is kept of it."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +14,14 @@ from deltasam.lab.plugins import VARIABLE
 from deltasam.lab.sweeps import Job, Sweep
 from deltasam.lab.sweeps._measure import RISK, is_measured, record_risk
 from deltasam.lab.sweeps._sweep import _is_missing
-from deltasam.lab.sweeps._worker import _alone, _tidy, make
+from deltasam.lab.sweeps._worker import _clean_up, make
 
 OTHER = {"rho": 0.1, "rows": 8, "steps": 3, "split": "test"}
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What was asked of the model's loader and of the measurement, which are not there."""
+    """Records the calls of the loader and of the measurement, which are replaced."""
     found: list[dict[str, Any]] = []
 
     def load_run(folder: Path, **options: Any) -> tuple[None, Any]:
@@ -33,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         found[-1] |= {**options, "batch_size": batches}
         return SimpleNamespace(value=2.0, clean=1.0, losses=[1.0])
 
-    monkeypatch.setattr("deltasam.lab.experiments._load.load_run", load_run)
+    monkeypatch.setattr("deltasam.lab.sweeps._measure.load_run", load_run)
     monkeypatch.setattr("deltasam.analysis.adversarial_risk", adversarial_risk)
     return found
 
@@ -45,9 +44,9 @@ def test_every_option_reaches_the_measurement(asked: list[dict[str, Any]], tmp_p
 
 
 @pytest.mark.parametrize("option", OTHER)
-def test_a_risk_measured_otherwise_is_another(option: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_risk_with_other_options_is_measured_again(option: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     record_risk(tmp_path)
-    assert is_measured(tmp_path, batch_size=4)  # which changes nothing but time and memory
+    assert is_measured(tmp_path, batch_size=4)  # affects time and memory only
     record_risk(tmp_path, batch_size=4)
     assert len(asked) == 1
     changed = {option: OTHER[option]}
@@ -60,17 +59,17 @@ def test_a_risk_measured_otherwise_is_another(option: str, asked: list[dict[str,
 @pytest.mark.parametrize(
     ("keep", "stays"), [("all", {"checkpoints", "model"}), ("weights", {"model"}), ("results", set())]
 )
-def test_what_stays_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None:
+def test_what_is_kept_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None:
     job = Job(name="run", config={}, folder=tmp_path, keep=keep)
     for name in ("checkpoints", "model"):
-        (job.place / name).mkdir(parents=True)
-    (job.place / "result.json").write_text("{}")
-    _tidy(job)
-    assert {path.name for path in job.place.iterdir()} == {"result.json", *stays}
+        (job.run_folder / name).mkdir(parents=True)
+    (job.run_folder / "result.json").write_text("{}")
+    _clean_up(job)
+    assert {path.name for path in job.run_folder.iterdir()} == {"result.json", *stays}
 
 
 @pytest.mark.parametrize("keep", ["results", "weights"])
-def test_the_risk_is_measured_at_the_weights_before_they_go(
+def test_the_risk_is_measured_before_the_weights_are_removed(
     keep: str,
     asked: list[dict[str, Any]],
     tmp_path: Path,
@@ -81,17 +80,17 @@ def test_the_risk_is_measured_at_the_weights_before_they_go(
         (folder / "model").mkdir(parents=True) if keep_weights else folder.mkdir()
         return SimpleNamespace(primary_metric="accuracy", primary_value=0.5)
 
-    monkeypatch.setattr("deltasam.lab.experiments._run.run", run)
+    monkeypatch.setattr("deltasam.lab.sweeps._worker.run", run)
     monkeypatch.setenv(VARIABLE, "")
     config = {"task": "mrpc", "model": "bert-base-cased", "data": "there"}
     job = Job(name="run", config=config, folder=tmp_path, keep=keep, risk={"rho": 0.1})
     assert make(job, torch.get_num_threads(), lambda message: None) == (True, "accuracy", 0.5)
     assert [(one["rho"], one["data"]) for one in asked] == [(0.1, "there")]
-    assert (job.place / "analysis" / RISK).is_file()
-    assert (job.place / "model").is_dir() == (keep == "weights")
+    assert (job.run_folder / "analysis" / RISK).is_file()
+    assert (job.run_folder / "model").is_dir() == (keep == "weights")
 
 
-def test_a_finished_run_is_taken_up_again_for_its_risk(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_finished_run_without_its_risk_is_missing(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     def missing(risk: dict[str, Any] | None) -> bool:
         return _is_missing(tmp_path, Sweep(name="s", presets=("glue/bert-base/mrpc",), methods={"sam": {}}, risk=risk))
 
@@ -104,11 +103,3 @@ def test_a_finished_run_is_taken_up_again_for_its_risk(asked: list[dict[str, Any
     record_risk(tmp_path, rho=0.1)
     assert not missing({"rho": 0.1})
     assert missing({"rho": 0.1, "steps": 2})
-
-
-def test_two_sweeps_do_not_make_one_run_at_once(tmp_path: Path) -> None:
-    lock = tmp_path / "locks" / "run.lock"
-    with _alone(lock), lock.open("w") as another, pytest.raises(BlockingIOError):
-        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with lock.open("w") as another:
-        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -182,7 +182,7 @@ def _weightings(given: Sequence[str], draws: int) -> dict[str, Any]:
     """Returns the weightings by name; those that use a random direction average over ``draws`` of them."""
     import yaml
 
-    from deltasam.lab.experiments._parts import to_weighting
+    from deltasam.lab.experiments import to_weighting
 
     if draws < 1:
         raise InputError(f"--draws {draws} must be at least 1")

@@ -29,7 +29,7 @@ class Env:
 
 
 def _facts() -> dict[str, str]:
-    from deltasam.lab.experiments._environment import environment
+    from deltasam.lab.experiments import environment
 
     return {**environment(), **_devices(), **{name: version for name in OPTIONAL if (version := _version(name))}}
 

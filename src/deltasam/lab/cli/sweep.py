@@ -105,7 +105,7 @@ class SweepCommand:
         )
 
     def _find(self) -> Path:
-        from deltasam.lab.experiments._presets import preset_folder
+        from deltasam.lab.experiments import preset_folder
         from deltasam.step.names import suggest
 
         if self.file.exists():

@@ -68,9 +68,9 @@ class Train:
     @staticmethod
     def setting_hint(name: str) -> str:
         """Returns "did you mean section.option?" for a name that is not an option, or an empty string."""
-        from deltasam.lab.experiments._placed import placed
+        from deltasam.lab.experiments import option_hint
 
-        return placed(name, {})
+        return option_hint(name, {})
 
     def run(self) -> None:
         """Trains, or prints the settings."""

@@ -1,22 +1,24 @@
-"""Experiments: a run from one typed, saved, re-runnable configuration; the paper's setups as presets.
+"""Runs from one typed, saved, repeatable configuration; the paper's setups as presets.
 
     >>> from deltasam.lab.experiments import RunConfig
     >>> config = RunConfig.from_plain({"task": "docstrings", "model": "minilm-l6", "method": "SAM"})
     >>> config.run_name.rpartition("-")[0]
     'docstrings-minilm-l6-SAM-s42'
 
-``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one goes on.
+``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one resumes.
 """
 
 from deltasam.lab.experiments._config import RunConfig
-from deltasam.lab.experiments._errors import ConfigError, DivergedError, RunStoppedError
+from deltasam.lab.experiments._environment import environment
+from deltasam.lab.experiments._errors import ConfigError, DivergedError, LockedError, RunStoppedError
 from deltasam.lab.experiments._folder import RunFolder
 from deltasam.lab.experiments._load import Loaded, load, load_run
-from deltasam.lab.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser
-from deltasam.lab.experiments._presets import load_preset, preset_names, preset_variants
+from deltasam.lab.experiments._option_hints import option_hint
+from deltasam.lab.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser, to_weighting
+from deltasam.lab.experiments._presets import load_preset, preset_folder, preset_names, preset_variants
 from deltasam.lab.experiments._register import register
 from deltasam.lab.experiments._resolve import resolve
-from deltasam.lab.experiments._result import Result
+from deltasam.lab.experiments._result import Result, rank
 from deltasam.lab.experiments._run import Prepared, prepare, run
 from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 from deltasam.lab.plugins import PluginError
@@ -28,6 +30,7 @@ __all__ = [
     "ConfigError",
     "DivergedError",
     "Loaded",
+    "LockedError",
     "ModelConfig",
     "Optimizer",
     "PluginError",
@@ -38,13 +41,18 @@ __all__ = [
     "RunFolder",
     "RunStoppedError",
     "Schedule",
+    "environment",
     "load",
     "load_preset",
     "load_run",
+    "option_hint",
     "prepare",
+    "preset_folder",
     "preset_names",
     "preset_variants",
+    "rank",
     "register",
     "resolve",
     "run",
+    "to_weighting",
 ]

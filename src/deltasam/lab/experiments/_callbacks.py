@@ -1,4 +1,4 @@
-"""What happens beside the training: the log, the marks on checkpoints, the progress bar, the clock."""
+"""Callbacks of the Trainer: the log, the marks of complete checkpoints, the progress; and the clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from deltasam.lab.experiments._folder import RunFolder, mark_complete, write
+from deltasam.integrations.storage import write_text
+from deltasam.lab.experiments._folder import RunFolder, mark_complete
 
 Watch = Callable[[int, int, dict[str, float]], None]
-"""Called with the update, the number of updates in all and the latest log entry."""
+"""Called with the update, the total number of updates and the latest log entry."""
 
 
 class Clock:
-    """Seconds of training and of evaluation, also over interruptions."""
+    """Seconds of training and of evaluation, summed over interruptions."""
 
     def __init__(self) -> None:
         self.earlier = 0.0
@@ -31,25 +32,25 @@ class Clock:
         return self.earlier + time.perf_counter() - self._since - self.evaluating
 
     def resume(self, notes: dict[str, Any]) -> None:
-        """Goes on from what was noted at a checkpoint."""
+        """Continues from the times noted in a checkpoint."""
         self.evaluating = float(notes["eval_seconds"])
-        # What was spent up to now belongs to this process alone, so evaluation of earlier ones is added back.
+        # `training` subtracts all evaluation, but this process's clock includes only its own: add the earlier one.
         self.earlier = float(notes["train_seconds"]) + self.evaluating
 
 
 class Recorder(TrainerCallback):
-    """Writes ``metrics.jsonl`` and marks checkpoints that are complete."""
+    """Writes ``metrics.jsonl`` and marks complete checkpoints."""
 
     def __init__(self, folder: RunFolder, clock: Clock) -> None:
         self._folder = folder
         self._clock = clock
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Starts the log with what the checkpoint remembers; later entries of an interrupted run are made again."""
+        """Starts the log with the entries of the checkpoint; later ones of an interrupted run are made again."""
         if not state.is_world_process_zero:
             return
         kept = [_line(entry) for entry in state.log_history if "train_runtime" not in entry]
-        write(self._folder.metrics, "".join(kept))
+        write_text(self._folder.metrics, "".join(kept))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Appends the entry."""
@@ -59,15 +60,15 @@ class Recorder(TrainerCallback):
                 file.write(_line(entry))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Makes a log entry at every checkpoint, so that a run that goes on from it averages over the same steps."""
+        """Logs at every checkpoint, so that a resumed run averages over the same steps."""
         control.should_log = control.should_log or control.should_save
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """As at the end of a step."""
+        """Same as at the end of a step."""
         control.should_log = control.should_log or control.should_save
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Marks the checkpoint, once every process has written its part."""
+        """Marks the checkpoint once every process has written its part."""
         if args.world_size > 1:
             torch.distributed.barrier()
         if not state.is_world_process_zero:
@@ -77,21 +78,21 @@ class Recorder(TrainerCallback):
 
 
 class Watcher(TrainerCallback):
-    """Tells somebody how far the training is."""
+    """Reports the progress of the training."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._latest: dict[str, float] = {}
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Remembers the latest numbers."""
+        """Keeps the latest values."""
         self._latest = {**self._latest, **state.log_history[-1]}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Tells the step."""
+        """Calls ``watch``."""
         self._watch(state.global_step, state.max_steps, self._latest)
 
 
 def _line(entry: dict[str, Any]) -> str:
-    # Sorted, as checkpoints keep them: the log of a run that was interrupted is that of an undisturbed one.
+    # Sorted, as in checkpoints: the log of an interrupted run equals that of an undisturbed one.
     return json.dumps(entry, sort_keys=True) + "\n"

@@ -1,11 +1,10 @@
-"""The one description of a run: what is trained on what, how, and with which seed."""
+"""The configuration of a run: task, model, method, schedule, seed."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any, Literal
 
 import yaml
 
-from deltasam.lab.experiments._components import Plain, build, options, plain, without_later
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.lab.experiments._parts import Regulariser, named_plain, to_method, to_regulariser, to_task
-from deltasam.lab.experiments._placed import placed
+from deltasam.lab.experiments._option_hints import option_hint
+from deltasam.lab.experiments._parts import FORMER_NAMES, Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.lab.experiments.plain import Plain, build, options, plain, read_yaml, without_later
 from deltasam.lab.tasks import Task
 from deltasam.methods import ERM, Method
 from deltasam.speed.splitting import OnOutOfMemory, check_out_of_memory
@@ -25,32 +24,33 @@ from deltasam.step.names import suggest
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
-# What says where or how often something is stored, not what is computed: it does not make a run another run.
+# Options that do not change what is computed; they are not part of the run id.
 _NOT_IDENTITY = ("data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A run, described completely. Written to YAML and read back it is the same run.
+    """The complete configuration of a run. Written to YAML and read back, it is the same run.
 
     Attributes:
-        task: What is learnt.
-        model: What is fine-tuned.
-        method: How the gradient is taken.
+        task: The task.
+        model: The model to fine-tune.
+        method: How the gradient is computed.
         regularisers: Wrapped around the task's objective, the first one innermost.
-        optimizer: AdamW.
-        schedule: How long, and how the learning rate moves.
+        optimizer: Options of AdamW.
+        schedule: Length of the training and learning rate.
         batch: Instances per update.
-        precision: ``fp32``; ``tf32``: its matrix products with TF32 (CUDA); or mixed precision by autocast.
-        capture: On a GPU, record steps as CUDA graphs, see :class:`~deltasam.speed.capture.Captured`; texts are then padded
-            to multiples of 32 tokens, so that few shapes occur. The same run, to rounding.
-        on_out_of_memory: ``"stop"``: the run ends and says what to lower; ``"split"``: it goes on with the batches in
-            parts, see :class:`~deltasam.speed.splitting.Splitting`. The same run, to rounding and dropout masks.
-        workers: Processes that put batches together; 0 for none.
-        seed: Of the head, the order of the data, the dropout masks, and everything else that is drawn.
+        precision: ``fp32``; ``tf32``: fp32 with TF32 matrix products (CUDA); or mixed precision by autocast.
+        capture: On a GPU, record steps as CUDA graphs, see :class:`~deltasam.speed.capture.Captured`. Texts are padded
+            to multiples of 32 tokens, so that few shapes occur. The result is the same up to rounding.
+        on_out_of_memory: ``"stop"``: the run ends with advice what to lower; ``"split"``: it continues with smaller
+            parts of batches, see :class:`~deltasam.speed.splitting.Splitting`. The result is the same up to rounding
+            and dropout masks.
+        workers: Processes of the data loader; 0 loads in the main process.
+        seed: Seeds the head, the order of the data, the dropout masks and all other random draws.
         evaluate_every: ``"epoch"``, ``"end"``, or a number of updates.
-        checkpoint_every: ``"epoch"``, ``"never"``, or a number of updates; an interrupted run goes on from there.
-        data: Folder with the datasets; the hub or ``DELTASAM_DATA`` if None.
+        checkpoint_every: ``"epoch"``, ``"never"``, or a number of updates; an interrupted run resumes from there.
+        data: Folder with the datasets; None: ``DELTASAM_DATA``, or the hub.
 
     Example:
         >>> config = RunConfig.from_plain({"task": "mrpc", "model": "bert-base-cased", "method": "delta-sam"})
@@ -75,13 +75,13 @@ class RunConfig:
     data: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks what the types do not say."""
+        """Checks values and combinations that the types allow."""
         for name in ("evaluate_every", "checkpoint_every"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1 update")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed={self.seed} must be in 0..{2**32 - 1}, which is what NumPy takes")
+            raise ValueError(f"seed={self.seed} must be in 0..{2**32 - 1}, the range of NumPy's seeds")
         if self.workers < 0:
             raise ValueError(f"workers={self.workers} must be at least 0")
         check_out_of_memory(self.on_out_of_memory, capture=self.capture)
@@ -93,7 +93,7 @@ class RunConfig:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> RunConfig:
-        """The configuration from plain data, as YAML holds it.
+        """Builds the configuration from plain data, as read from YAML.
 
         Raises:
             ConfigError: A key is unknown, a value is wrong, or the task or model is missing.
@@ -101,11 +101,11 @@ class RunConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for key in given:
             if key not in known:
-                hint = placed(str(key), given) or suggest(str(key), known)
+                hint = option_hint(str(key), given) or suggest(str(key), known)
                 raise ConfigError(f"{key}: unknown section of a run; {hint}")
         for key in ("task", "model"):
             if given.get(key) is None:
-                raise ConfigError(f"the run has no {key}; name it: --{key} ...")
+                raise ConfigError(f"the run has no {key}; set it by --{key} ...")
         parts: Plain = {
             "task": to_task(given["task"]),
             "model": _section(ModelConfig, _model(given["model"]), "model", given),
@@ -128,7 +128,7 @@ class RunConfig:
 
     @classmethod
     def read(cls, path: Path) -> RunConfig:
-        """The configuration in a YAML file, such as ``config.yaml`` of a run folder."""
+        """Reads a YAML file, such as ``config.yaml`` of a run folder."""
         given = read_yaml(path)
         try:
             return cls.from_plain(given)
@@ -136,7 +136,7 @@ class RunConfig:
             raise ConfigError(f"{path}: {error}") from error
 
     def to_plain(self) -> Plain:
-        """All of it as plain data, defaults included."""
+        """Returns all options as plain data, defaults included."""
         chosen_by_name = {
             "task": named_plain(self.task),
             "method": named_plain(self.method),
@@ -146,14 +146,15 @@ class RunConfig:
         return {n: chosen_by_name[n] if n in chosen_by_name else plain(getattr(self, n)) for n in names}
 
     def to_yaml(self) -> str:
-        """All of it as YAML."""
+        """Returns all options as YAML."""
         return yaml.safe_dump(self.to_plain(), sort_keys=False, allow_unicode=True, width=119)
 
     @property
     def run_id(self) -> str:
-        """A hash of everything that decides the outcome: equal configurations are the same run."""
+        """A hash of all options that affect the result: equal ids are the same run."""
         identity = {key: value for key, value in self.to_plain().items() if key not in _NOT_IDENTITY}
-        identity["method"] = without_later(self.method, identity["method"])
+        method = without_later(self.method, identity["method"])
+        identity["method"] = {FORMER_NAMES.get(name, name): value for name, value in method.items()}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -162,45 +163,6 @@ class RunConfig:
         model = Path(self.model.path).name
         method = "-".join([type(self.method).__name__, *(one.name for one in self.regularisers)])
         return f"{self.task.name}-{model}-{method}-s{self.seed}-{self.run_id}"
-
-
-def read_yaml(path: Path) -> Plain:
-    """The mapping in a YAML file.
-
-    Raises:
-        ConfigError: There is no such file, it holds no mapping, or a key stands twice in one.
-    """
-    try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except _TwiceError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not text, or no date
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f", line {mark.line + 1}"
-        raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]}{line})") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {reprlib.repr(found)}")
-    return found
-
-
-class _TwiceError(Exception):
-    """A key stands twice in a mapping."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which would take the last of two equal keys without a word, made to tell."""
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if key.value != "<<" and isinstance(key, yaml.ScalarNode) and key.value in seen:
-                line = key.start_mark.line + 1
-                raise _TwiceError(f"{key.value!r} stands twice in a mapping, the second time in line {line}")
-            seen.add(str(key.value))
-        return node
 
 
 def _model(given: Any) -> Any:
@@ -212,6 +174,6 @@ def _section(kind: type, given: Any, where: str, run: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{where}={given!r}: must be a mapping of options, such as {where}.<option>=...")
     known, of_run = ({f.name for f in dataclasses.fields(each)} for each in (kind, RunConfig))
     for key in (key for key in given if key not in known):
-        if hint := f"did you mean {key}?" if key in of_run - {where} else placed(str(key), run):
+        if hint := f"did you mean {key}?" if key in of_run - {where} else option_hint(str(key), run):
             raise ConfigError(f"{where}.{key}: unknown option of {kind.__name__}; {hint}")
     return build(kind, options(kind, given, where), where)

@@ -1,4 +1,4 @@
-"""Versions, platform, commit and device: what is needed to understand a number later."""
+"""Versions, platform, commit and device, recorded with every run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,12 @@ from deltasam.lab.plugins import loaded_plugins
 from deltasam.step.names import counted
 
 _PACKAGES = (
-    "deltasam",
-    "torch",
-    "transformers",
-    "accelerate",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "scikit-learn",
-    "scipy",
-)
+    "deltasam", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "scikit-learn", "scipy",
+)  # fmt: skip
 
 
 def environment() -> dict[str, str]:
-    """Versions of what decides the numbers, and the commit of the sources if they lie in a checkout; plugins."""
+    """Returns the versions of packages that affect results, the device, the plugins, and the commit in a checkout."""
     facts = {"python": platform.python_version(), "platform": platform.platform(), "device": device_name()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -40,14 +32,14 @@ def environment() -> dict[str, str]:
 
 
 def device_name() -> str:
-    """The GPU, or the CPU with its number of threads."""
+    """Returns the name of the GPU, or the CPU with its number of threads."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def peak_memory() -> int:
-    """Largest memory in use so far, in bytes: of the GPU, or of this process."""
+    """Returns the peak memory in bytes: of the GPU, or of this process."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     unit = 1 if sys.platform == "darwin" else 1024

@@ -7,13 +7,13 @@ class ConfigError(ValueError):
     """A configuration, preset or output folder is wrong; raised before any training."""
 
 
-class HeldError(ConfigError):
+class LockedError(ConfigError):
     """Another process is making this run."""
 
 
 class RunStoppedError(Exception):
-    """A run was told to stop, wrote a checkpoint, and goes on from there when it is started again."""
+    """A signal stopped a run; it wrote a checkpoint and resumes from there when started again."""
 
 
 class DivergedError(Exception):
-    """A run was ended because its gradients were no longer finite; its last good checkpoint is named."""
+    """A run ended because its gradients were no longer finite; the message names its last good checkpoint."""

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, whose it is, and from where an interrupted run goes on."""
+"""The folder of a run: its files, which run it belongs to, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deltasam.integrations.storage import PARTIAL, StorageError, remove_partial, seal, sealed, write_text
+from deltasam.integrations.storage import PARTIAL, StorageError, seal, sealed, write_text
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._result import Result
@@ -22,15 +22,16 @@ class RunFolder:
     """Paths inside the folder of a run.
 
     ========================  =====================================================================================
-    ``config.yaml``           the run as it was resolved; ``deltasam train --config`` repeats it
+    ``config.yaml``           the resolved configuration; ``deltasam train --config`` repeats the run
     ``environment.json``      versions, commit, device
-    ``data.json``             a hash of the rows of every split, so that others are not taken for them, and the folder
-                              that relative paths of the user's own files start from
+    ``data.json``             a hash of the rows of every split, to detect changed data, and the folder that relative
+                              paths of the user's files start from
     ``metrics.jsonl``         one line per log entry: step, epoch, loss, sharpness, evaluation metrics, ...
-    ``result.json``           :class:`~deltasam.lab.experiments.Result`; written last, so its presence means "finished"
+    ``result.json``           :class:`~deltasam.lab.experiments.Result`; written last, so it marks a finished run
     ``model/``                final weights and tokenizer, for ``from_pretrained``
-    ``checkpoints/``          the last two, to go on from
-    ``tensorboard/``          event files, if asked for
+    ``checkpoints/``          the last two, to resume from
+    ``tensorboard/``          event files, if requested
+    ``.lock``                 locked while a process makes the run; removed when it is finished
     ========================  =====================================================================================
     """
 
@@ -62,10 +63,10 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def finished(self, config: RunConfig) -> Result | None:
-        """The result, if this folder holds this very run and it is finished. Nothing is written.
+        """Returns the result if this folder holds this run and it is finished, else None. Writes nothing.
 
         Raises:
-            ConfigError: The folder holds another run, or something that is no run.
+            ConfigError: The folder holds another run, or other files.
         """
         file = next((path for path in (self.path, *self.path.parents) if path.is_file()), None)
         if file is not None:
@@ -78,24 +79,20 @@ class RunFolder:
                     "folder by --output, or remove that one"
                 )
             return Result.read(self.result) if self.result.is_file() else None
-        # A run killed while it wrote its very first file leaves only that; another process may be writing it now.
+        # A run killed while it wrote its first file leaves a partial file; another process may be writing it now.
         if self.path.is_dir() and any(PARTIAL not in path.name for path in self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another folder by --output")
         return None
 
     def claim(self, config: RunConfig) -> None:
-        """Makes the folder this run's."""
+        """Creates the folder and writes the configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write(self.config, config.to_yaml())
-
-    def tidy(self) -> None:
-        """Removes what kills have left of files that were being written; for the end of the run."""
-        remove_partial(self.path)
+        write_text(self.config, config.to_yaml())
 
     def last_checkpoint(self, before: int) -> Path | None:
-        """The last checkpoint of fewer than ``before`` updates that is complete and as it was written.
+        """Returns the last complete, unaltered checkpoint before the update ``before``; None if there is none.
 
-        One that a kill cut short is removed; one that was altered since is left alone, told of, and passed over.
+        Incomplete checkpoints of a killed run are removed; altered ones are kept and skipped with a warning.
         """
         found: dict[int, Path] = {}
         for path in self.checkpoints.glob("checkpoint-*") if self.checkpoints.is_dir() else ():
@@ -104,7 +101,7 @@ class RunFolder:
                 continue
             step = int(number)
             if not (path / _COMPLETE).is_file():
-                # The run was killed while writing it. Another process may be removing it, too.
+                # The run was killed while writing it. Another process may be removing it as well.
                 shutil.rmtree(path, ignore_errors=True)
             elif step < before:
                 found[step] = path
@@ -118,22 +115,17 @@ def _is_intact(checkpoint: Path, *, last: bool) -> bool:
     try:
         sealed(checkpoint, _COMPLETE)
     except StorageError as error:
-        none = "there is no other, so the run starts from the beginning"
+        none = "there is no other one, so the run starts from the beginning"
         _log.warning("%s; %s", error, none if last else "the checkpoint before it is used")
         return False
     return True
 
 
 def mark_complete(checkpoint: Path, notes: dict[str, Any]) -> None:
-    """Says that all of a checkpoint has been written, with its checksums and what the run needs to go on."""
+    """Marks a checkpoint as complete, with checksums of its files and the notes that the run resumes with."""
     seal(checkpoint, _COMPLETE, notes)
 
 
 def notes_of(checkpoint: Path) -> dict[str, Any]:
-    """What :func:`mark_complete` noted."""
+    """Returns the notes of :func:`mark_complete`."""
     return sealed(checkpoint, _COMPLETE)
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file so that it is there in full or not at all."""
-    write_text(path, text)

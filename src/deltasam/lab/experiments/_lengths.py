@@ -1,4 +1,4 @@
-"""Whether a model can read texts as long as the task hands them over, and whether anything of them is left."""
+"""Checks that the texts of a task fit into the positions of a model, and that special tokens leave room for text."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from deltasam.lab.tasks import Task
 
 
 def check_lengths(task: Task, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[Any]]) -> None:
-    """A text that is too long would fail in the middle of the training, or in the evaluation after it.
+    """Checks lengths before the training; a text that is too long would fail in the middle of it.
 
     Args:
         task: The task.
         model: The model.
         tokenizer: Its tokenizer.
-        splits: The rows to be read.
+        splits: The rows of each split.
 
     Raises:
-        ConfigError: A text is longer than what the model has positions for, or nothing of it would be left.
+        ConfigError: A text has more tokens than the model has positions, or no token of it would be left.
     """
     _check_room(task, tokenizer)
     written = getattr(task, "max_target_length", None)
@@ -29,7 +29,7 @@ def check_lengths(task: Task, model: Any, tokenizer: Any, splits: Mapping[str, S
         most = positions(model)
     else:
         most, ends = positions(model.get_encoder()), positions(model.get_decoder())
-        if ends is not None and written > ends:  # by the beam search, whatever the targets are
+        if ends is not None and written > ends:  # beam search may reach it, whatever the targets are
             raise ConfigError(
                 f"task.max_target_length={written}: the model's positions end at {ends}; "
                 f"set task.max_target_length={ends}"
@@ -47,7 +47,7 @@ def check_lengths(task: Task, model: Any, tokenizer: Any, splits: Mapping[str, S
 
 
 def _check_room(task: Task, tokenizer: Any) -> None:
-    """Raises a ConfigError where special tokens leave no room: texts would be all alike, or, with less, not be cut."""
+    """Raises a ConfigError if special tokens leave no room for text."""
     columns = getattr(task, "text", "")
     pairs = isinstance(columns, tuple) and len(columns) == 2 and getattr(task, "pairing", "joint") == "joint"
     for option in ("max_length", "max_target_length", "eval_max_length"):
@@ -63,7 +63,7 @@ def _check_room(task: Task, tokenizer: Any) -> None:
 
 
 def positions(model: nn.Module) -> int | None:
-    """How many tokens the model has positions for; None where it takes them from no table."""
+    """Returns the number of tokens that the model has positions for; None without a table of positions."""
     sizes = [
         table.num_embeddings - _unused(table)
         for name, table in model.named_modules()
@@ -73,11 +73,11 @@ def positions(model: nn.Module) -> int | None:
 
 
 def _unused(table: nn.Embedding) -> int:
-    """Entries before that of the first token: RoBERTa counts from behind its padding token, BART from an offset."""
+    """Returns the number of entries before the first position: RoBERTa's padding token, BART's offset."""
     return int(getattr(table, "offset", 0)) + (0 if table.padding_idx is None else table.padding_idx + 1)
 
 
 def _length(item: Mapping[str, Any]) -> int:
-    """Tokens of an item, or of the longer one of its two views."""
+    """Returns the number of tokens of an item, or of the longer of its two views."""
     views = [item] if "input_ids" in item else [view for view in item.values() if isinstance(view, Mapping)]
     return max((len(view["input_ids"]) for view in views), default=0)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from deltasam.lab.experiments._config import RunConfig
+from deltasam.lab.experiments._data_record import with_absolute_files
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._folder import RunFolder
 from deltasam.lab.experiments._lengths import check_lengths
-from deltasam.lab.experiments._rows import from_anywhere
 from deltasam.lab.tasks import Data, DataSource, Task, load_tokenizer
 from deltasam.objectives import Objective
 
@@ -24,7 +24,7 @@ class Loaded:
     """A model, its tokenizer, and the rows of one split.
 
     Attributes:
-        task: The task, whose evaluation split is the one that was loaded.
+        task: The task; its evaluation split is the one that was loaded.
         model: The model in eval mode.
         tokenizer: Its tokenizer.
         rows: The rows of the split.
@@ -43,7 +43,7 @@ class Loaded:
         return self.task.objective()
 
     def batches(self, size: int) -> list[dict[str, Any]]:
-        """The rows as batches for the objective."""
+        """Returns the rows as batches for the objective."""
         items = self.task.encode(self.rows, self.tokenizer)
         collate = self.task.collator(self.tokenizer)
         return [collate(items[start : start + size]) for start in range(0, len(items), size)]
@@ -56,10 +56,10 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
         config: The run: its task and data.
         path: The model; the run's own, untrained, by default.
         split: The split; by default the one that the run evaluates on.
-        rows: A fixed random sample of so many rows; by default what the run evaluates on.
+        rows: Size of a fixed random sample; by default the rows that the run evaluates on.
 
     Raises:
-        DataError: Something is missing or wrong.
+        DataError: The data or the model is missing or wrong.
         ConfigError: The texts are longer than the model can read.
     """
     from transformers import set_seed
@@ -78,7 +78,7 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
 
 
 def _load_data(config: RunConfig, task: Task) -> Data:
-    """The split that is asked for; classes without names are told from all rows that the run was trained on."""
+    """Loads the requested split. Unnamed classes are inferred from all rows that the run was trained on."""
     source = DataSource.find(config.data)
     if getattr(task, "kind", None) != "classification" or getattr(task, "classes", ()):
         return task.load(source, (task.eval_split,))
@@ -97,35 +97,34 @@ def load_run(
     data: str | None = None,
     files: Mapping[str, str] | None = None,
 ) -> tuple[RunConfig, Loaded]:
-    """The final model of a run with a split of its task.
+    """Loads the final model of a run and a split of its task.
 
     Args:
         folder: The run folder.
         split: The split; by default the one that the run evaluates on.
-        rows: A fixed random sample of so many rows; by default what the run evaluates on.
-        data: Folder with the datasets, if it is not where the run had it.
-        files: Files of splits, beside those of the run or in their place.
+        rows: Size of a fixed random sample; by default the rows that the run evaluates on.
+        data: Folder with the datasets, if it has moved since the run.
+        files: Files of splits, in addition to those of the run or replacing them.
 
     Raises:
-        ConfigError: The folder holds no finished run, or one without weights.
+        ConfigError: The folder does not hold a finished run with weights.
         DataError: The data is missing or wrong.
     """
     place = RunFolder(folder)
     if not place.config.is_file():
-        raise ConfigError(f"{folder}: no run folder (it has no config.yaml); `deltasam train` makes one")
+        raise ConfigError(f"{folder}: not a run folder (it has no config.yaml); `deltasam train` creates one")
     config = RunConfig.read(place.config)
     if not place.result.is_file():
         raise ConfigError(
-            f"{folder}: the run is not finished; go on with `deltasam train --config {place.config} --output {folder}`"
+            f"{folder}: the run is not finished; resume: `deltasam train --config {place.config} --output {folder}`"
         )
     if not place.model.is_dir():
         raise ConfigError(
-            f"{folder}: the run has kept no weights; make it again by `deltasam train`, or in a sweep with "
-            "keep: weights"
+            f"{folder}: the run has kept no weights; repeat it by `deltasam train`, or in a sweep with keep: weights"
         )
     if data is not None:
         config = dataclasses.replace(config, data=data)
-    there = _with_files(from_anywhere(config, folder), files or {})
+    there = _with_files(with_absolute_files(config, folder), files or {})
     return config, load(there, path=str(place.model), split=split, rows=rows)
 
 
@@ -133,6 +132,6 @@ def _with_files(config: RunConfig, files: Mapping[str, str]) -> RunConfig:
     if not files:
         return config
     if not hasattr(config.task, "files"):
-        raise ConfigError(f"the task {config.task.name} takes no files of your own")
+        raise ConfigError(f"the task {config.task.name} does not take files")
     changes: Any = {"files": {**config.task.files, **files}}
     return dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from deltasam import weighting
 from deltasam.lab.catalogue import METHODS
-from deltasam.lab.experiments._components import Plain, build, choose, is_option, options, plain
 from deltasam.lab.experiments._errors import ConfigError
+from deltasam.lab.experiments.plain import Plain, build, choose, is_option, options, plain
 from deltasam.lab.plugins import VARIABLE, load_plugins
 from deltasam.lab.tasks import TASKS, Task
 from deltasam.methods import Method
@@ -22,6 +24,11 @@ WEIGHTINGS: dict[str, type[Weighting]] = {
     name: getattr(weighting, name) for name in weighting.__all__ if getattr(weighting, name) is not Weighting
 }
 REGULARISERS: dict[str, type[Objective]] = {kind.__name__: kind for kind in (RDrop, R3F, SMART, VAT, EmbeddingNoise)}
+
+# Renamed options of methods, present name to former name. Run ids hash the former name, so that they stay the same.
+FORMER_NAMES = {"scope": "sharpness"}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,18 +48,18 @@ class Regulariser:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def wrap(self, objective: Objective, **more: Any) -> Objective:
-        """The regularised objective; ``more`` are options that only the run knows."""
+        """Wraps an objective; ``more`` are options that only the run can set."""
         wrapped: Objective = REGULARISERS[self.name](objective, **{**self.options, **more})  # type: ignore[call-arg]
         return wrapped
 
     def takes(self, option: str) -> bool:
-        """Whether the regulariser has this option and it was left to its default of None."""
+        """Whether the regulariser has this option and it is not set."""
         known = {f.name for f in dataclasses.fields(REGULARISERS[self.name]) if is_option(f)}  # type: ignore[arg-type]
         return option in known and self.options.get(option) is None
 
 
 def to_task(given: Any) -> Task:
-    """A task from its name, or from a mapping with ``name`` and the options that differ from the task of that name."""
+    """Returns a task from its name, or from a mapping with ``name`` and the options to change."""
     name, rest = _named(given, "task")
     base = _known(TASKS, name, "task")
     changes = options(type(base), rest, "task", leave_out=("name",))
@@ -61,28 +68,41 @@ def to_task(given: Any) -> Task:
 
 
 def to_method(given: Any) -> Method:
-    """A method from its name, or from a mapping with ``name`` and its hyperparameters."""
+    """Returns a method from its name, or from a mapping with ``name`` and its hyperparameters."""
     name, rest = _named(given, "method")
     kind = _known(METHODS, name, "method")
+    rest = _with_present_names(kind, rest)
     rest = {key: to_weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
     method: Method = build(kind, options(kind, rest, "method"), "method")
     return method
 
 
+def _with_present_names(kind: type, given: Plain) -> Plain:
+    """Renames options that are given by a former name; if both names are given, the present one wins."""
+    fields = {f.name for f in dataclasses.fields(kind)}
+    changed = {old: new for new, old in FORMER_NAMES.items() if old in given and old not in fields and new in fields}
+    for old, new in changed.items():
+        _note_former_name(old, new)
+    return {changed.get(key, key): value for key, value in given.items() if changed.get(key) not in given}
+
+
+@functools.cache  # one note per process, not one per run folder that is read
+def _note_former_name(old: str, new: str) -> None:
+    _log.warning("method.%s is now called method.%s; configurations with the former name are still read", old, new)
+
+
 def to_regulariser(given: Any, where: str) -> Regulariser:
-    """A regulariser from its name, or from a mapping with ``name`` and its options."""
+    """Returns a regulariser from its name, or from a mapping with ``name`` and its options."""
     name, rest = _named(given, where)
     kind = _known(REGULARISERS, name, where)
     made = Regulariser(kind.__name__, options(kind, rest, where, leave_out=("objective",)))
-    known = {"total_steps": 1} if made.takes("total_steps") else {}  # the run will know
-    build(
-        lambda: made.wrap(Classification(), **known), {}, where
-    )  # its own checks, now and not in the middle of the run
+    known = {"total_steps": 1} if made.takes("total_steps") else {}  # set by the run
+    build(lambda: made.wrap(Classification(), **known), {}, where)  # runs its checks before any training
     return made
 
 
 def to_weighting(given: Any, where: str) -> Weighting:
-    """A weighting from its name, or from a mapping with ``name`` and its options."""
+    """Returns a weighting from its name, or from a mapping with ``name`` and its options."""
     if isinstance(given, Weighting):
         return given
     name, rest = _named(given, where)
@@ -93,7 +113,7 @@ def to_weighting(given: Any, where: str) -> Weighting:
 
 
 def named_plain(record: Any) -> Plain:
-    """A record chosen by name, as plain data with its name; tasks carry theirs."""
+    """Returns a task, method, weighting or regulariser as plain data with its name."""
     if isinstance(record, Task):
         return dict(plain(record))
     if isinstance(record, Regulariser):
@@ -106,14 +126,14 @@ def named_plain(record: Any) -> Plain:
 
 
 def _known(kinds: Mapping[str, Any], name: str, where: str) -> Any:
-    """The entry of this name, among those of the package and of the user's own modules."""
+    """Looks up a name among the parts of the package and of the user's plugins."""
     load_plugins()
     try:
         return choose(kinds, name, where)
     except ConfigError as error:
         if "did you mean" in str(error):
             raise
-        raise ConfigError(f"{error}; if it is your own, name its file in {VARIABLE}") from error
+        raise ConfigError(f"{error}; for a plugin of yours, add its file to {VARIABLE}") from error
 
 
 def _named(given: Any, where: str) -> tuple[str, Plain]:
@@ -122,5 +142,5 @@ def _named(given: Any, where: str) -> tuple[str, Plain]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}={given!r}: must be a name, or a mapping with `name` and options")
     if "name" not in given:
-        raise ConfigError(f"{where}: `name` is missing, it says which one the options {sorted(given)} belong to")
+        raise ConfigError(f"{where}: `name` is missing; it selects what the options {sorted(given)} belong to")
     return str(given["name"]), {key: value for key, value in given.items() if key != "name"}

@@ -1,8 +1,8 @@
 """The paper's setups by name: YAML files, with inheritance and one variant per method.
 
-A file ``glue/bert-base/mrpc.yaml`` is the preset ``glue/bert-base/mrpc``. Besides the sections of a run it may have
-``base`` (the file it builds on, relative to itself) and ``variants``: ``glue/bert-base/mrpc/delta-sam`` is the preset
-with its variant ``delta-sam`` laid over it. Files whose name starts with ``_`` are bases only.
+The file ``glue/bert-base/mrpc.yaml`` is the preset ``glue/bert-base/mrpc``. In addition to the sections of a run it
+may have ``base`` (a file that it extends, relative to itself) and ``variants``: ``glue/bert-base/mrpc/delta-sam`` is
+the preset merged with its variant ``delta-sam``. Files whose name starts with ``_`` are bases only.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deltasam.lab.experiments._components import Plain
-from deltasam.lab.experiments._config import read_yaml
 from deltasam.lab.experiments._errors import ConfigError
+from deltasam.lab.experiments.plain import Plain, merge, read_yaml
 from deltasam.step.names import spelled, suggest
 
 _HERE = Path(__file__).parents[2]
@@ -21,7 +20,7 @@ _HERE = Path(__file__).parents[2]
 
 @cache
 def preset_folder() -> Path:
-    """Where the presets are: inside the installed package, or ``configs`` of the checkout."""
+    """Returns the folder of the presets: in the installed package, or ``configs`` of the checkout."""
     candidates = (_HERE / "configs", _HERE.parents[1] / "configs")
     found = next((folder for folder in candidates if folder.is_dir()), None)
     if found is None:
@@ -30,7 +29,7 @@ def preset_folder() -> Path:
 
 
 def preset_variants() -> dict[str, list[str]]:
-    """All presets by name, each with the names of its variants."""
+    """Returns all presets by name, each with the names of its variants."""
     root = preset_folder()
     found = {path: path.relative_to(root).parts for path in sorted(root.rglob("*.yaml"))}
     files = [path for path, parts in found.items() if path.name[0] != "_" and "sweeps" not in parts]
@@ -38,15 +37,15 @@ def preset_variants() -> dict[str, list[str]]:
 
 
 def preset_names() -> list[str]:
-    """The full names of all presets, each followed by those of its variants."""
+    """Returns the full names of all presets, each followed by its variants."""
     return [full for name, found in preset_variants().items() for full in (name, *(f"{name}/{v}" for v in found))]
 
 
 def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
-    """The sections of a preset, and whether its variant for ``method`` was found and taken.
+    """Returns the sections of a preset, and whether its variant for ``method`` was found and merged.
 
     Raises:
-        ConfigError: There is no such preset; the message names the nearest one.
+        ConfigError: The preset is unknown; the message suggests the nearest one.
     """
     root = preset_folder()
     path, variant = root / f"{name}.yaml", method
@@ -55,8 +54,6 @@ def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
         path, variant = root / f"{parent}.yaml", last
         if not path.is_file() or _variant(_read(path)["variants"], last) is None:
             raise ConfigError(f"there is no preset {name!r}; {_nearest(name)}")
-    from deltasam.lab.experiments._resolve import merge  # it takes presets from here
-
     sections = dict(_read(path))
     variants = sections.pop("variants")
     chosen = _variant(variants, variant) if variant is not None else None
@@ -65,17 +62,15 @@ def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
     return merge(sections, variants[chosen]), variant == method
 
 
-@cache  # the callers copy before they change
+@cache  # callers copy before they change it
 def _read(path: Path) -> Plain:
-    from deltasam.lab.experiments._resolve import merge
-
     own = read_yaml(path)
     base: Plain = _read((path.parent / own.pop("base")).resolve()) if "base" in own else {"variants": {}}
     return merge(base, own)
 
 
 def _variant(variants: dict[str, Any], name: str) -> str | None:
-    """The variant of this name, or the one that is this method and nothing else."""
+    """Returns the variant of this name, or the one that sets only this method."""
     for known, sections in variants.items():
         method = sections.get("method", {})
         bare = "regularisers" not in sections and isinstance(method, dict) and method.get("name", "")
@@ -86,4 +81,4 @@ def _variant(variants: dict[str, Any], name: str) -> str | None:
 
 def _nearest(name: str) -> str:
     hint = suggest(name, preset_names())
-    return hint if hint.startswith("did") else "`deltasam list presets` has them all"
+    return hint if hint.startswith("did") else "`deltasam list presets` lists them"

@@ -1,4 +1,4 @@
-"""Parts of the user's own, made known by name."""
+"""Registers methods, weightings, regularisers and tasks of the user by name."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _KINDS: tuple[tuple[str, type, dict[str, Any]], ...] = (
 
 
 def register(part: Part) -> Part:
-    """Makes a method, weighting, regulariser or task of one's own known by name, as those of the package are.
+    """Registers a method, weighting, regulariser or task, so that it can be chosen by name.
 
-    Above the class of a method, a weighting or a regulariser it is a decorator, the first one; a task is an object and
-    is handed over. What a module registers that ``DELTASAM_PLUGINS`` names, or an entry point of the group
-    ``deltasam.plugins``, the commands and the processes of a sweep know as well.
+    Use it as the outermost decorator of a class, or call it with a task. Registrations in modules named by
+    ``DELTASAM_PLUGINS``, or by entry points of the group ``deltasam.plugins``, are also known to the commands and to
+    the processes of a sweep.
 
     Args:
         part: A dataclass derived from :class:`~deltasam.Method`, :class:`~deltasam.Weighting` or, with a field
-            ``objective``, :class:`~deltasam.Objective`; its name is that of the class. Or a
+            ``objective``, :class:`~deltasam.Objective`; it is registered by the name of the class. Or a
             :class:`~deltasam.lab.tasks.Task`.
 
     Returns:
-        The same.
+        ``part``.
 
     Raises:
-        TypeError: It is none of these.
-        ValueError: The name is taken already, or is none.
+        TypeError: ``part`` is none of these.
+        ValueError: The name is taken or not valid.
 
     Example:
         >>> from dataclasses import dataclass
@@ -59,9 +59,9 @@ def register(part: Part) -> Part:
         _put(TASKS, part.name, part, "task")
         return part
     if not inspect.isclass(part):
-        raise TypeError(f"register({part!r}): must be the class of a method, a weighting or a regulariser, or a task")
+        raise TypeError(f"register({part!r}): must be a class (method, weighting, regulariser) or a task")
     if issubclass(part, Task):
-        raise TypeError(f"register({part.__name__}): a task is an object, {part.__name__}(name=...), not its class")
+        raise TypeError(f"register({part.__name__}): must be a task object, {part.__name__}(name=...), not its class")
     for what, base, table in _KINDS:
         if issubclass(part, base):
             _check(part, what)
@@ -73,41 +73,37 @@ def register(part: Part) -> Part:
 
 
 def _check(kind: Any, what: str) -> None:
-    """What the configuration files rely on, told where the class is written."""
+    """Checks what configuration files rely on, at the definition of the class."""
     if "__dataclass_fields__" not in vars(kind):
-        raise TypeError(
-            f"register({kind.__name__}): must be a dataclass; write @dataclass(frozen=True) between @register and "
-            "the class"
-        )
+        raise TypeError(f"register({kind.__name__}): must be a dataclass; add @dataclass(frozen=True) below @register")
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise TypeError(f"register({kind.__name__}): has no {missing}, which a {what} must have")
+        raise TypeError(f"register({kind.__name__}): must define {missing} to be a {what}")
     if what == "regulariser" and "objective" not in {f.name for f in dataclasses.fields(kind)}:
         raise TypeError(
-            f"register({kind.__name__}): a regulariser has a field `objective`, the one it wraps; an objective that "
-            "wraps none is part of a task"
+            f"register({kind.__name__}): must have a field `objective`, the one it wraps, to be a regulariser; other "
+            "objectives belong to a task"
         )
     try:
         typing.get_type_hints(kind)
     except NameError as error:
-        raise TypeError(f"register({kind.__name__}): the type of a field cannot be found ({error})") from error
+        raise TypeError(f"register({kind.__name__}): the type of a field cannot be resolved ({error})") from error
 
 
 def _put(table: dict[str, Any], name: str, part: Any, what: str) -> None:
     if not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(f"register: a {what} cannot have the name {name!r}, which is to be part of a folder's")
+        raise ValueError(f"register: the {what} {name!r} must have a name of letters, digits, `.`, `_` and `-`")
     for known, other in table.items():
-        if spelled(known) == spelled(name) and not _is_again(part, other):
+        if spelled(known) == spelled(name) and not _is_same(part, other):
             owner = other if inspect.isclass(other) else type(other)
             raise ValueError(
-                f"register: the name {name!r} is taken already by the {what} {known} of {owner.__module__}; choose "
-                "another"
+                f"register: the name {name!r} is taken by the {what} {known} of {owner.__module__}; choose another"
             )
     table[name] = part
 
 
-def _is_again(part: Any, other: Any) -> bool:
-    """Whether this is what has the name already, such as the class of a cell of a notebook that is run again."""
+def _is_same(part: Any, other: Any) -> bool:
+    """Whether the same part is registered again, such as a class in a notebook cell that is run twice."""
     if not inspect.isclass(part):
         return bool(part == other)
     return (part.__module__, part.__qualname__) == (other.__module__, other.__qualname__)

@@ -1,4 +1,4 @@
-"""What a run came to: the schema of ``result.json``."""
+"""The result of a run: the schema of ``result.json``."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Result:
         schema: Version of this schema.
         run_id: Hash of the configuration.
         task: Name of the task.
-        model: The model as it was named.
-        method: Class of the method, and of the regularisers, joined by ``+``.
+        model: The model as named in the configuration.
+        method: Names of the method and the regularisers, joined by ``+``.
         seed: Seed of the run.
-        primary_metric: Name of the metric that runs are compared by.
+        primary_metric: Name of the metric by which runs are compared.
         primary_value: Its value for the final weights.
-        higher_is_better: Whether more of it is better.
-        best_value: Its best value among the evaluations of the run, the final one included.
-        best_step: The update after which it was reached.
+        higher_is_better: Whether higher values of it are better.
+        best_value: Its best value among all evaluations of the run, including the final one.
+        best_step: The update at which it was reached.
         metrics: All metrics for the final weights.
-        steps: Updates made.
-        train_rows: Rows trained on.
-        eval_rows: Rows evaluated on.
-        origins: Where the splits came from.
-        parameters: Trainable parameters of the model.
-        train_seconds: Wall time of the training without evaluation, also over interruptions.
+        steps: Number of updates.
+        train_rows: Number of training rows.
+        eval_rows: Number of evaluation rows.
+        origins: Where the splits were loaded from.
+        parameters: Number of trainable parameters.
+        train_seconds: Wall time of the training without evaluation, summed over interruptions.
         eval_seconds: Wall time of the evaluations.
         forward_passes: Forward passes of the training.
         backward_passes: Backward passes of the training.
-        skipped_steps: Steps that left the perturbation out because its gradient was zero or not finite.
-        peak_memory_bytes: Of the GPU's memory, or of the process on a CPU.
-        device: What was computed on.
-        config: The configuration as resolved.
+        skipped_steps: Steps without a perturbation because the gradient was zero or not finite.
+        peak_memory_bytes: Peak memory of the GPU, or of the process on a CPU.
+        device: Name of the device.
+        config: The resolved configuration.
         environment: Versions, platform and commit.
     """
 
@@ -76,22 +76,22 @@ class Result:
 
     @property
     def score(self) -> float:
-        """What settings are chosen by: the primary metric, or nan if any metric is not finite.
+        """The primary metric, or nan if any metric is not finite; points of a grid are chosen by it.
 
-        A model whose weights are not finite predicts one class, which may well be the most frequent one.
+        A diverged model may predict only the most frequent class and still reach a high accuracy.
         """
         return self.primary_value if all(map(math.isfinite, self.metrics.values())) else math.nan
 
     def to_json(self) -> str:
-        """The content of ``result.json``."""
+        """Returns the content of ``result.json``."""
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """The result in a file.
+        """Reads a result.
 
         Raises:
-            ConfigError: The file is no result, or one of another version of this package.
+            ConfigError: The file is not a result, or was written by a newer version.
         """
         try:
             found = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -111,12 +111,12 @@ class Result:
             raise
         except (OSError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{path}: not a result of this version ({error}); remove it, and the run is made again"
+                f"{path}: not a result of this version ({error}); remove it to repeat the run"
             ) from error
 
 
 def rank(value: float, *, higher_is_better: bool) -> tuple[bool, float]:
-    """What to take the greatest of to have the best value; one that is not finite, of a run that diverged, is last.
+    """Returns a sort key: the best value has the largest one, values that are not finite have the smallest.
 
     Example:
         >>> max([float("nan"), 0.5, 0.7], key=lambda value: rank(value, higher_is_better=True))

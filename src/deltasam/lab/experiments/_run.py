@@ -1,4 +1,4 @@
-"""A run from its configuration to its result."""
+"""Makes a run: from its configuration to its result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from deltasam.integrations.storage import explain_storage_errors
+from deltasam.integrations.storage import explain_storage_errors, remove_partial, write_text
 from deltasam.lab.experiments._config import RunConfig
+from deltasam.lab.experiments._data_record import changed_since, changed_split, record_rows
 from deltasam.lab.experiments._environment import device_name, environment, peak_memory
 from deltasam.lab.experiments._errors import ConfigError, RunStoppedError
-from deltasam.lab.experiments._folder import RunFolder, notes_of, write
+from deltasam.lab.experiments._folder import RunFolder, notes_of
 from deltasam.lab.experiments._lengths import check_lengths
-from deltasam.lab.experiments._lock import held
 from deltasam.lab.experiments._parts import named_plain, to_method
 from deltasam.lab.experiments._result import Result, rank
-from deltasam.lab.experiments._rows import changed, changed_since, keep
+from deltasam.lab.experiments.lock import lock_run
 from deltasam.lab.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
 from deltasam.methods import Method
 from deltasam.objectives import Objective
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything a run needs, loaded and checked: rows, tokenizer, number of updates."""
+    """Everything that a run needs, loaded and checked: rows, tokenizer, number of updates."""
 
     config: RunConfig
     data: Data
@@ -55,7 +55,7 @@ class Prepared:
         return self.data.splits[self.config.task.eval_split]
 
     def objective(self) -> Objective:
-        """The task's objective with the regularisers around it."""
+        """Returns the task's objective wrapped by the regularisers."""
         objective = self.config.task.objective()
         for one in self.config.regularisers:
             known = {"total_steps": self.total} if one.takes("total_steps") else {}
@@ -63,12 +63,12 @@ class Prepared:
         return objective
 
     def method(self) -> Method:
-        """A fresh method without state; its own seed, if it has one, is counted from the run's."""
+        """Returns a new method without state; the seed of the run is added to its own seed, if it has one."""
         method = to_method(named_plain(self.config.method))
         return method.replace(seed=method.seed + self.config.seed) if hasattr(method, "seed") else method
 
     def collator(self) -> Any:
-        """The task's collator; with captured steps it keeps the shapes of batches of texts few."""
+        """Returns the task's collator; with captured steps it pads texts, so that few shapes occur."""
         collate = self.config.task.collator(self.tokenizer)
         if not self.config.capture:
             return collate
@@ -81,7 +81,7 @@ class Prepared:
         return few_shapes
 
     def model(self) -> Any:
-        """The model with a head drawn from the seed."""
+        """Returns the model with a head initialised from the seed."""
         from transformers import set_seed
 
         set_seed(self.config.seed)
@@ -91,7 +91,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig) -> Prepared:
-    """Loads and checks everything but the weights, so that mistakes are told before any training.
+    """Loads and checks everything except the weights, so that mistakes are reported before any training.
 
     Raises:
         DataError: The data or the model is missing or wrong.
@@ -100,7 +100,7 @@ def prepare(config: RunConfig) -> Prepared:
     if config.precision == "tf32" and not torch.cuda.is_available():
         raise ConfigError("precision=tf32: needs a CUDA device; use fp32")
     if config.precision in ("bf16", "fp16") and not torch.accelerator.is_available():
-        # Trainer would refuse the one in words about its own options, and make of the other fp32 without a word.
+        # Trainer would reject bf16 by the name of its own option, and silently use fp32 instead of fp16.
         raise ConfigError(f"precision={config.precision}: needs a GPU; use fp32")
     if config.method.perturbs == "instances" and not config.task.objective().separable:
         raise ConfigError(
@@ -124,7 +124,7 @@ def prepare(config: RunConfig) -> Prepared:
 
 
 def _check_splitting(config: RunConfig) -> None:
-    launched = int(os.environ.get("WORLD_SIZE", "1"))  # the processes meet when the Trainer is made, much later
+    launched = int(os.environ.get("WORLD_SIZE", "1"))  # they connect only when the Trainer is created
     try:
         Splitting(config.method).check(config.task.objective(), processes=launched)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _check_splitting(config: RunConfig) -> None:
 
 
 def _checked_model(prepared: Prepared) -> Any:
-    """The model, if method and texts fit it: told before there is a folder, which would be this run's from then on."""
+    """Returns the model after checking method and texts; called before the folder is created."""
     config, model = prepared.config, prepared.model()
     try:
         select(model, config.method.params)
@@ -145,15 +145,15 @@ def _checked_model(prepared: Prepared) -> Any:
 def run(
     config: RunConfig, folder: Path, *, watch: Any = None, tensorboard: bool = False, keep_weights: bool = True
 ) -> Result:
-    """Trains and evaluates; a finished run is not repeated, an interrupted one goes on from its last checkpoint.
+    """Trains and evaluates; a finished run is not repeated, an interrupted one resumes from its last checkpoint.
 
-    On a CPU the weights and metrics of an interrupted run are those of an undisturbed one, bit for bit.
+    On a CPU, an interrupted run ends with the same weights and metrics as an undisturbed one, bit for bit.
 
     Args:
         config: The run.
-        folder: Where everything is written; see :class:`~deltasam.lab.experiments.RunFolder`.
-        watch: Called after every update with (update, updates in all, latest log entry).
-        tensorboard: Write event files, too.
+        folder: The run folder; see :class:`~deltasam.lab.experiments.RunFolder`.
+        watch: Called after every update with (update, total number of updates, latest log entry).
+        tensorboard: Also write event files.
         keep_weights: Write the final weights.
 
     Returns:
@@ -163,8 +163,8 @@ def run(
         ConfigError: The folder holds another run, or the configuration does not fit the data or device.
         DataError: The data or the model is missing or wrong.
         RunStoppedError: A signal (SIGTERM, SIGINT) stopped the run; it wrote a checkpoint.
-        DivergedError: The gradients were not finite for many updates in a row.
-        StorageError: The disk is full, or the folder cannot be written to.
+        DivergedError: The gradients were not finite in many updates in a row.
+        StorageError: The disk is full, or the folder is not writable.
         LostError: A worker of the data loader, or another process of the run, has died.
     """
     place = RunFolder(folder)
@@ -173,24 +173,24 @@ def run(
         other = changed_since(config, folder)
         if other is not None:
             _log.warning(
-                "the rows of %s have changed since the run in %s was made; its result is that of the earlier ones: "
-                "choose another folder by --output to train on these", other, folder,
+                "the rows of %s have changed since the run in %s was made; its result belongs to the earlier rows: "
+                "choose another folder by --output to train on the present ones", other, folder,
             )  # fmt: skip
         return finished
     prepared = prepare(config)
-    other = changed(prepared.data, folder)
+    other = changed_split(prepared.data, folder)
     if other is not None:
         raise ConfigError(
-            f"the rows of {other} have changed since the run in {folder} was begun; choose another folder by "
+            f"the rows of {other} have changed since the run in {folder} was started; choose another folder by "
             "--output, or remove that one"
         )
-    # Where Trainer is to write its log, which it takes from nowhere else.
+    # Trainer takes the folder of event files from this variable only.
     logs = _variable("TENSORBOARD_LOGGING_DIR", str(place.path / "tensorboard")) if tensorboard else nullcontext()
     with explain_storage_errors(folder), _precision(config.precision), logs:
         model = _checked_model(prepared)
         place.claim(config)
-        with held(folder):
-            # Another process may have finished it while this one was waiting.
+        with lock_run(folder):
+            # Another process may have finished the run while this one was waiting.
             return place.finished(config) or _train(
                 prepared, model, place, watch, tensorboard=tensorboard, keep_weights=keep_weights
             )
@@ -198,25 +198,25 @@ def run(
 
 @contextmanager
 def _precision(wanted: str) -> Iterator[None]:
-    """The run's own precision for its length, whatever the process had before.
+    """Sets the precision for the length of a run, whatever the process used before.
 
-    Accelerate and Trainer take autocast from a variable where they are asked for none, and transformers before
-    version 5 sets it: a run in float32 after one in bfloat16 would be in bfloat16, too.
+    Accelerate and Trainer read autocast from a variable by default, and transformers before version 5 sets it: a run
+    in float32 after one in bfloat16 would also use bfloat16.
     """
     variable = os.environ.get(_AUTOCAST)
     autocast = wanted if wanted in ("bf16", "fp16") else "no"
     if variable not in (None, "no", autocast):
-        _log.warning("%s=%s is not used: the run has precision=%s; set that", _AUTOCAST, variable, wanted)
+        _log.warning("%s=%s is ignored: the run has precision=%s; change that instead", _AUTOCAST, variable, wanted)
     with _variable(_AUTOCAST, autocast), float32_kept():
         if torch.cuda.is_available():
             torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
-            torch.cuda.reset_peak_memory_stats()  # an earlier run of this process is not this one's memory
+            torch.cuda.reset_peak_memory_stats()  # without earlier runs of this process
         yield
 
 
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """A variable of the process for a while."""
+    """Sets an environment variable temporarily."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -234,13 +234,14 @@ def _train(
     from transformers import PrinterCallback
 
     from deltasam.lab.experiments._callbacks import Clock, Recorder, Watcher
-    from deltasam.lab.experiments._faults import Guard, Stopper
+    from deltasam.lab.experiments._guard import Guard
+    from deltasam.lab.experiments._stopping import Stopper
     from deltasam.lab.experiments._trainer import RunTrainer, arguments
 
     config, task, total = prepared.config, prepared.config.task, prepared.total
     facts = environment()
-    write(place.path / "environment.json", json.dumps(facts, indent=2))
-    keep(config, prepared.data, place.path)
+    write_text(place.path / "environment.json", json.dumps(facts, indent=2))
+    record_rows(config, prepared.data, place.path)
     clock, stopper = Clock(), Stopper()
     guard = Guard(lambda: place.last_checkpoint(total))
     trainer = RunTrainer(
@@ -269,7 +270,7 @@ def _train(
     done = trainer.state.global_step
     if stopper.by is not None and done < total:
         raise RunStoppedError(
-            f"stopped by {stopper.by} after update {done} of {total}; the run goes on from there when started again"
+            f"stopped by {stopper.by} after update {done} of {total}; start the run again to resume from there"
         )
     seconds = clock.training
     if trainer.evaluated_at != trainer.state.global_step:
@@ -280,8 +281,8 @@ def _train(
         if keep_weights:
             trainer.model.save_pretrained(str(place.model), state_dict=weights)
             prepared.tokenizer.save_pretrained(str(place.model))
-        write(place.result, result.to_json())
-        place.tidy()
+        write_text(place.result, result.to_json())
+        remove_partial(place.path)  # files that a killed process was writing
     return result
 
 

@@ -1,4 +1,4 @@
-"""Sections of a run's configuration that are the same for all tasks and methods."""
+"""Sections of the configuration that do not depend on the task or the method."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What is fine-tuned.
+    """The model to fine-tune.
 
     Attributes:
         path: A folder, a name on the hub, or a packaged model (``minilm-l6``).
-        dropout: Dropout of hidden states and attention; None for what the model's own configuration says.
+        dropout: Dropout of hidden states and attention; None for the value in the model's configuration.
     """
 
     path: str
@@ -32,9 +32,9 @@ class Optimizer:
     Attributes:
         lr: Peak learning rate.
         betas: Decay of the two moments.
-        eps: Added to the root of the second moment.
-        weight_decay: Decoupled.
-        decay_all: Decay biases and the parameters of normalisation layers, too (Mirror-BERT, fairseq).
+        eps: Added to the square root of the second moment.
+        weight_decay: Decoupled weight decay.
+        decay_all: Also decay biases and normalisation layers (Mirror-BERT, fairseq).
         max_grad_norm: Clip the gradient to this norm; 0 for no clipping.
     """
 
@@ -57,15 +57,15 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long is trained, and how the learning rate moves: linear warm-up from 0, then ``kind``.
+    """Length of the training and learning rate: linear warm-up from 0, then ``kind``.
 
     Attributes:
         kind: ``polynomial`` decays linearly to ``lr_end``, ``linear`` to 0, ``cosine`` to 0, ``constant`` stays.
-        steps: Number of updates; given, it goes before ``epochs``.
+        steps: Number of updates; takes precedence over ``epochs``.
         epochs: Number of passes over the training data.
-        warmup_steps: Updates of warm-up; None for ``warmup`` of all.
-        warmup: Share of all updates that is warm-up.
-        lr_end: Where ``polynomial`` ends.
+        warmup_steps: Number of warm-up updates; None to use ``warmup``.
+        warmup: Fraction of all updates used for warm-up.
+        lr_end: Final learning rate of ``polynomial``.
     """
 
     kind: Literal["polynomial", "linear", "cosine", "constant"] = "polynomial"
@@ -83,17 +83,17 @@ class Schedule:
             raise ValueError(f"epochs={self.epochs} must be greater than 0")
         if not 0 <= self.warmup <= 1:
             raise ValueError(
-                f"warmup={self.warmup} must be a share in [0, 1]; for a number of updates use warmup_steps"
+                f"warmup={self.warmup} must be a fraction in [0, 1]; for a number of updates use warmup_steps"
             )
         if self.warmup_steps is not None and self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 0")
 
     def total(self, updates_per_epoch: int) -> int:
-        """Number of updates for a training set of this many updates per epoch."""
+        """Returns the total number of updates."""
         return self.steps if self.steps is not None else max(1, math.ceil(self.epochs * updates_per_epoch))
 
     def warmup_of(self, total: int) -> int:
-        """Number of updates of warm-up among ``total``."""
+        """Returns the number of warm-up updates out of ``total``."""
         return self.warmup_steps if self.warmup_steps is not None else min(math.ceil(self.warmup * total), total - 1)
 
 
@@ -104,8 +104,8 @@ class Batch:
     Attributes:
         size: Instances per step of the method.
         accumulation: Steps per update.
-        eval_size: Instances per batch of the evaluation; it changes nothing but time and memory.
-        drop_last: Leave out the last batch of an epoch if it is smaller.
+        eval_size: Instances per batch of the evaluation; affects time and memory only.
+        drop_last: Drop the last batch of an epoch if it is smaller.
     """
 
     size: int = 32
@@ -120,6 +120,6 @@ class Batch:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
     def updates_per_epoch(self, rows: int) -> int:
-        """Number of updates in one pass over this many rows."""
+        """Returns the number of updates in one pass over this many rows."""
         batches = rows // self.size if self.drop_last else math.ceil(rows / self.size)
         return max(1, math.ceil(batches / self.accumulation))

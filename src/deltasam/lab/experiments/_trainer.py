@@ -16,7 +16,7 @@ from deltasam.lab.experiments._callbacks import Clock
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._errors import ConfigError
 
-LOG_ENTRIES = 40  # of a run: enough for a curve, and every one of them waits for the device
+LOG_ENTRIES = 40  # per run: enough for a curve; each one waits for the device
 _SCHEDULERS = {
     "polynomial": "polynomial",
     "linear": "linear",
@@ -26,7 +26,7 @@ _SCHEDULERS = {
 
 
 class RunTrainer(MethodTrainer):
-    """Evaluates by the metrics of the task and keeps the time; all else is MethodTrainer's."""
+    """A MethodTrainer that evaluates the metrics of the task and measures the time."""
 
     def __init__(self, *args: Any, config: RunConfig, tokenizer: Any, clock: Clock, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +36,7 @@ class RunTrainer(MethodTrainer):
         self.evaluated_at: int | None = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """All metrics of the task on the evaluation rows."""
+        """Returns all metrics of the task on the evaluation rows."""
         start = time.perf_counter()
         size = self._config.batch.eval_size
         found = self._config.task.evaluate(self.model, self._tokenizer, self.eval_dataset, batch_size=size)
@@ -48,17 +48,17 @@ class RunTrainer(MethodTrainer):
         return metrics
 
     def whole_weights(self) -> dict[str, Any] | None:
-        """The weights to save, gathered from all processes where they are sharded: all of them must call this."""
+        """Returns the weights to save, gathered if they are sharded: all processes must call this."""
         if not self.is_fsdp_enabled:
-            return None  # the model's own
+            return None  # save_pretrained takes the model's own
         found: dict[str, Any] = self.accelerator.get_state_dict(self.model)
         return found
 
     def _how_to_go_on(self) -> str:
-        return "The run goes on from its last complete checkpoint when it is started again"
+        return "Start the run again to resume from its last complete checkpoint"
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """The parameters that decay: all, or all but biases and normalisation."""
+        """Returns the parameters with weight decay: all, or all except biases and normalisation layers."""
         if self._config.optimizer.decay_all:
             return [name for name, _ in model.named_parameters()]
         names: list[str] = super().get_decay_parameter_names(model)
@@ -66,10 +66,10 @@ class RunTrainer(MethodTrainer):
 
 
 def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool) -> TrainingArguments:
-    """The configuration in the Trainer's words.
+    """Translates the configuration to arguments of the Trainer.
 
     Raises:
-        ConfigError: The device cannot do what is asked.
+        ConfigError: The device does not support the precision.
     """
     optimizer, schedule = config.optimizer, config.schedule
     decay = {"lr_end": schedule.lr_end, "power": 1.0} if schedule.kind == "polynomial" else {}
@@ -80,7 +80,7 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
             max_steps=total,
             per_device_train_batch_size=_per_process(config.batch.size),
             gradient_accumulation_steps=config.batch.accumulation,
-            use_cpu=_processes() > 1 and not torch.accelerator.is_available(),  # else Trainer sees no other process
+            use_cpu=_processes() > 1 and not torch.accelerator.is_available(),  # else Trainer ignores other processes
             dataloader_drop_last=config.batch.drop_last,
             dataloader_num_workers=config.workers,
             learning_rate=optimizer.lr,
@@ -108,7 +108,7 @@ def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool)
 
 
 def _event_files(folder: Path) -> dict[str, str]:
-    """Where TensorBoard's files go: an option of transformers before version 5, a variable since (see ``_run.py``)."""
+    """Sets the folder of TensorBoard files: an option before transformers 5, a variable since (see ``_run.py``)."""
     return {"logging_dir": str(folder)} if "logging_dir" in TrainingArguments.__dataclass_fields__ else {}
 
 
@@ -117,10 +117,10 @@ def _processes() -> int:
 
 
 def _per_process(size: int) -> int:
-    """What each of the processes of ``torchrun`` takes of a batch: the run is the same for any number of them."""
+    """Returns the share of a batch per process of ``torchrun``: the run is the same for any number of processes."""
     world = _processes()
     if size % world:
-        raise ConfigError(f"batch.size={size} cannot be divided among {world} processes; choose a multiple of {world}")
+        raise ConfigError(f"batch.size={size} is not divisible by {world} processes; choose a multiple of {world}")
     return size // world
 
 

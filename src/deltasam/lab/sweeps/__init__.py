@@ -1,7 +1,8 @@
-"""Sweeps: one file describes many runs; what is missing is run, what is there is left alone.
+"""Sweeps: one file describes many runs; missing runs are made, existing ones are kept.
 
-A sweep file names setups (presets, or tasks and models), methods, a grid per method and seeds. Its runs have the ids
-of :class:`~deltasam.lab.experiments.RunConfig`, so a sweep can be interrupted, extended, and shared by several processes.
+A sweep file lists setups (presets, or tasks and models), methods, a grid per method, and seeds. Its runs have the ids
+of :class:`~deltasam.lab.experiments.RunConfig`, so a sweep can be interrupted, extended, and shared by several
+processes.
 """
 
 from deltasam.lab.sweeps._file import KEEP, Risk, Sweep, Tune, read_sweep

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from deltasam.lab.experiments._components import Plain, build, options
-from deltasam.lab.experiments._config import read_yaml
-from deltasam.lab.experiments._errors import ConfigError
+from deltasam.lab.experiments import ConfigError
+from deltasam.lab.experiments.plain import Plain, build, options, read_yaml
 from deltasam.step.names import suggest
 
 Keep = Literal["all", "weights", "results"]
@@ -19,11 +18,11 @@ KEEP: tuple[str, ...] = get_args(Keep)
 
 @dataclass(frozen=True, kw_only=True)
 class Tune:
-    """How the point of a grid is chosen: the best mean over these seeds, then all seeds of the sweep at that point.
+    """Choice of a point of the grid: the best mean over these seeds; all seeds of the sweep are then run at it.
 
     Attributes:
-        seeds: Seeds that every point is run with.
-        common: Sections laid over the runs of the choice only, such as another evaluation split.
+        seeds: Seeds of every point.
+        common: Sections merged into the tuning runs only, such as another evaluation split.
     """
 
     seeds: tuple[int, ...]
@@ -38,14 +37,14 @@ class Tune:
 
 @dataclass(frozen=True, kw_only=True)
 class Risk:
-    """How the adversarial risk is measured after each run: the arguments of ``record_risk``.
+    """Options of the adversarial risk measured after each run: the arguments of ``record_risk``.
 
     Attributes:
         rho: Radius.
-        rows: A fixed random sample of so many rows.
+        rows: Size of a fixed random sample of the split.
         steps: Ascent steps inside the ball.
         batch_size: Instances per batch.
-        split: The split; the one the run evaluates on by default.
+        split: The split; by default the one that the run evaluates on.
     """
 
     rho: float = 0.05
@@ -55,7 +54,7 @@ class Risk:
     split: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options: a mistake here would show only when the first training is over."""
+        """Checks the options; otherwise a mistake would show only after the first training."""
         if not (math.isfinite(self.rho) and self.rho > 0):
             raise ValueError(f"rho={self.rho} must be a finite number greater than 0")
         for name in ("rows", "steps", "batch_size"):
@@ -65,20 +64,20 @@ class Risk:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Many runs, described together.
+    """Many runs, described by one file.
 
     Attributes:
-        name: Name of the sweep: of its file, without the ending.
+        name: Name of the sweep: that of its file, without the suffix.
         presets: Setups by the name of their preset.
-        tasks: Setups are also every task with every model.
+        tasks: Further setups: every task with every model.
         models: The models for ``tasks``.
-        methods: The sections of each method, by the label it has in the sweep; empty for the preset's variant.
-        common: Sections laid over every run.
-        grid: For each method the settings to vary, such as ``method.rho``, with their values.
+        methods: The sections of each method by its label; empty for the preset's variant of that name.
+        common: Sections merged into every run.
+        grid: The settings to vary for each method, such as ``method.rho``, with their values.
         seeds: Seeds of the runs that are reported.
-        tune: How the point of the grid is chosen; None runs every point with every seed.
+        tune: How a point of the grid is chosen; None runs every point with every seed.
         risk: Options of the adversarial risk to measure after each run, see :class:`Risk`, or None.
-        keep: What stays of a finished run: ``all``, the ``weights`` without checkpoints, or the ``results`` alone.
+        keep: What is kept of a finished run: ``all``, the ``weights`` without checkpoints, or only the ``results``.
     """
 
     name: str
@@ -94,11 +93,11 @@ class Sweep:
     keep: Keep = "weights"
 
     def __post_init__(self) -> None:
-        """Checks what the types do not say."""
+        """Checks values and combinations that the types allow."""
         if bool(self.tasks) != bool(self.models):
             raise ValueError("tasks and models go together: every task is run with every model")
         if not (self.presets or self.tasks):
-            raise ValueError("there is no setup; name presets, or tasks and models")
+            raise ValueError("there is no setup; add presets, or tasks and models")
         if not self.methods or not self.seeds:
             raise ValueError("methods and seeds must each name at least one")
         _check_different("seeds", self.seeds)
@@ -109,7 +108,7 @@ class Sweep:
         check_seeds(parts | {f"grid.{label}": settings for label, settings in self.grid.items()})
         for label, settings in self.grid.items():
             if label not in self.methods:
-                raise ValueError(f"grid.{label}: no method of the sweep; {suggest(label, self.methods)}")
+                raise ValueError(f"grid.{label}: not a method of the sweep; {suggest(label, self.methods)}")
             for setting, values in settings.items():
                 if not values:
                     raise ValueError(f"grid.{label}.{setting}=[] must name at least one value")
@@ -117,7 +116,7 @@ class Sweep:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any], name: str) -> Sweep:
-        """The sweep from plain data, as YAML holds it.
+        """Builds the sweep from plain data, as read from YAML.
 
         Raises:
             ConfigError: A key is unknown or a value is wrong.
@@ -125,8 +124,6 @@ class Sweep:
         found: Plain = dict(given)
         methods = found.get("methods") or {}
         found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
-        if found.get("grid") is not None:
-            _check_grid(found["grid"])
         if found.get("tune") is not None:
             found["tune"] = _section(Tune, found["tune"], "tune", "{seeds: [1]}")
         if found.get("risk") is not None:
@@ -136,28 +133,15 @@ class Sweep:
         return made
 
 
-def _check_grid(grid: Any) -> None:
-    """Raises a ConfigError for a grid that is not one of lists, by setting, by method."""
-    example = "such as grid: {sam: {method.rho: [0.01, 0.05]}}"
-    if not isinstance(grid, Mapping):
-        raise ConfigError(f"grid={grid!r}: must be a mapping, {example}")
-    for label, settings in grid.items():
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"grid.{label}={settings!r}: must be the settings of the method {label}, {example}")
-        for setting, values in settings.items():
-            if not isinstance(values, list):
-                raise ConfigError(f"grid.{label}.{setting}={values!r}: must be a list of values, {example}")
-
-
 def _check_different(name: str, values: Sequence[Any]) -> None:
-    """What stands there twice would count twice, in means and in the choice of a point."""
+    """Raises a ValueError for duplicates, which would count twice in means and in the choice of a point."""
     read = [_as_number(value) for value in values]
     if any(value in read[:number] for number, value in enumerate(read)):
-        raise ValueError(f"{name}={list(values)} must be different from each other")
+        raise ValueError(f"{name}={list(values)} must not contain duplicates")
 
 
 def _as_number(value: Any) -> Any:
-    """YAML takes 1e-2 for text; it is the same setting as 0.01."""
+    """Converts numeric text: YAML reads 1e-2 as text, but it is the same setting as 0.01."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -165,17 +149,17 @@ def _as_number(value: Any) -> Any:
 
 
 def check_seeds(parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises a ValueError for a seed among the sections of runs: they get theirs from ``seeds``."""
+    """Raises a ValueError for a seed in a section: the seeds of runs are set by ``seeds``."""
     for where, given in parts.items():
         if "seed" in given:
-            raise ValueError(f"{where}.seed would not count; the seeds of all runs are seeds: [1, 2]")
+            raise ValueError(f"{where}.seed has no effect; set the seeds of all runs by seeds: [1, 2]")
 
 
 def read_sweep(path: Path) -> Sweep:
-    """The sweep in a YAML file.
+    """Reads a sweep from a YAML file.
 
     Raises:
-        ConfigError: The file cannot be read or is no sweep.
+        ConfigError: The file cannot be read, or is not a sweep.
     """
     try:
         return Sweep.from_plain(read_yaml(path), path.stem)

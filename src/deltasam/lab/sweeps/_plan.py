@@ -1,4 +1,4 @@
-"""From a sweep to its runs, and the choice of the best point of a grid on the development set."""
+"""Expands a sweep to its runs, and chooses the best point of a grid on the development set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from deltasam.lab.experiments._components import Plain
-from deltasam.lab.experiments._config import RunConfig
-from deltasam.lab.experiments._errors import ConfigError
-from deltasam.lab.experiments._resolve import merge, resolve
-from deltasam.lab.experiments._result import Result, rank
+from deltasam.lab.experiments import ConfigError, Result, RunConfig, rank, resolve
+from deltasam.lab.experiments.plain import Plain, merge
 from deltasam.lab.sweeps._file import Sweep
 from deltasam.step.names import suggest
 
@@ -24,7 +21,7 @@ Point = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of a sweep, and where it stands in it.
+    """A run of a sweep, with its setup, method and point.
 
     Attributes:
         setup: The preset, or ``task/model``.
@@ -40,7 +37,7 @@ class Planned:
 
 
 def tuning_runs(sweep: Sweep) -> list[Planned]:
-    """The runs that the points are chosen by: methods that have more than one point, all points, the tuning seeds."""
+    """Returns the runs that points are chosen by: all points of methods with more than one, with the tuning seeds."""
     if sweep.tune is None:
         return []
     return [
@@ -53,9 +50,9 @@ def tuning_runs(sweep: Sweep) -> list[Planned]:
 
 
 def final_runs(sweep: Sweep, chosen: Mapping[tuple[str, str], Point]) -> list[Planned]:
-    """The runs that are reported: the chosen point of each (setup, method), or all points where nothing was chosen.
+    """Returns the runs that are reported: the chosen point of each (setup, method), or all points without tuning.
 
-    While the sweep is to tune and nothing is chosen for a method with several points yet, it has no final runs.
+    With tuning, a method with several points has no final runs until one is chosen.
     """
     found = []
     for setup, method in _cells(sweep):
@@ -68,10 +65,10 @@ def final_runs(sweep: Sweep, chosen: Mapping[tuple[str, str], Point]) -> list[Pl
 
 
 def select(runs: Sequence[tuple[Planned, Result]]) -> dict[tuple[str, str], Point]:
-    """The best point of each (setup, method): the best mean of the primary metric over the seeds it was run with.
+    """Returns the best point of each (setup, method), by the mean of the primary metric over its seeds.
 
-    Points with a run that has no result, or that diverged, are out; among equal means the first in the order of the
-    grid wins. Where all points are out, nothing is chosen.
+    Points with a missing or diverged run are excluded. Of equal means, the first in the order of the grid wins. If all
+    points are excluded, none is chosen.
     """
     cells: dict[tuple[str, str], dict[Point, list[Result]]] = {}
     for planned, result in runs:
@@ -92,15 +89,15 @@ def _cells(sweep: Sweep) -> Iterator[tuple[str, str]]:
 
 
 def _setups(sweep: Sweep) -> dict[str, Plain]:
-    """Every task with every model by a name of its own: two versions of a task, or of a model, are counted.
+    """Returns every task with every model by a unique name; versions of the same task and model are numbered.
 
     Raises:
-        ConfigError: A task or a model stands there twice.
+        ConfigError: A task or a model is listed twice.
     """
     for what, listed in (("tasks", sweep.tasks), ("models", sweep.models)):
         for number, one in enumerate(listed):
             if one in listed[:number]:
-                raise ConfigError(f"{what}: {one} stands there twice")
+                raise ConfigError(f"{what}: {one} is listed twice")
     found: dict[str, Plain] = {}
     for task, model in itertools.product(sweep.tasks, sweep.models):
         name = f"{_name(task)}/{_name(model)}"
@@ -120,7 +117,7 @@ def _runs(
     try:
         sections = merge(_base(sweep, setup, method), common)
         if point:
-            sections = RunConfig.from_plain(sections).to_plain()  # every option spelled out, so that each is found
+            sections = RunConfig.from_plain(sections).to_plain()  # with all options, so that each can be set
         for setting, value in point:
             sections = with_setting(sections, setting, value)
         return [Planned(setup, method, point, RunConfig.from_plain({**sections, "seed": seed})) for seed in seeds]
@@ -129,7 +126,7 @@ def _runs(
 
 
 def _base(sweep: Sweep, setup: str, method: str) -> Plain:
-    """The setup, what is common to all runs, and the method's own sections, which win."""
+    """Merges the setup, the sections common to all runs, and those of the method; later ones win."""
     own = sweep.methods[method]
     if setup in sweep.presets:
         return merge(merge(resolve(preset=setup, method=None if own else method).to_plain(), sweep.common), own)
@@ -137,14 +134,14 @@ def _base(sweep: Sweep, setup: str, method: str) -> Plain:
 
 
 def with_setting(sections: Mapping[str, Any], setting: str, value: Any) -> Plain:
-    """The sections with one setting; ``regularisers.0.scale`` reaches into a list."""
+    """Returns the sections with one setting changed; ``regularisers.0.scale`` indexes a list."""
     changed: Any = copy.deepcopy(dict(sections))
     *path, last = setting.split(".")
     at = changed
     for part in path:
         at = _step(at, part, setting)
     if not isinstance(at, dict):
-        raise ConfigError(f"{setting}: there is nothing that could have the option {last!r}")
+        raise ConfigError(f"{setting}: {'.'.join(path)} has no options, so none named {last!r}")
     at[last] = value
     return dict(changed)
 
@@ -152,7 +149,7 @@ def with_setting(sections: Mapping[str, Any], setting: str, value: Any) -> Plain
 def _step(at: Any, part: str, setting: str) -> Any:
     if isinstance(at, list):
         if not part.isdigit() or int(part) >= len(at):
-            raise ConfigError(f"{setting}: there are {len(at)} entries, counted from 0; {part!r} is none of them")
+            raise ConfigError(f"{setting}: {part!r} is not an index of its {len(at)} entries, counted from 0")
         return at[int(part)]
     if isinstance(at, dict) and part not in at:
         raise ConfigError(f"{setting}: there is no {part!r}; {suggest(part, at)}")

@@ -1,4 +1,9 @@
-"""Many runs on one machine: processes that share out the GPUs, a second try for what it may help."""
+"""Makes the runs of a sweep on one machine, in worker processes that share its GPUs; retries failed runs.
+
+``concurrent.futures.ProcessPoolExecutor`` is not used: when one of its workers is killed, it fails all runs under way
+and does not report which one died; and before Python 3.14 it cannot send its workers SIGTERM, on which a run writes a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +17,27 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from deltasam.lab.sweeps._worker import Job, is_taken, work
+from deltasam.lab.experiments.lock import is_locked
+from deltasam.lab.sweeps._worker import Job, work
 
 ATTEMPTS = 2
-GRACE = 15.0  # seconds that a run has for its checkpoint when the sweep is stopped
+_PRELOAD = ["deltasam.lab.sweeps._worker", "deltasam.integrations", "transformers.trainer"]  # what a run imports
+GRACE = 15.0  # seconds for the checkpoints of all runs when the sweep is stopped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something happened to a run.
+    """An event of a run.
 
     Attributes:
-        kind: ``started``, ``step``, ``finished`` (trained now), ``found`` (was there), ``retried`` or ``failed``.
+        kind: ``started``, ``step``, ``finished`` (trained now), ``found`` (existed), ``retried`` or ``failed``.
         run: Name of the run.
-        attempt: 1, or 2 for the second try.
-        step: Update, for ``step``.
-        total: Updates in all, for ``step``.
+        attempt: 1, or 2 for the second attempt.
+        step: The update, for ``step``.
+        total: Total number of updates, for ``step``.
         metric: Primary metric, for ``finished`` and ``found``.
         value: Its value.
-        error: What went wrong, for ``retried`` and ``failed``.
+        error: The error, for ``retried`` and ``failed``.
     """
 
     kind: str
@@ -42,34 +49,43 @@ class Event:
     value: float | None = None
     error: str = ""
 
+    @classmethod
+    def of_outcome(cls, job: Job, attempt: int, outcome: tuple[Any, ...]) -> Event:
+        """The event for what :func:`~deltasam.lab.sweeps._worker.attempt` returned."""
+        if outcome[0] == "finished":
+            _, trained, metric, value = outcome
+            kind = "finished" if trained else "found"
+            return cls(kind=kind, run=job.name, attempt=attempt, metric=metric, value=value)
+        _, error, worth_retrying = outcome
+        kind = "retried" if worth_retrying and attempt < ATTEMPTS else "failed"
+        return cls(kind=kind, run=job.name, attempt=attempt, error=error)
+
 
 @dataclass
-class _Active:
-    job: Job
-    attempt: int
-    slot: int
+class _Worker:
     process: Any
-    more: Connection  # further runs for the process
+    slot: int
+    job: Job = field(init=False)
+    attempt: int = field(init=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPool:
-    """Processes of this machine.
+    """Worker processes on this machine.
 
     Attributes:
-        workers: Runs at a time; by default one per GPU, or one per four cores where there is none.
-        gpus: The GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; runs are dealt out to them in turn.
-        reuse: On GPUs, where a process takes long to start, let it make one run after the other. A run sets the seeds
-            and the precision it needs, so it is the same in a fresh process.
+        workers: Runs at a time; by default one per GPU, or one per four cores without GPUs.
+        gpus: The GPUs, as in ``CUDA_VISIBLE_DEVICES``; workers are assigned to them in turn. On GPUs, where a process
+            is slow to start, a worker makes one run after the other. A run sets its own seeds and precision, so the
+            result is the same as in a new process.
     """
 
     workers: int
-    gpus: tuple[str, ...] = field(default=())
-    reuse: bool = True
+    gpus: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, workers: int | None = None) -> LocalPool:
-        """What this machine has."""
+        """Returns a pool for the GPUs and cores of this machine."""
         import torch
 
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -79,79 +95,74 @@ class LocalPool:
         return cls(workers=workers or len(gpus) or max(1, cores // 4), gpus=gpus)
 
     def run(self, jobs: Sequence[Job]) -> Generator[Event, None, None]:
-        """Makes the runs and yields what happens. Closing the generator ends all processes.
+        """Makes the runs and yields their events. Closing the generator ends all workers.
 
-        A process that dies (out of memory, a crash below Python) counts as a failed run like any other.
+        A worker that dies (out of memory, a crash in a library) counts as a failure of its run only.
         """
-        # Without a GPU a fork of a process that has imported everything starts at once; CUDA does not survive a fork.
+        # Without GPUs, a fork of a process that has imported everything starts at once; CUDA does not survive a fork.
         context: Any = multiprocessing.get_context("spawn" if self.gpus else "forkserver")
         if not self.gpus:
-            context.set_forkserver_preload(["deltasam.lab.experiments._run", "deltasam.lab.experiments._trainer"])
+            context.set_forkserver_preload(_PRELOAD)
         waiting = deque((job, 1) for job in jobs)
         free = deque(range(self.workers))
-        active: dict[Connection, _Active] = {}
-        idle: dict[Connection, _Active] = {}
+        busy: dict[Connection, _Worker] = {}
+        idle: dict[Connection, _Worker] = {}
         try:
-            while waiting or active:
+            while waiting or busy:
                 while waiting and (idle or free):
-                    job, attempt = _take(waiting)
-                    if idle:
-                        connection, started = idle.popitem()
-                        started.job, started.attempt = job, attempt
-                        with suppress(OSError):  # it has died in the meantime, as the end of its connection tells
-                            started.more.send(job)
-                    else:
-                        connection, started = self._start(context, job, attempt, free.popleft())
-                    active[connection] = started
+                    job, attempt = _next(waiting)
+                    connection, worker = idle.popitem() if idle else self._start(context, free.popleft())
+                    worker.job, worker.attempt = job, attempt
+                    with suppress(OSError):  # it has died in the meantime; its connection reports the end
+                        connection.send(job)
+                    busy[connection] = worker
                     yield Event(kind="started", run=job.name, attempt=attempt)
-                for ready in wait(list(active), timeout=1.0):
+                for ready in wait(list(busy), timeout=1.0):
                     assert isinstance(ready, Connection)
-                    event = _receive(ready, active[ready])
+                    event = _event(ready, busy[ready])
                     if event.kind != "step":
-                        ended = active.pop(ready)
-                        if self.reuse and self.gpus and event.kind in ("finished", "found"):
-                            idle[ready] = ended
+                        worker = busy.pop(ready)
+                        if self.gpus and event.kind in ("finished", "found"):
+                            idle[ready] = worker
                         else:
-                            _dismiss(ended, ready)
-                            free.append(ended.slot)
+                            _dismiss(ready, worker)
+                            free.append(worker.slot)
                         if event.kind == "retried":
-                            waiting.append((ended.job, ended.attempt + 1))
+                            waiting.append((worker.job, worker.attempt + 1))
                     yield event
         finally:
-            for connection, one in idle.items():
-                _dismiss(one, connection)
-            _end([one.process for one in active.values()])
+            for connection, worker in idle.items():
+                _dismiss(connection, worker)
+            _stop([worker.process for worker in busy.values()])
 
-    def _start(self, context: Any, job: Job, attempt: int, slot: int) -> tuple[Connection, _Active]:
+    def _start(self, context: Any, slot: int) -> tuple[Connection, _Worker]:
         ours, theirs = context.Pipe()
-        further, more = context.Pipe(duplex=False)
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
-        cores = os.cpu_count() or 1
-        threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // self.workers))
-        process = context.Process(target=work, args=(job, theirs, further, gpu, threads), daemon=True)
+        threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // self.workers))
+        process = context.Process(target=work, args=(theirs, gpu, threads), daemon=True)
         process.start()
         theirs.close()
-        further.close()
-        return ours, _Active(job, attempt, slot, process, more)
+        return ours, _Worker(process, slot)
 
 
-def _take(waiting: deque[tuple[Job, int]]) -> tuple[Job, int]:
-    """The next run that no other sweep makes just now; the first where others make all, to wait for its result."""
-    number = next((number for number, (job, _) in enumerate(waiting) if not is_taken(job)), 0)
+def _next(waiting: deque[tuple[Job, int]]) -> tuple[Job, int]:
+    """Takes the next run that no other sweep is making; the first one if all are taken, to wait for its result."""
+    number = next((number for number, (job, _) in enumerate(waiting) if not is_locked(job.lock)), 0)
     taken = waiting[number]
     del waiting[number]
     return taken
 
 
-def _dismiss(one: _Active, connection: Connection) -> None:
-    """Lets a process end that has nothing to do."""
-    one.more.close()
-    one.process.join()
+def _dismiss(connection: Connection, worker: _Worker) -> None:
+    """Ends a worker that has nothing to do."""
+    with suppress(OSError):
+        connection.send(None)
+    worker.process.join()
     connection.close()
 
 
-def _end(processes: list[Any]) -> None:
-    """Lets every run write a checkpoint, for a while."""
+def _stop(processes: list[Any]) -> None:
+    """Stops busy workers; each has some time to write a checkpoint."""
     for process in processes:
         process.terminate()
     limit = time.monotonic() + GRACE
@@ -161,17 +172,12 @@ def _end(processes: list[Any]) -> None:
         process.join()
 
 
-def _receive(connection: Connection, run: _Active) -> Event:
-    name, attempt = run.job.name, run.attempt
+def _event(connection: Connection, worker: _Worker) -> Event:
     try:
         message = connection.recv()
     except (EOFError, ConnectionResetError):
-        run.process.join()
-        message = ("failed", f"the process died with exit code {run.process.exitcode}", True)
+        worker.process.join()
+        message = ("failed", f"the process died with exit code {worker.process.exitcode}", True)
     if message[0] == "step":
-        return Event(kind="step", run=name, attempt=attempt, step=message[1], total=message[2])
-    if message[0] == "finished":
-        kind = "finished" if message[1] else "found"
-        return Event(kind=kind, run=name, attempt=attempt, metric=message[2], value=message[3])
-    kind = "retried" if message[2] and attempt < ATTEMPTS else "failed"
-    return Event(kind=kind, run=name, attempt=attempt, error=message[1])
+        return Event(kind="step", run=worker.job.name, attempt=worker.attempt, step=message[1], total=message[2])
+    return Event.of_outcome(worker.job, worker.attempt, message)

@@ -1,4 +1,4 @@
-"""Adaptive search over the settings of a run: Optuna proposes, a run answers, a file or a database state_keys."""
+"""Adaptive search over the settings of a run: Optuna proposes points; a file or a database stores the study."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deltasam.lab.experiments._components import build, options
-from deltasam.lab.experiments._config import RunConfig, read_yaml
-from deltasam.lab.experiments._errors import ConfigError, DivergedError
-from deltasam.lab.experiments._resolve import merge, resolve
-from deltasam.lab.experiments._run import run
+from deltasam.lab.experiments import ConfigError, DivergedError, RunConfig, resolve, run
+from deltasam.lab.experiments.plain import build, merge, options, read_yaml
 from deltasam.lab.sweeps._file import check_seeds
 from deltasam.lab.sweeps._plan import with_setting
 
-_IDENTITY = "search"  # the attribute of a study that says which search it is of
+_IDENTITY = "search"  # the attribute of a study that identifies its search
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A search: a run, and the settings of it that are looked for.
+    """A search over settings of a run.
 
     Attributes:
-        name: Name of the study: of its file, without the ending.
-        preset: Preset the run starts from, or None.
-        common: Sections laid over it.
+        name: Name of the study: that of its file, without the suffix.
+        preset: Preset of the run, or None.
+        common: Sections merged into it.
         space: The settings: a list of choices, or ``{low, high}`` with ``log: true`` for a logarithmic scale.
         seeds: Seeds of every trial; the value of a trial is the mean of the primary metric.
-        trials: Trials in all, those of other processes on the same storage included.
+        trials: Total number of trials, including those of other processes on the same storage.
     """
 
     name: str
@@ -44,9 +41,9 @@ class Search:
     trials: int = 20
 
     def __post_init__(self) -> None:
-        """Checks what the types do not say."""
+        """Checks values and combinations that the types allow."""
         if not self.space or not self.seeds or self.trials < 1:
-            raise ValueError("space, seeds and trials must each hold at least one")
+            raise ValueError("space, seeds and trials must not be empty or 0")
         check_seeds({"common": self.common, "space": self.space})
         for setting, choices in self.space.items():
             if isinstance(choices, Mapping) and {"low", "high"} <= set(choices) <= {"low", "high", "log"}:
@@ -56,12 +53,12 @@ class Search:
 
     @property
     def identity(self) -> str:
-        """A hash of what is searched where; more trials are the same search."""
+        """A hash of the search; the number of trials is not part of it."""
         parts = [self.preset, self.common, self.space, list(self.seeds)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def config(self, point: Mapping[str, Any], seed: int) -> RunConfig:
-        """The run at a point of the space."""
+        """Returns the run at a point of the space."""
         base = resolve(preset=self.preset).to_plain() if self.preset is not None else {}
         sections = RunConfig.from_plain(merge(base, self.common)).to_plain()
         for setting, value in point.items():
@@ -70,10 +67,10 @@ class Search:
 
 
 def read_search(path: Path) -> Search:
-    """The search in a YAML file.
+    """Reads a search from a YAML file.
 
     Raises:
-        ConfigError: The file cannot be read or is no search.
+        ConfigError: The file cannot be read, or is not a search.
     """
     found: Search = build(
         Search, {"name": path.stem, **options(Search, read_yaml(path), str(path), ("name",))}, str(path)
@@ -89,14 +86,14 @@ def run_search(
     watch: Callable[[Any, Any], None] | None = None,
     step: Callable[[int, int, dict[str, float]], None] | None = None,
 ) -> Any:
-    """Runs the trials that are missing, and gives the study. Stopped and started again it goes on.
+    """Runs the missing trials and returns the study. A stopped search resumes when it is started again.
 
     A trial that diverges has no value: Optuna counts it as pruned, worse than all others.
 
     Args:
         search: The search.
-        folder: Where the run folders are made, and the file of the study.
-        storage: URL of a database, for many machines; a file in the folder by default.
+        folder: Parent of the run folders and of the file of the study.
+        storage: URL of a database, for several machines; by default a file in the folder.
         watch: Called by Optuna after every trial with the study and the trial.
         step: Called after every update of a run, see :func:`~deltasam.lab.experiments.run`.
 
@@ -104,7 +101,7 @@ def run_search(
         The :class:`optuna.Study`.
 
     Raises:
-        ConfigError: Optuna is missing, the storage cannot be used, or the search describes no run.
+        ConfigError: Optuna is missing, the storage cannot be used, or the configuration is wrong.
     """
     try:
         import optuna
@@ -115,23 +112,24 @@ def run_search(
     except ImportError as error:
         raise ConfigError("a search needs Optuna: pip install 'deltasam[search]'") from error
     first = _check_space(search)
-    whole = {name for name, choices in search.space.items() if _is_whole(search, name, choices)}
+    whole = {name for name, choices in search.space.items() if _is_integer(search, name, choices)}
     folder.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns with a traceback of what is raised anyway
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it logs tracebacks of errors that are raised anyway
+    journal = folder / "study.journal"
+    where = str(journal) if storage is None else f"--storage {storage}"
     if storage is None:
-        _mend(folder / "study.journal")
+        _repair(journal)
     try:
         study = optuna.create_study(
             study_name=search.name,
-            storage=storage or JournalStorage(JournalFileBackend(str(folder / "study.journal"))),
+            storage=storage or JournalStorage(JournalFileBackend(str(journal))),
             direction="maximize" if first.task.higher_is_better else "minimize",
             load_if_exists=True,
         )
     except (SQLAlchemyError, ImportError, ValueError) as error:  # no such database, or no driver for it
-        where = f"{folder / 'study.journal'}" if storage is None else f"--storage {storage}"
         raise ConfigError(f"{where}: cannot be used ({str(error).splitlines()[0]})") from error
 
-    _check_study(study, search, folder, storage)
+    _check_study(study, search, where)
 
     def value(trial: Any) -> float:
         point = {name: _suggest(trial, name, choices, whole=name in whole) for name, choices in search.space.items()}
@@ -149,36 +147,34 @@ def run_search(
     return study
 
 
-def _mend(journal: Path) -> None:
-    """Cuts off what a killed process has left of a line: the next one would be joined to it, and neither be read."""
+def _repair(journal: Path) -> None:
+    """Removes an incomplete last line of a killed process; the next line would be appended to it."""
     from optuna.storages.journal import JournalFileSymlinkLock
 
     if not journal.is_file() or journal.read_bytes()[-1:] in (b"", b"\n"):
         return
-    lock = JournalFileSymlinkLock(str(journal))  # the one that Optuna takes to write
+    lock = JournalFileSymlinkLock(str(journal))  # the lock that every program that uses Optuna takes to write
     lock.acquire()
     try:
-        content = journal.read_bytes()
-        os.truncate(journal, content.rfind(b"\n") + 1)
+        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
     finally:
         lock.release()
 
 
-def _check_study(study: Any, search: Search, folder: Path, storage: str | None) -> None:
-    """Trials of another search with the same name are no trials of this one.
+def _check_study(study: Any, search: Search, where: str) -> None:
+    """Checks that the study of this name belongs to this search.
 
     Raises:
-        ConfigError: The study there is of another search.
+        ConfigError: It belongs to another search.
     """
     own = search.identity
     known = study.user_attrs.get(_IDENTITY)
     if known is None and not study.get_trials(deepcopy=False):
         study.set_user_attr(_IDENTITY, own)
-    elif known not in (None, own):  # None: made before this was noted
-        where = folder / "study.journal" if storage is None else f"--storage {storage}"
+    elif known not in (None, own):  # None: made by an older version
         raise ConfigError(
-            f"{where}: the study {search.name!r} there is of another search (its preset, common, space or seeds "
-            "differ); rename the file of this one, or choose another folder by --output"
+            f"{where}: the study {search.name!r} belongs to another search (other preset, common, space or seeds); "
+            "rename the file of this one, or choose another folder by --output"
         )
 
 
@@ -194,10 +190,10 @@ def _check_range(where: str, choices: Mapping[str, Any]) -> None:
 
 
 def _check_space(search: Search) -> RunConfig:
-    """The run at the first point of the space, after a look at every choice and both ends of every range.
+    """Checks every choice and both ends of every range; returns the run at the first point.
 
     Raises:
-        ConfigError: One of them is no setting of the run; hours into the search it would end it.
+        ConfigError: One of them is not valid; it would end the search hours after its start.
     """
     ends = {name: _ends(choices) for name, choices in search.space.items()}
     first = {name: values[0] for name, values in ends.items()}
@@ -214,18 +210,18 @@ def _check_point(search: Search, point: Mapping[str, Any], where: str) -> None:
 
 
 def _ends(choices: Any) -> list[Any]:
-    """All choices, or both ends of a range."""
+    """Returns all choices, or both ends of a range."""
     return choices if isinstance(choices, list) else [_end(choices["low"]), _end(choices["high"])]
 
 
 def _end(value: Any) -> int | float:
-    """The number, whole where it can be: 100.0, and 1e2, which YAML takes for text, are ends of whole numbers, too."""
+    """Returns an int if possible: 100.0, and 1e2, which YAML reads as text, may be ends of a range of integers."""
     number = float(value)
     return int(number) if number.is_integer() else number
 
 
-def _is_whole(search: Search, name: str, choices: Any) -> bool:
-    """Whether the values of a range are whole numbers: its ends are, and the setting takes no fraction."""
+def _is_integer(search: Search, name: str, choices: Any) -> bool:
+    """Whether the values of a range are integers: its ends are, and the setting rejects fractions."""
     if isinstance(choices, list) or not all(isinstance(end, int) for end in _ends(choices)):
         return False
     first = {other: _ends(its)[0] for other, its in search.space.items()}

@@ -1,4 +1,4 @@
-"""A sweep from its file to its outcome: tune, choose, run what is missing, record everything."""
+"""Runs a sweep: tunes, chooses points, makes the missing runs, records everything."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deltasam.lab.experiments._folder import write
-from deltasam.lab.experiments._result import Result
+from deltasam.integrations.storage import write_text
+from deltasam.lab.experiments import Result
 from deltasam.lab.plugins import named_plugins
 from deltasam.lab.sweeps._file import Sweep
 from deltasam.lab.sweeps._measure import is_measured
@@ -24,13 +24,13 @@ JOURNAL = "sweep.jsonl"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a sweep came to.
+    """The outcome of a sweep.
 
     Attributes:
         results: The runs that are reported, with their results.
-        failed: The error of every run without a result, by its name; and of every setup and method without a choice.
-        chosen: The point of the grid that was chosen, by (setup, method).
-        trained: Runs made by this call; the others were there.
+        failed: The error of every run without a result by its name, and of every setup and method without a choice.
+        chosen: The chosen point of the grid by (setup, method).
+        trained: Number of runs made by this call; the others existed.
     """
 
     results: list[tuple[Planned, Result]]
@@ -48,16 +48,15 @@ def run_sweep(
     watch: Callable[[Event], None] = lambda event: None,
     announce: Callable[[Sequence[Planned]], None] = lambda runs: None,
 ) -> Outcome:
-    """Runs what is missing. What was interrupted goes on from its last checkpoint; what is finished is not repeated.
+    """Makes the missing runs. Interrupted runs resume from their last checkpoint; finished ones are not repeated.
 
-    A failed run is tried once more, unless it failed by a mistake in what it was given, which stays the same. If it
-    fails again, it is recorded (``failures/<run>.txt``, ``sweep.jsonl``), the others go on, and the next call tries it
-    again.
+    A failed run is retried once, unless its input is wrong. If it fails again, the error is recorded
+    (``failures/<run>.txt``, ``sweep.jsonl``), the other runs continue, and the next call retries it.
 
     Args:
         sweep: The sweep.
-        folder: Where the run folders are made.
-        pool: What runs them.
+        folder: Parent of the run folders.
+        pool: Where to run them.
         data: Folder with the datasets.
         watch: Called with every event.
         announce: Called with the runs of each stage before it starts.
@@ -66,7 +65,7 @@ def run_sweep(
         Results, failures and choices.
 
     Raises:
-        ConfigError: A run of the sweep is described wrongly; nothing has been run then.
+        ConfigError: The configuration of a run is wrong; nothing has been run.
     """
     tuning = _with_data(tuning_runs(sweep), data)
     stage = _distinct([*tuning, *_with_data(final_runs(sweep, {}), data)])
@@ -78,7 +77,7 @@ def run_sweep(
     chosen = select(tuned)
     for planned, _ in tuned:
         if (planned.setup, planned.method) not in chosen:
-            failed[f"{planned.setup}, {planned.method}"] = "every point of the grid diverged, so that none was chosen"
+            failed[f"{planned.setup}, {planned.method}"] = "every point of the grid diverged, so none was chosen"
     if chosen:
         _record_choice(folder, chosen)
     final = _with_data(final_runs(sweep, chosen), data)
@@ -120,7 +119,7 @@ def _run_missing(
             trained += event.kind == "finished"
             watch(event)
     finally:
-        events.close()  # the processes end with the generator
+        events.close()  # ends the workers
     return trained
 
 
@@ -152,12 +151,12 @@ def _record(folder: Path, event: Event) -> None:
 
 
 def _record_choice(folder: Path, chosen: dict[tuple[str, str], Point]) -> None:
-    """Notes what was chosen, beside what other sweeps have chosen in the same folder."""
+    """Records the chosen points, and keeps those of other sweeps in the same folder."""
     path = folder / "selection.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
         others = [line for line in before if (line["setup"], line["method"]) not in chosen]
-    except (OSError, ValueError, TypeError, KeyError):  # there is none, or somebody has altered it
+    except (OSError, ValueError, TypeError, KeyError):  # missing or damaged
         others = []
     lines = [{"setup": setup, "method": method, **dict(point)} for (setup, method), point in chosen.items()]
-    write(path, json.dumps([*others, *lines], indent=1))
+    write_text(path, json.dumps([*others, *lines], indent=1))

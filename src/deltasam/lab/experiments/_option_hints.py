@@ -1,4 +1,4 @@
-"""Where an option lives that was named without its section, or as another library calls it."""
+"""Suggestions for options that were given without their section, or by the name another library uses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from deltasam.lab.experiments._components import is_option
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._parts import to_method, to_task
 from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.lab.experiments.plain import is_option
 from deltasam.step.names import spelled
 
-# What people write, mostly by the names of transformers' TrainingArguments; spelling is compared as everywhere.
-_OTHER_NAMES: dict[str, tuple[str, ...]] = {
+# Mostly the names of transformers' TrainingArguments; case and separators do not matter.
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "optimizer.lr": ("learning_rate", "max_lr", "peak_lr"),
     "optimizer.eps": ("adam_epsilon",),
     "optimizer.betas": ("adam_betas", "adam_beta1", "adam_beta2"),
@@ -31,7 +31,7 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "batch.drop_last": ("dataloader_drop_last",),
     "task.max_length": ("max_len", "max_seq_len", "max_seq_length", "sequence_length", "seq_length", "length"),
     "method.rho": ("radius", "sam_rho", "perturbation_radius"),
-    "model": ("model_name", "model_path", "model_name_or_path", "pretrained"),
+    "model": ("model_name", "model_name_or_path", "pretrained"),
     "task": ("task_name", "dataset_name"),
     "method": ("method_name", "algorithm"),
     "regularisers": ("regularizer", "regularizers", "regulariser", "regularization"),
@@ -42,23 +42,23 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "checkpoint_every": ("save_every", "save_steps", "save_strategy", "checkpoint_steps"),
     "data": ("data_dir", "data_path", "data_folder"),
 }
-_BY_NAME = {spelled(name): place for place, names in _OTHER_NAMES.items() for name in names}
+_BY_NAME = {spelled(name): place for place, names in OTHER_NAMES.items() for name in names}
 
 
-def placed(option: str, given: Mapping[str, Any]) -> str:
-    """``did you mean schedule.epochs?`` for an option without its section, or by another name; otherwise nothing.
+def option_hint(option: str, given: Mapping[str, Any]) -> str:
+    """Returns ``did you mean schedule.epochs?`` for an option without its section or by another name; else ``""``.
 
     Args:
-        option: What was written: ``epochs``, ``batch_size`` (its section and it in one word), ``learning_rate``.
-        given: The run; its task and method say which options these two have.
+        option: The unknown option: ``epochs``, ``batch_size`` (section and option in one), ``learning_rate``.
+        given: The configuration of the run; its task and method decide which options these two have.
     """
     kinds: dict[str, type] = {"model": ModelConfig, "optimizer": Optimizer, "schedule": Schedule, "batch": Batch}
     chosen: tuple[tuple[str, Callable[[Any], object]], ...] = (("method", to_method), ("task", to_task))
     for section, to_part in chosen:
-        with suppress(ConfigError):  # its own mistakes are told when this one is mended
+        with suppress(ConfigError):  # mistakes in the section itself are reported once this one is fixed
             kinds[section] = type(to_part(given.get(section)))
     for section, kind in kinds.items():
-        # Not `name`: it says which task or method, and is as likely to be meant for the model or the optimizer.
+        # Not `name`: it selects the task or method, and may equally be meant for the model or the optimizer.
         for name in (f.name for f in dataclasses.fields(kind) if f.name != "name" and is_option(f)):
             if spelled(option) in (spelled(name), spelled(section + name)):
                 return f"did you mean {section}.{name}?"

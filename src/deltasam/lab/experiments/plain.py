@@ -1,0 +1,207 @@
+"""Plain data (what YAML holds) and the typed, frozen records of a run: reading, merging, converting both ways.
+
+One rule covers methods, tasks, weightings and the sections of a run: a record is a mapping of its fields, with a
+``name`` where there is a choice of classes. Unknown keys and wrong types raise errors that name the key and the value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deltasam.lab.experiments._errors import ConfigError
+from deltasam.step.names import look_up, spelled, suggest
+
+Plain = dict[str, Any]
+
+
+def read_yaml(path: Path) -> Plain:
+    """Reads the mapping in a YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read, does not hold a mapping, or repeats a key.
+    """
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except _DuplicateKeyError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not text, or an invalid date
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]}{line})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {reprlib.repr(found)}")
+    return found
+
+
+class _DuplicateKeyError(Exception):
+    """A mapping repeats a key."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, except that it rejects duplicate keys instead of silently using the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if key.value != "<<" and isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise _DuplicateKeyError(f"duplicate key {key.value!r} in line {key.start_mark.line + 1}")
+            seen.add(str(key.value))
+        return node
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
+    """Merges two configurations section by section; ``over`` wins.
+
+    A part chosen by name (task, method, ...) keeps its options as long as the name stays the same; another name
+    replaces it. A bare name is the same as a mapping with that name alone.
+
+    Example:
+        >>> merge({"method": {"name": "SAM", "rho": 0.1}}, {"method": {"rho": 0.2}})
+        {'method': {'name': 'SAM', 'rho': 0.2}}
+        >>> merge({"method": {"name": "SAM", "rho": 0.1}}, {"method": "delta-sam"})
+        {'method': {'name': 'delta-sam'}}
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        old, new = _as_mapping(key, merged.get(key)), _as_mapping(key, value)
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and not _is_renamed(old, new):
+            merged[key] = merge(old, new)
+        else:
+            merged[key] = new
+    return merged
+
+
+def _as_mapping(key: str, value: Any) -> Any:
+    if isinstance(value, str) and key in ("task", "method", "weighting"):
+        return {"name": value}
+    return {"path": value} if isinstance(value, str) and key == "model" else value
+
+
+def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" in new and "name" in old and spelled(str(old["name"])) != spelled(str(new["name"]))
+
+
+def choose(kinds: Mapping[str, Any], name: Any, where: str) -> Any:
+    """Looks up a name, whatever its case and separators.
+
+    Raises:
+        ConfigError: The name is unknown; the message suggests the nearest one.
+    """
+    found = look_up(kinds, str(name))
+    if found is None:
+        raise ConfigError(f"{where}: there is no {name!r}; {suggest(str(name), kinds)}")
+    return found
+
+
+def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterable[str] = ()) -> Plain:
+    """Converts each value in ``plain`` to the type of the field of the dataclass ``kind``.
+
+    Raises:
+        ConfigError: A key is not a field, or a value has the wrong type.
+    """
+    hints = typing.get_type_hints(kind)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(kind) if is_option(field)}
+    known = {name: hint for name, hint in known.items() if name not in set(leave_out)}
+    for key in plain:
+        if key not in known:
+            raise ConfigError(f"{_path(where, key)}: unknown option of {kind.__name__}; {suggest(str(key), known)}")
+    return {key: convert(known[key], value, _path(where, key)) for key, value in plain.items()}
+
+
+def is_option(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field is part of the configuration, which the state of a method is not."""
+    return field.init and field.compare
+
+
+def _path(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key  # options of the run itself are in no section
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """Converts a value from YAML or a command line to a type (``1e-4`` is a string in YAML).
+
+    Raises:
+        ConfigError: The value does not fit.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
+        return value  # built already
+    if typing.get_origin(hint) is tuple and isinstance(value, str):
+        value = [value]  # a single column where a list is allowed
+    if isinstance(value, bool) and hint in (int, float):
+        raise ConfigError(f"{where}={value!r}: must be a number")
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        for key in error.errors()[0]["loc"]:  # the entry of a mapping that does not fit
+            if isinstance(value, Mapping) and key in value:
+                where, value = f"{where}.{key}", value[key]
+        problems = {problem["type"]: problem["msg"] for problem in reversed(error.errors())}
+        problem = problems.get("literal_error", error.errors()[0]["msg"]).replace("valid tuple", "valid list")
+        problem = problem.replace("Field required", "an entry is missing")
+        problem = problem.replace("valid dictionary", f"mapping, as by {where}.<key>=...")
+        or_number = ", or a whole number" if "literal_error" in problems and "int_parsing" in problems else ""
+        quote = "; quote it: YAML reads no, yes and 2024 as booleans and numbers"
+        raise ConfigError(f"{where}={value!r}: {problem}{or_number}{quote * _is_unquoted(value, problem)}") from error
+
+
+def _is_unquoted(value: Any, problem: str) -> bool:
+    """Whether text was expected, and YAML has read a boolean or a number."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return problem.endswith("valid string") and any(isinstance(part, (bool, int, float)) for part in parts)
+
+
+def build(kind: Any, given: Plain, where: str) -> Any:
+    """Returns ``kind(**given)``; what its own checks raise becomes a ConfigError.
+
+    Raises:
+        ConfigError: A value is refused or missing.
+    """
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    needed = (f.name for f in fields if is_option(f) and f.default is f.default_factory is dataclasses.MISSING)
+    missing = next((name for name in needed if name not in given), None)
+    if missing is not None:
+        raise ConfigError(f"{where}: `{missing}` is missing" if where else f"`{missing}` is missing")
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}" if where else str(error)) from error
+
+
+def plain(record: Any) -> Any:
+    """Returns a record as plain data with all its fields; :func:`options` is the inverse.
+
+    Raises:
+        ConfigError: A field holds something that cannot be written to a file, such as a function.
+    """
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if is_option(f)}
+    if isinstance(record, Mapping):
+        return {str(key): plain(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [plain(value) for value in record]
+    if record is None or isinstance(record, (bool, int, float, str)):
+        return record
+    raise ConfigError(f"{record!r} cannot be written to a configuration file; use a name, a number or a list of these")
+
+
+def without_later(record: Any, described: Plain) -> Plain:
+    """Drops options that were added after runs got ids, as long as they do not change the result.
+
+    A new option must not change the ids of all existing runs. Its field has ``metadata={"later": values}`` with the
+    values that are left out of the id: the default, and earlier defaults.
+    """
+    fields = dataclasses.fields(record)
+    same = {f.name for f in fields if getattr(record, f.name) in f.metadata.get("later", ())}
+    return {name: value for name, value in described.items() if name not in same}
