@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deltasam._torch import is_view
 from deltasam.methods import Method
 from deltasam.parallel.distributed import inside_ddp_forward
 from deltasam.step.passes import Passes
@@ -192,7 +193,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 
 def _own(grad: Tensor | None) -> Tensor | None:
     """The gradient; a copy of a view, which may be one into DDP's buckets: the next backward writes into them."""
-    return grad if grad is None or not grad._is_view() else grad.clone()
+    return grad if grad is None or not is_view(grad) else grad.clone()
 
 
 def is_lightnings(closure: Any) -> bool:
