@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, SubsetSAM
-from deltasam.step.perturb import random_direction
+from deltasam.step.directions import random_direction
 from deltasam.step.randomness import Seed
 from deltasam.weighting import Directional, FiniteDifference, LossWeights, RandomWeights, Weighting
 from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, Problem, grads, relative_error

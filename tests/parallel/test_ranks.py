@@ -104,7 +104,7 @@ def test_refusals(ranks: list[dict[str, Any]]) -> None:
 def test_a_state_of_shards_belongs_to_its_process(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["kept"]["own"] < TOLERANCE
-        assert "let every process save and load a file of its own" in rank["kept"]["other"]
+        assert "every process must save and load its own file" in rank["kept"]["other"]
 
 
 def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) -> None:

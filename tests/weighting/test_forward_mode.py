@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from deltasam.methods import DeltaSAM
 from deltasam.objectives import Classification
+from deltasam.step.directions import random_direction
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import random_direction
 from deltasam.step.randomness import Seed
 from deltasam.weighting import Directional
 from deltasam.weighting._directional import derivatives_along

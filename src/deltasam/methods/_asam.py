@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm
 
 
 @dataclass(frozen=True, kw_only=True)

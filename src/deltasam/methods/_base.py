@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from deltasam.methods._frozen import explain_assignments
 from deltasam.methods._keywords import KeywordsOnly, explain_missing_arguments
 from deltasam.methods._other_words import check_state
-from deltasam.parallel.distributed import Scope
+from deltasam.parallel.ranks import Scope
 from deltasam.step.checks import check_number as check_number
 from deltasam.step.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.step.passes import Ascent, ObjectiveLike, Passes, Scaler
-from deltasam.step.perturb import Preset, Selection
 from deltasam.step.randomness import Randomness, Seed
+from deltasam.step.selection import Preset, Selection
 
 Self = TypeVar("Self", bound="Method")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.step.batches import portion
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm
 from deltasam.step.randomness import Seed
 
 

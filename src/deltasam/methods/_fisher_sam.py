@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, make_step
-from deltasam.parallel.distributed import require_whole
+from deltasam.parallel.refusals import require_whole
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm
 
 
 @dataclass(frozen=True, kw_only=True)

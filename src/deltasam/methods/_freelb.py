@@ -12,7 +12,7 @@ from torch import Tensor
 from deltasam.methods._base import Method, Step, check_number, make_step
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
-from deltasam.parallel.distributed import rank
+from deltasam.parallel.ranks import rank
 from deltasam.step.passes import Ascent, Passes
 from deltasam.step.randomness import Seed, seeded_generator
 

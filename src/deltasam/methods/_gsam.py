@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from deltasam.methods._base import Method, Step, check_number, make_step
+from deltasam.step.norms import combine, dot
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import combine, dot
 
 
 @dataclass(frozen=True, kw_only=True)

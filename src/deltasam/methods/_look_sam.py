@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from deltasam.methods._base import Method, Step, check_number, make_step
-from deltasam.parallel.distributed import is_shard, remembered
+from deltasam.parallel.shards import is_shard, remembered
+from deltasam.step.norms import combine, dot, global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import combine, dot, global_norm
 
 
 @dataclass(frozen=True, kw_only=True)

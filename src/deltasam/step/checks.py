@@ -205,7 +205,7 @@ def check_move(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
     require_apart(params, named)
 
 
-def say_if_changed(batch: Any, before: list[int]) -> None:
+def warn_if_changed(batch: Any, before: list[int]) -> None:
     """Warns of a pass that has changed the tensors of a batch, if those were of these versions before it."""
     if versions(batch) != before:
         warnings.warn(

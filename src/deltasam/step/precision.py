@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from deltasam._torch import fsdp_gathers_as, output_dtype, parameters_of
-from deltasam.parallel.distributed import is_shard, local, sharded_modules, total
+from deltasam.parallel.shards import is_shard, local, sharded_modules, total
 from deltasam.step.float32 import rounded
 from deltasam.step.gradients import graph_of
-from deltasam.step.perturb import Moved
+from deltasam.step.moving import Moved
 from deltasam.step.rounding import STORED, Grid, nearest
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 from deltasam._torch import foreach_mul_
-from deltasam.parallel.distributed import require_whole
+from deltasam.parallel.refusals import require_whole
 from deltasam.step.checks import check_number, require_real
+from deltasam.step.directions import random_direction
+from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm, random_direction, step_size
 from deltasam.step.randomness import Seed
 from deltasam.step.unperturbed import CallWrapper
 from deltasam.weighting._base import Weighting, check_radius

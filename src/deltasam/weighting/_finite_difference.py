@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from deltasam._torch import CONVOLUTION
 from deltasam.step.checks import check_number, require_real
+from deltasam.step.directions import random_direction
 from deltasam.step.float32 import full_float32, rounded
+from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm, random_direction, step_size
 from deltasam.step.precision import gathered_as, no_autocast
 from deltasam.step.randomness import Seed
 from deltasam.weighting._base import Weighting, check_radius

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam._torch import BATCH_NORM, forward_pre_hooks_of, is_compiler_loaded, parameters_of
-from deltasam.parallel.distributed import is_sharded_module, require_whole
+from deltasam.parallel.refusals import require_whole
+from deltasam.parallel.shards import is_sharded_module
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.interception.calls import PassState

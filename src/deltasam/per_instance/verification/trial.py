@@ -22,8 +22,8 @@ from deltasam.step.buffers import Buffers
 from deltasam.step.checks import is_out_of_memory
 from deltasam.step.float32 import full_float32
 from deltasam.step.gradients import graph_of
-from deltasam.step.perturb import global_norm, step_size
-from deltasam.step.perturb import perturbed as moved
+from deltasam.step.moving import perturbed as moved
+from deltasam.step.norms import global_norm, step_size
 
 Run = Callable[[], Tensor]
 Change = Callable[[Tensor], Tensor]

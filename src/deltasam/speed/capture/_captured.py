@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
 from deltasam.objectives.nesting import with_weights
-from deltasam.parallel.distributed import sharded_modules
+from deltasam.parallel.shards import sharded_modules
 from deltasam.speed.capture._graph import Pool, RecordedStep
 from deltasam.speed.capture._key import (
     NotCapturableError,
