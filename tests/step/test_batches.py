@@ -85,7 +85,7 @@ def test_parts_of_which_one_cannot_be_counted_count_by_their_instances() -> None
 
 @pytest.mark.parametrize("known", [[None, None], [3, None]], ids=["none", "one"])
 def test_parts_that_nobody_can_count_are_refused(known: list[int | None]) -> None:
-    with pytest.raises(ValueError, match=r"MicroBatches of no tensors.*items\(batch\)"):
+    with pytest.raises(ValueError, match=r"MicroBatches without tensors.*items\(batch\)"):
         shares(known)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +128,7 @@ class ClosurePasses(Passes):
         """There is nothing without a gradient."""
         raise self._needs_losses()
 
-    def subset(self, index: Tensor) -> Passes:
+    def subset(self, index: Tensor) -> NoReturn:
         """There is no batch."""
         raise self._needs_losses()
 

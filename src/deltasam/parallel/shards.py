@@ -64,9 +64,9 @@ def remembered(value: Tensor, parameter: Tensor) -> Tensor:
         fits = not is_shard(saved) and saved.shape == local(here).shape  # the part alone
     if not fits:
         raise ValueError(
-            f"the state holds {_describe(saved)}, this process {_describe(here)}: every process must save and load its "
-            "own file, torch.save(method.state_dict(), f'method-{rank}.pt'), with the same number of processes; or "
-            "start without state"
+            f"the state holds {_describe(saved)}, this process {_describe(here)}: every process must save and load "
+            "its own file, torch.save(method.state_dict(), f'method-{rank}.pt'), with the same number of processes, "
+            "or start without state"
         )
     return shard_like(local(value).to(parameter.device), parameter)
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what is computed again in backward, when whatever was around the forward is over."""
+"""Activation checkpointing: recomputes parts of the forward in backward, when the forward's context has been left."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from deltasam._torch import checkpoints_wrapped
 Compute = Callable[[], Any]
 
 UNKNOWN = (
-    "this version of torch has another activation checkpointing than those known: do not combine it with Contrastive, "
-    "or with noise on embeddings, inside of which it cannot be followed; without it all is well"
+    "this version of torch implements activation checkpointing in an unknown way: do not combine it with Contrastive "
+    "or with noise on embeddings, or install a version of torch that deltasam is tested with"
 )
 
 
 @contextmanager
 def computed_again(by: Callable[[Compute], Any]) -> Iterator[None]:
-    """What is checkpointed inside is computed again as ``by(compute)`` when backward comes to it.
+    """Functions that are checkpointed inside are recomputed in backward as ``by(compute)``.
 
-    Warns where this version of torch does not allow it.
+    Warns if this version of torch does not allow it.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:

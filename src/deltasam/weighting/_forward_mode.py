@@ -201,8 +201,9 @@ def twice_differentiable() -> Iterator[None]:
 
 def _refusal(operation: str, reason: str = "") -> NotImplementedError:
     return NotImplementedError(
-        f"Directional needs the second derivative in forward mode, and torch has none, or a wrong one, for "
-        f"{operation}: use another weighting, such as FiniteDifference() or OwnGradient(){f' ({reason})' if reason else ''}"
+        "Directional needs the second derivative in forward mode, and torch has none, or a wrong one, for "
+        f"{operation}: use another weighting, such as FiniteDifference() or OwnGradient()"
+        f"{f' ({reason})' if reason else ''}"
     )
 
 

@@ -15,7 +15,7 @@ from deltasam.speed.compiling._merge import merge_layers
 _CustomGraphPass, _hash_of_files = inductor_pass()
 
 
-class _Pass(_CustomGraphPass):  # type: ignore[misc]
+class _Pass(_CustomGraphPass):  # type: ignore[misc, valid-type]
     """A change that compiled code in Inductor's cache is told by: another source, another entry."""
 
     def uuid(self) -> Any:
