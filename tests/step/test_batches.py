@@ -91,7 +91,7 @@ def test_parts_that_nobody_can_count_are_refused(known: list[int | None]) -> Non
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
 def test_one_batch_in_the_place_of_several(kind: Any) -> None:
-    with pytest.raises(TypeError, match=r"MicroBatches got one mapping \(of x, labels\).*MicroBatches\(\[first"):
+    with pytest.raises(TypeError, match=r"MicroBatches got one mapping \(with x, labels\).*MicroBatches\(\[first"):
         MicroBatches(kind({"x": torch.zeros(2, 3), "labels": torch.zeros(2)}))
 
 
