@@ -19,7 +19,7 @@ from deltasam.parallel.ranks import Scope
 from deltasam.parallel.refusals import require_whole
 from deltasam.step.batches import one_more, versions
 from deltasam.step.branches import Branches
-from deltasam.step.checks import check_losses, check_move, require_real, warn_if_changed
+from deltasam.step.checks import check_losses, check_move, check_step, require_real, warn_if_changed
 from deltasam.step.gradients import Scaler as Scaler
 from deltasam.step.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.step.moving import Moved, perturbed
@@ -33,6 +33,18 @@ from deltasam.step.step_batch import StepBatch
 from deltasam.step.unperturbed import unperturbed_part
 
 _ROUNDING = 2**32  # separates the seeds of the rounding from those of random directions
+
+
+def prepare_objective(objective: ObjectiveLike, model: nn.Module) -> None:
+    """Calls ``objective.prepare(model)``, if it exists; once at the start of a step, with the model at w.
+
+    Raises:
+        TypeError: The objective is not callable, or the model is not a module.
+    """
+    check_step(model, objective)
+    prepare = getattr(objective, "prepare", None)
+    if prepare is not None:
+        prepare(model)
 
 
 @dataclass

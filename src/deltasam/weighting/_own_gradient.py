@@ -21,8 +21,8 @@ from deltasam.weighting._finite_difference import exact
 class OwnGradient(Weighting):
     r""":math:`g_i = a_i \lVert \nabla l_i \rVert` without a random direction.
 
-    In the paper :math:`g_i = a_i \lVert \nabla l_i(w) \rVert_2` with :math:`H_i = a_i \nabla l_i \nabla l_i^\top`. It is
-    estimated there along one random r for the whole batch (Eq. 5), which multiplies it by noise. Along
+    In the paper :math:`g_i = a_i \lVert \nabla l_i(w) \rVert_2` with :math:`H_i = a_i \nabla l_i \nabla l_i^\top`. It
+    is estimated there along one random r for the whole batch (Eq. 5), which multiplies it by noise. Along
     :math:`u_i = \nabla l_i / \lVert \nabla l_i \rVert`, which differs between the instances of one pass, it is
 
     .. math:: a_i \lVert \nabla l_i \rVert = \frac{u_i^\top H_i u_i}{\lVert \nabla l_i \rVert}, \qquad
