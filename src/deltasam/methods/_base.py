@@ -16,8 +16,8 @@ from deltasam.methods._keywords import KeywordsOnly, explain_missing_arguments
 from deltasam.methods._other_words import check_state
 from deltasam.parallel.ranks import Scope
 from deltasam.step.checks import check_number as check_number
-from deltasam.step.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
-from deltasam.step.passes import Ascent, ObjectiveLike, Passes, Scaler
+from deltasam.step.checks import check_scale, is_out_of_memory, shown, uses_a_graph_twice
+from deltasam.step.passes import Ascent, ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Preset, Selection
 
@@ -174,7 +174,7 @@ class Method(ABC):
         Returns:
             What happened, as detached tensors.
         """
-        prepare(objective, model)
+        prepare_objective(objective, model)
         return self.run_step(self.passes_for(model, batch, objective, scale=scale))
 
     def passes_for(
@@ -325,18 +325,6 @@ class Method(ABC):
             check_state(type(self).__name__, state, ("steps", "skipped", *self.state_keys))
         self.state.clear()
         self.state.update(state)
-
-
-def prepare(objective: ObjectiveLike, model: nn.Module) -> None:
-    """Lets an objective get ready for a step, once, with the model at w.
-
-    Raises:
-        TypeError: The one is no objective, or the other no model.
-    """
-    check_step(model, objective)
-    ready = getattr(objective, "prepare", None)
-    if ready is not None:
-        ready(model)
 
 
 def plain_step(passes: Passes) -> Step:
