@@ -71,7 +71,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Objective",
     ),
     "deltasam.step.batches": ("MicroBatches",),
-    "deltasam.step.perturb": ("select",),
+    "deltasam.step.selection": ("select",),
     "deltasam.step.precision": ("measured_arrival",),
     "deltasam.per_instance": ("instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances"),
 }
@@ -113,8 +113,8 @@ if TYPE_CHECKING:
     from deltasam.per_instance import instance_gradient_norms as instance_gradient_norms
     from deltasam.per_instance import perturbed_instances as perturbed_instances
     from deltasam.step.batches import MicroBatches as MicroBatches
-    from deltasam.step.perturb import select as select
     from deltasam.step.precision import measured_arrival as measured_arrival
+    from deltasam.step.selection import select as select
     from deltasam.weighting import Directional as Directional
     from deltasam.weighting import FiniteDifference as FiniteDifference
     from deltasam.weighting import LossWeights as LossWeights
@@ -133,7 +133,6 @@ _MOVED = {
     "experiments": "lab.experiments",
     "instances": "per_instance",
     "passes": "step.passes",
-    "perturb": "step.perturb",
     "plugins": "lab.plugins",
     "precision": "step.precision",
     "randomness": "step.randomness",

@@ -150,7 +150,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     model, batch, objective = TRANSFORMER.make()
-    with pytest.raises(ValueError, match=r"works in one process, here are 4.*MicroBatches in all of them"):
+    with pytest.raises(ValueError, match=r"in one process.* 4.*MicroBatches"):
         method.backward(model, batch, objective)
 
 
@@ -160,15 +160,15 @@ def hopeless(model: nn.Module, batch: Any) -> Tensor:
 
 def test_what_cannot_be_split() -> None:
     model, batch, _ = CNN.make()
-    with pytest.raises(torch.OutOfMemoryError, match=r"bn \(BatchNorm2d\) takes statistics of the whole batch"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"bn \(BatchNorm2d\) uses statistics"):
         Splitting(SAM()).backward(model, batch, hopeless)
     model, batch, _ = TRANSFORMER.make()
-    with pytest.raises(torch.OutOfMemoryError, match=r"of no help: parts of 1 instances cannot be made smaller"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"parts of 1 instances cannot be made smaller"):
         Splitting(SAM()).backward(model, batch, hopeless)
     numbers = {"ids": [1, 2, 3], "x": torch.zeros(3, 2)}
-    with pytest.raises(torch.OutOfMemoryError, match=r"not made of tensors with one row per instance"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"tensors with one row per instance"):
         Splitting(SAM()).backward(model, numbers, hopeless)
-    with pytest.raises(torch.OutOfMemoryError, match=r"ran out of memory in pass 1.*\n.*of no help"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"ran out of memory in pass 1.*\n.*on_out_of_memory='split'"):
         Splitting(PerInstanceSAM(group=4)).backward(model, batch, hopeless)
     assert all(p.grad is None for p in model.parameters())
 

@@ -318,7 +318,8 @@ def gathered(rank: int, world: int) -> dict[str, float]:
 
 def directions(rank: int, world: int) -> dict[str, float]:
     """Random directions: equal where replicated, standard normal and different where sharded."""
-    from deltasam.step.perturb import global_norm, random_direction
+    from deltasam.step.directions import random_direction
+    from deltasam.step.norms import global_norm
     from deltasam.step.randomness import Seed
 
     torch.manual_seed(0)

@@ -29,7 +29,7 @@ from deltasam.per_instance import recording as _record
 from deltasam.per_instance.algebra import operations as _operations
 from deltasam.speed.capture import _captured, _graph
 from deltasam.speed.capture._streams import Needs
-from deltasam.step import fused, perturb
+from deltasam.step import fused, moving
 from deltasam.step.randomness import Seed
 from deltasam.step.rounding import add_rounded
 
@@ -162,7 +162,7 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_graph, "is_ready", lambda device: True)
     monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
     monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", SimpleNamespace(move_kernel=Kernel(), tl=torch))
-    for module in (perturb, _base, _buffers, _ascent, _operations, _record):
+    for module in (moving, _base, _buffers, _ascent, _operations, _record):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
     take = fused.Tables.take
 
@@ -171,9 +171,9 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
             return take(self, rows)
 
     monkeypatch.setattr(fused.Tables, "take", on_the_host)
-    way = perturb._way
+    way = moving._way_to_move
 
     def recorded_way(params: list[nn.Parameter]) -> Any:
-        return perturb._beside if is_recorded(params[0].device) else way(params)
+        return moving._recorded if is_recorded(params[0].device) else way(params)
 
-    monkeypatch.setattr(perturb, "_way", recorded_way)
+    monkeypatch.setattr(moving, "_way_to_move", recorded_way)

@@ -326,7 +326,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(fresh().parameters())
     with pytest.raises(TypeError, match=r"method=SGD \( Parameter .*\.\.\. must be a method such as DeltaSAM"):
         MethodTrainer(model=fresh(), args=args, method=optimizer)
-    with pytest.raises(TypeError, match=r"objective=Classification is a class: make one of it, Classification\(\)"):
+    with pytest.raises(TypeError, match=r"objective=Classification is a class: pass an instance, Classification\(\)"):
         MethodTrainer(model=fresh(), args=args, method=SAM(), objective=Classification)
     for wrapper in (Splitting, Captured):
         with pytest.raises(TypeError, match=rf"method={wrapper.__name__}.*: pass the method itself, .*capture=True"):

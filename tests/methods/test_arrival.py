@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from deltasam import measured_arrival
 from deltasam import methods as m
 from deltasam.integrations import MethodOptimizer
-from deltasam.step.perturb import global_norm
+from deltasam.step.norms import global_norm
 from helpers.arrival import MODELS, cosine, exact, made, outcome, with_rounded_weights
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT, cross_entropy, grads
 from helpers.promises import assert_intact, snapshot
@@ -61,7 +61,7 @@ def test_rounding_to_nearest_would_not_do(source: str, monkeypatch: pytest.Monke
     """The control: what every implementation did that adds the perturbation and lets autocast round it."""
     model, batch = made("llama", source)
     meant = outcome(m.SAM(rho=0.004), model, batch, exact)
-    monkeypatch.setattr("deltasam.step.perturb.add_rounded", lambda w, move, grid, generator: w + move)
+    monkeypatch.setattr("deltasam.step.moving.add_rounded", lambda w, move, grid, generator: w + move)
     found = outcome(m.SAM(rho=0.004), model, batch, with_rounded_weights)
     assert abs(found.rise / meant.rise - 1) > 0.2
     assert abs(found.arrived - 1) > 0.2

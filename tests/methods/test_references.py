@@ -21,7 +21,7 @@ from deltasam.methods import (
     MomentumSAM,
     SubsetSAM,
 )  # fmt: skip
-from deltasam.step.perturb import random_direction
+from deltasam.step.directions import random_direction
 from deltasam.step.randomness import Seed
 from deltasam.weighting import Directional, FiniteDifference, LossWeights, RandomWeights, Weighting
 from helpers.problems import CNN, TRANSFORMER, TRANSFORMER_NO_DROPOUT, Problem, grads, relative_error

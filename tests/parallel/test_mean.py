@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from deltasam.parallel.distributed import Ranks
+from deltasam.parallel.ranks import Ranks
 
 
 def test_the_mean_is_not_the_sum_and_leaves_the_value_alone(monkeypatch: pytest.MonkeyPatch) -> None:

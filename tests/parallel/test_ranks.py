@@ -105,7 +105,7 @@ def test_a_state_of_shards_belongs_to_its_process(ranks: list[dict[str, Any]]) -
     for rank in ranks:
         for name in ("LookSAM", "FriendlySAM", "MomentumSAM"):
             assert rank["kept"][f"{name} own"] < TOLERANCE
-            assert "let every process save and load a file of its own" in rank["kept"][f"{name} other"]
+            assert "every process must save and load its own file" in rank["kept"][f"{name} other"]
 
 
 def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deltasam.parallel.distributed import remembered
+from deltasam.parallel.shards import remembered
 
 
 def test_a_whole_tensor_is_no_part() -> None:
-    told = (
-        r"the state holds a whole tensor, shape \(3,\), this process a whole tensor, shape \(4,\): let every process"
-    )
+    told = r"the state holds a whole tensor, shape \(3,\), this process a whole tensor, shape \(4,\):"
     with pytest.raises(ValueError, match=told):
         remembered(torch.zeros(3), torch.zeros(4))

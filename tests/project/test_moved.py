@@ -34,5 +34,5 @@ def test_from_imports_and_sweeps() -> None:
 
 
 def test_a_module_that_never_was_is_an_ordinary_error() -> None:
-    with pytest.raises(ModuleNotFoundError, match="deltasam.captures"):
+    with pytest.raises(ModuleNotFoundError, match=r"deltasam\.captures"):
         importlib.import_module("deltasam.captures")

@@ -85,13 +85,13 @@ def test_parts_of_which_one_cannot_be_counted_count_by_their_instances() -> None
 
 @pytest.mark.parametrize("known", [[None, None], [3, None]], ids=["none", "one"])
 def test_parts_that_nobody_can_count_are_refused(known: list[int | None]) -> None:
-    with pytest.raises(ValueError, match=r"MicroBatches of no tensors.*items\(batch\)"):
+    with pytest.raises(ValueError, match=r"MicroBatches without tensors.*items\(batch\)"):
         shares(known)
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
 def test_one_batch_in_the_place_of_several(kind: Any) -> None:
-    with pytest.raises(TypeError, match=r"MicroBatches got one mapping \(of x, labels\).*MicroBatches\(\[first"):
+    with pytest.raises(TypeError, match=r"MicroBatches got one mapping \(with x, labels\).*MicroBatches\(\[first"):
         MicroBatches(kind({"x": torch.zeros(2, 3), "labels": torch.zeros(2)}))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from deltasam import DeltaSAM
 from deltasam.step.branches import Branches, is_recorded
-from deltasam.step.perturb import _beside, _borrowed, _in_place
+from deltasam.step.moving import _in_place, _lending, _recorded
 from deltasam.weighting import FiniteDifference
 
 
@@ -30,7 +30,7 @@ def test_both_sides_of_w_lie_beside_each_other() -> None:
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(5, 3))
     w, r, step = p.detach().clone(), torch.randn(5, 3), torch.tensor(0.3)
-    with _beside([p], [r.clone()], step) as moved:
+    with _recorded([p], [r.clone()], step) as moved:
         plus = p.data
         value = plus.clone()
         moved.mirror()
@@ -63,7 +63,7 @@ def test_several_draws_hold_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) 
     assert open_ == [0]
 
 
-@pytest.mark.parametrize("way", [_borrowed, _in_place, _beside])
+@pytest.mark.parametrize("way", [_lending, _in_place, _recorded])
 def test_every_way_to_move_comes_back_after_an_exception_and_is_seen_by_autocast(way: Any) -> None:
     """On a GPU weights move in place, so that the way of the CPU says nothing of it."""
     model, x = nn.Linear(8, 2), torch.randn(4, 8)

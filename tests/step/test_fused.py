@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.step import fused
-from deltasam.step.perturb import _beside
+from deltasam.step.moving import _recorded
 
 CPU = torch.device("cpu")
 
@@ -126,7 +126,7 @@ def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
     direction = [torch.randn_like(p) for p in params]
     wanted = [p + 0.5 * d for p, d in zip(before, direction, strict=True)]
     kept = list(direction)  # a graph has its memory for itself
-    with fused.Tables(CPU).open(), _beside(params, direction, torch.tensor(0.5)):
+    with fused.Tables(CPU).open(), _recorded(params, direction, torch.tensor(0.5)):
         values = [p.data for p in params]
     slow.replay()
     assert kept
@@ -156,7 +156,7 @@ def test_a_recorded_move_of_which_the_kernel_takes_everything(slow: Slow, monkey
     params = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(8))]
     direction = [torch.ones_like(p) for p in params]
     kept = list(direction)
-    with fused.Tables(CPU).open(), _beside(params, direction, torch.tensor(0.5)):
+    with fused.Tables(CPU).open(), _recorded(params, direction, torch.tensor(0.5)):
         values = [p.data for p in params]
     slow.replay()
     torch.testing.assert_close(values, [p.detach() + 0.5 * d for p, d in zip(params, kept, strict=True)])

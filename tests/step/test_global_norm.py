@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods import ASAM, ERM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
-from deltasam.step.perturb import dot, global_norm, step_size
+from deltasam.step.norms import dot, global_norm, step_size
 from deltasam.weighting import Directional, OwnGradient
 
 

@@ -19,16 +19,13 @@ from deltasam.objectives.regularisers import perturbed_embeddings
 from deltasam.per_instance import record
 from deltasam.step.buffers import Buffers
 from deltasam.step.gradients import set_aside
-from deltasam.step.perturb import _in_place, perturbed
+from deltasam.step.moving import _in_place, perturbed
 
 ROOT = str(deltasam.__path__[0])
 CONTEXTS = str(contextlib.__file__)
 MODES = str(torch.autograd.grad_mode.__file__)
-LENDING = (
-    CONTEXTS,
-    MODES,
-    *(f"{ROOT}/{name}" for name in ("step/perturb.py", "step/buffers.py", "step/randomness.py", "per_instance/")),
-)
+OURS = ("_torch.py", "step/moving.py", "step/norms.py", "step/buffers.py", "step/randomness.py", "per_instance/")
+LENDING = (CONTEXTS, MODES, *(f"{ROOT}/{name}" for name in OURS))
 
 
 class Net(nn.Sequential):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods import SAM
-from deltasam.step.perturb import _add_fused_, add_scaled_, random_direction
+from deltasam.step.directions import random_direction
+from deltasam.step.moving import _add_fused_, add_scaled_
 from deltasam.step.randomness import Seed
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltasam.step.perturb import perturbed
+from deltasam.step.moving import perturbed
 from deltasam.step.randomness import Seed
 from deltasam.step.rounding import Grid, add_rounded, nearest
 

@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deltasam.methods import SAM, DeltaSAM
 from deltasam.objectives import Contrastive
 from deltasam.step.batches import MicroBatches
+from deltasam.step.directions import random_direction
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm, random_direction
 from deltasam.step.randomness import Seed
 from deltasam.weighting import (
     Directional,

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from deltasam.analysis._common import batches_of, in_mode, tracked
 from deltasam.analysis._risk import adversarial_risk
 from deltasam.step.checks import require_apart
+from deltasam.step.directions import random_direction
+from deltasam.step.moving import perturbed
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import ObjectiveLike
-from deltasam.step.perturb import global_norm, perturbed, random_direction, trainable
 from deltasam.step.randomness import Seed
+from deltasam.step.selection import trainable
 
 Direction = list[Tensor | None]
 """One tensor per trainable parameter; None leaves it where it is."""

@@ -13,7 +13,7 @@ from deltasam.analysis._common import batches_of, in_mode
 from deltasam.methods import check_number
 from deltasam.per_instance import adversarial
 from deltasam.step.passes import ObjectiveLike, Passes
-from deltasam.step.perturb import Selection
+from deltasam.step.selection import Selection
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deltasam._torch import is_view
 from deltasam.methods import Method
-from deltasam.parallel.distributed import inside_ddp_forward
+from deltasam.parallel.refusals import inside_ddp_forward
 from deltasam.step.passes import Passes
 from deltasam.step.precision import note_grids
 
@@ -63,7 +64,7 @@ class ClosurePasses(Passes):
             replay=not method.is_erm(),
             seed=method.step_seed,
         )
-        self._kind = closure
+        self.objective_kind = closure
         self._hidden = None  # from here on a method that looks at the batch or the objective is refused
 
     @property
@@ -116,18 +117,18 @@ class ClosurePasses(Passes):
 
     def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
         """The loss, shape (1,), its gradient being in ``.grad``."""
-        with self._unshared() if self.ranks.apart else nullcontext():  # apart: fresh_grads() shares them at the end
+        with self._unshared() if self.ranks.keeps_gradients else nullcontext():  # fresh_grads() shares them at the end
             return self._run(keep_side_effects)
 
     def losses(self, *, keep_side_effects: bool = False, concurrent: bool = False) -> Tensor:
         """There are none."""
         raise self._needs_losses()
 
-    def evaluate(self, at_w: Mapping[str, Tensor] | None = None) -> Tensor:
+    def evaluate(self, unperturbed_weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """There is nothing without a gradient."""
         raise self._needs_losses()
 
-    def subset(self, index: Tensor) -> Passes:
+    def subset(self, index: Tensor) -> NoReturn:
         """There is no batch."""
         raise self._needs_losses()
 
@@ -135,7 +136,7 @@ class ClosurePasses(Passes):
         """With ``scope="local"``, ``backward()`` leaves this process's own gradient in ``.grad`` inside."""
         if self.scope == "global":
             return nullcontext()
-        return self.ranks.quiet() if self.ranks.replicated else _refuse_wrapped_elsewhere(self.inner)
+        return self.ranks.no_sync() if self.ranks.replicated else _refuse_wrapped_elsewhere(self.inner)
 
     def _needs_losses(self) -> ValueError:
         return needs_losses(self._method, self._closure)
@@ -143,7 +144,7 @@ class ClosurePasses(Passes):
     def _run(self, keep_side_effects: bool) -> Tensor:
         self.count.forwards += 1
         self.count.backwards += 1
-        with torch.enable_grad(), self._pass(keep_side_effects):
+        with torch.enable_grad(), self.one_pass(keep_side_effects):
             loss = self._closure()
         if isinstance(loss, (int, float)):
             loss = torch.tensor(float(loss), device=self.device)
@@ -160,7 +161,7 @@ class ClosurePasses(Passes):
                 "shape (N,), and say MethodOptimizer(..., closure='losses')"
             )
         trained = list(self.trainable.values())
-        note_grids(self.inner, self._kind, loss, trained, [p.grad for p in trained])
+        note_grids(self.inner, self.objective_kind, loss, trained, [p.grad for p in trained])
         return loss.detach().reshape(1)
 
 
@@ -192,7 +193,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 
 def _own(grad: Tensor | None) -> Tensor | None:
     """The gradient; a copy of a view, which may be one into DDP's buckets: the next backward writes into them."""
-    return grad if grad is None or not grad._is_view() else grad.clone()
+    return grad if grad is None or not is_view(grad) else grad.clone()
 
 
 def is_lightnings(closure: Any) -> bool:

@@ -8,6 +8,8 @@ from traceback import walk_tb
 
 import torch
 
+from deltasam._torch import RECEIVES_FROM_WORKER
+
 # What gloo and the stores say; NCCL's watchdog ends the process by itself.
 _GONE = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket Timeout",
@@ -56,7 +58,4 @@ def _while_a_worker_sent(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return False
     frames = (frame for frame, _ in walk_tb(error.__traceback__))
-    return any(
-        (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("torch.utils.data.dataloader", "_try_get_data")
-        for frame in frames
-    )
+    return any((frame.f_globals.get("__name__"), frame.f_code.co_name) == RECEIVES_FROM_WORKER for frame in frames)

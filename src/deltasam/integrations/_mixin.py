@@ -24,7 +24,7 @@ from deltasam.integrations._precision import visible_autocast
 from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import Method
-from deltasam.objectives._base import load_objective
+from deltasam.objectives import load_objective
 from deltasam.objectives.batch import unwrapped
 from deltasam.objectives.nesting import innermost, with_weights
 from deltasam.speed.capture import Captured

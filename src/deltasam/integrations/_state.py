@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deltasam.integrations.storage import StorageError, write_bytes, write_text
-from deltasam.parallel.distributed import local
+from deltasam.parallel.shards import local
 
 _TENSOR = "$tensor"
 _SPARSE = "$sparse"

@@ -11,7 +11,7 @@ From the paper to the code:
 :math:`l_i(w)`                ``step.losses``, shape (N,)
 :math:`l_i(w + \epsilon)`      ``step.perturbed_losses``
 :math:`g_i` (Eq. 5)           ``step.weights``, from a :class:`~deltasam.weighting.Weighting`
-:math:`r`                     ``random_direction`` in :mod:`deltasam.step.perturb`
+:math:`r`                     ``random_direction`` in :mod:`deltasam.step.directions`
 :math:`\epsilon^*` (Eq. 7)     the move made by ``passes.ascend``
 :math:`\rho, \eta`             ``rho``, ``eta``
 :math:`\mathcal{R}`            ``step.sharpness``
@@ -27,7 +27,6 @@ from typing import Any
 
 from deltasam.methods._asam import ASAM
 from deltasam.methods._base import Method
-from deltasam.methods._base import prepare as prepare
 from deltasam.methods._buffers import Buffer
 from deltasam.methods._delta_sam import DeltaSAM
 from deltasam.methods._erm import ERM

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,13 @@ from deltasam.methods._buffers import Buffer, addresses, copied, fitted, require
 from deltasam.methods._fields import check_fields, choice
 from deltasam.methods._hints import KeywordsOnly, check_state, explain_assignment, explain_missing_arguments
 from deltasam.methods._step import Step, plain_step
-from deltasam.parallel.distributed import Scope, is_shard
+from deltasam.parallel.ranks import Scope
+from deltasam.parallel.shards import is_shard
 from deltasam.step.branches import is_recorded
-from deltasam.step.checks import check_scale, check_step, is_out_of_memory, shown, uses_a_graph_twice
-from deltasam.step.passes import ObjectiveLike, Passes, Scaler
-from deltasam.step.perturb import Preset, Selection
+from deltasam.step.checks import check_scale, is_out_of_memory, shown, uses_a_graph_twice
+from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.randomness import Randomness, Seed
+from deltasam.step.selection import Preset, Selection
 
 Self = TypeVar("Self", bound="Method")
 
@@ -148,7 +149,7 @@ class Method(ABC):
         Returns:
             What happened, as detached tensors.
         """
-        prepare(objective, model)
+        prepare_objective(objective, model)
         return self.run_step(self.passes_for(model, batch, objective, scale=scale))
 
     def passes_for(
@@ -414,15 +415,3 @@ class Method(ABC):
         self.state.clear()
         self.state.update(restored)
         object.__setattr__(self, "_updated", {})
-
-
-def prepare(objective: ObjectiveLike, model: nn.Module) -> None:
-    """Checks the arguments of a step and lets the objective get ready, once, with the model at w.
-
-    Raises:
-        TypeError: The objective or the model is something else.
-    """
-    check_step(model, objective)
-    ready = getattr(objective, "prepare", None)
-    if ready is not None:
-        ready(model)

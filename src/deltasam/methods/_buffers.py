@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from deltasam.parallel.distributed import is_shard, local, remembered, shard_like
+from deltasam.parallel.shards import is_shard, local, remembered, shard_like
 from deltasam.step.branches import is_recorded
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm
 
 
 class Buffer:

@@ -13,8 +13,8 @@ from deltasam.objectives import perturbed_embeddings
 from deltasam.objectives.regularisers import Site, row_norm
 from deltasam.step.checks import check_losses
 from deltasam.step.gradients import grad
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Ascent, Passes
-from deltasam.step.perturb import global_norm
 
 Parts = list[Tensor]
 """The summands that are added to the embeddings of a site (for TAVAT, one per instance and one per token)."""

@@ -11,8 +11,8 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius, random_seed
 from deltasam.methods._step import Step, make_step
 from deltasam.step.batches import portion
+from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm
 from deltasam.step.randomness import Seed
 
 

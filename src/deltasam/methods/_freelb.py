@@ -13,7 +13,7 @@ from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.methods._fields import choice, number, random_seed
 from deltasam.methods._step import Step, make_step
 from deltasam.objectives.regularisers import Embeddings, Norm, Side, Site, draw, project, uphill
-from deltasam.parallel.distributed import rank
+from deltasam.parallel.ranks import rank
 from deltasam.step.passes import Ascent, Passes
 from deltasam.step.randomness import seeded_generator
 

@@ -9,8 +9,8 @@ import torch
 from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
+from deltasam.step.norms import combine, dot
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import combine, dot
 
 
 @dataclass(frozen=True, kw_only=True)

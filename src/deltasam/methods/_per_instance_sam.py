@@ -25,8 +25,8 @@ from deltasam.per_instance import (
 from deltasam.step.batches import batch_size
 from deltasam.step.checks import check_losses
 from deltasam.step.float32 import rounds_products
+from deltasam.step.norms import step_size
 from deltasam.step.passes import Ascent, Passes
-from deltasam.step.perturb import step_size
 
 Engine = Literal["auto", "low-rank", "loop"]
 Factors = Literal["auto", "exact", "bfloat16"]
@@ -133,7 +133,7 @@ class PerInstanceSAM(Method):
             return losses
 
         def recording(params: Mapping[str, Tensor]) -> Recording:
-            with part._pass(keep_side_effects=True), count_pass(part):
+            with part.one_pass(keep_side_effects=True), count_pass(part):
                 found = record(
                     part.inner, run, params, size=size, group=self.group, scale=part.scaled, objective=part.objective
                 )
@@ -172,7 +172,7 @@ class PerInstanceSAM(Method):
             group = part.instances(members, alone=alone)
             _, grads = group.gradient(keep_side_effects=False)
             # One exchange of gradients at the last group, however many groups other processes have.
-            with part.ranks.quiet(k < len(groups) - 1), group.ascend(grads, self.rho) as ascent:
+            with part.ranks.no_sync(k < len(groups) - 1), group.ascend(grads, self.rho) as ascent:
                 perturbed.append(group.accumulate())
             norms.append(part.scaled(ascent.norm) / group.share)
             steps.append(torch.where(ascent.skipped, 0.0, self.rho / norms[-1]))

@@ -11,15 +11,15 @@ objective                  loss of instance i            mean equals
 :class:`Contrastive`       two rows of NT-Xent           NT-Xent over the 2N views, as in Mirror-BERT
 =========================  ============================  =======================================================
 
-All take Hugging Face models and batches as they are, plain modules with batches ``(inputs, labels)``, and anything
-else through the callables ``predict(model, batch)`` and ``labels(batch)``. A method accepts any other callable
-``objective(model, batch) -> (N,)`` as well.
+All accept Hugging Face models and batches, and plain modules with batches ``(inputs, labels)``. For anything else pass
+the callables ``predict(model, batch)`` and ``labels(batch)``. A method also accepts any other callable
+``objective(model, batch) -> (N,)``.
 
 :mod:`deltasam.objectives.regularisers` wraps them: :class:`RDrop`, :class:`R3F`, :class:`SMART`, :class:`VAT` and
 :class:`EmbeddingNoise` are objectives made from an objective.
 """
 
-from deltasam.objectives._base import Objective, at_least_float32, symmetric_kl
+from deltasam.objectives._base import Objective, at_least_float32, load_objective, symmetric_kl
 from deltasam.objectives._causal import CausalLM
 from deltasam.objectives._classification import Classification
 from deltasam.objectives._contrastive import Contrastive
@@ -42,6 +42,7 @@ __all__ = [
     "Seq2Seq",
     "Tokens",
     "at_least_float32",
+    "load_objective",
     "perturbed_embeddings",
     "symmetric_kl",
 ]

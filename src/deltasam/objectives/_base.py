@@ -1,4 +1,4 @@
-"""What every objective is: a batch goes in, one loss per instance comes out."""
+"""The base class of objectives: a batch goes in, one loss per instance comes out."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Objective(ABC):
     The losses are scaled so that the objective of the batch is their **mean**. For a loss averaged over tokens that
     means :math:`l_i = N \cdot \sum_t \mathrm{nll}_{it} / \mathrm{tokens\ in\ the\ batch}`.
 
-    Methods need nothing but ``objective(model, batch) -> (N,)``, so any callable of that shape will do. The three
-    parts below exist for the consistency regularisers (R-Drop, R3F, SMART, VAT), which compare two sets of outputs.
+    Methods only need ``objective(model, batch) -> (N,)``, so any such callable works. The three parts below exist for
+    the consistency regularisers (R-Drop, R3F, SMART, VAT), which compare two sets of outputs.
 
-    An objective with weights of its own is a module too: ``class Tempered(Classification, nn.Module)``, or the bases
+    An objective with trainable weights is also a module: ``class Tempered(Classification, nn.Module)``, or the bases
     in the other order. It is called as an objective, and its state is the module's.
 
     Attributes:
         separable: Whether the loss of an instance depends on that instance alone, so that a batch may be cut into
-            single instances. False where the instances of a batch serve each other as negatives.
-        mixing: Why the losses are not separable, in the words of an error.
+            single instances. False if the instances of a batch serve each other as negatives.
+        mixing: Why the losses are not separable, for error messages.
         directional: Whether the divergence is the mean of two directed ones (Kullback-Leibler), see :meth:`directed`.
     """
 
@@ -34,7 +34,7 @@ class Objective(ABC):
     directional: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets a class that is a module too be both, whichever base comes first."""
+        """Makes a class that is also a module work as both, whichever base comes first."""
         super().__init_subclass__(**kwargs)
         if issubclass(cls, nn.Module):
             _be_both(cls)
@@ -53,62 +53,62 @@ class Objective(ABC):
 
     @abstractmethod
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """How far two outputs for the same batch are apart, per instance, shape ``(N,)``, symmetric, zero if equal."""
+        """The distance of two outputs for the same batch, per instance, shape ``(N,)``: symmetric, zero if equal."""
 
     def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         r"""Divergence of the second outputs from the first, :math:`KL(p_1 \| p_2)` for distributions, shape ``(N,)``.
 
-        The divergence itself where it has no direction (``directional`` is False).
+        The divergence itself if it has no direction (``directional`` is False).
         """
         return self.divergence(first, second, batch)
 
     def items(self, batch: Any) -> Tensor | None:
-        """What the mean divides by, if it is not the number of instances (for example the number of target tokens).
+        """The divisor of the mean if it is not the number of instances (for example the number of target tokens).
 
         Micro-batches are weighted by it, so that their sum is the objective of the large batch.
         """
         return None
 
     def check_parts(self, batches: Sequence[Any]) -> None:  # noqa: B027 - most objectives take any batch
-        """Called before a step over several micro-batches: refuses what together is nothing to learn from."""
+        """Called before a step over several micro-batches; raises if all of them together contain no target."""
 
     @property
     def has_unperturbed_part(self) -> bool:
-        """Whether a part of the outputs stays at w while the weights are perturbed, see :meth:`held`."""
+        """Whether a part of the outputs stays at w while the weights are perturbed, see :meth:`unperturbed`."""
         return False
 
     def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
         """The part of the outputs that stays at w while the weights are perturbed, with its graph; None if none does.
 
-        An adversary on one of two views is such an objective: the other view's embeddings are computed at w and
-        handed to :meth:`complete` in every pass of the step.
+        An adversary on one of two views is such an objective: the embeddings of the other view are computed at w and
+        passed to :meth:`complete` in every pass of the step.
         """
         return None
 
-    def complete(self, model: nn.Module, batch: Any, held: Tensor) -> Tensor:
-        """All outputs, as :meth:`forward` gives them, from the held part and a pass over the rest of the batch."""
+    def complete(self, model: nn.Module, batch: Any, unperturbed: Tensor) -> Tensor:
+        """All outputs, as :meth:`forward` returns them, from the part at w and a pass over the rest of the batch."""
         raise NotImplementedError(
-            f"{type(self).__name__} holds no part of its outputs at w: call forward(model, batch)"
+            f"{type(self).__name__} has no part of its outputs that stays at w: call forward(model, batch)"
         )
 
     def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most objectives have nothing to prepare
         """Called once at the start of every step, before any pass, with the model at w (SMART moves its teacher)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to put into a checkpoint; empty for the objectives without state."""
+        """State for a checkpoint; empty for objectives without state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Restores the state that :meth:`state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state, but load_state_dict got {sorted(state)}")
 
 
 def _be_both(kind: type) -> None:
-    """Takes from each base what is its business, unless the class has its own, and initialises the module.
+    """Takes calls from the objective and state from the module, unless the class defines them; initialises the module.
 
-    Such an objective is equal to itself alone, as a module is, and not to all with the same fields, as a dataclass is:
-    of equal modules inside another one torch finds the weights of the first only.
+    Such an objective is equal only to itself, as a module is, and not to all with the same fields, as a dataclass is:
+    of equal modules inside another one torch finds only the weights of the first.
     """
     own = [each for each in kind.__mro__ if each not in (Objective, nn.Module)]
     modules = [each for each in own if issubclass(each, nn.Module)]
@@ -131,13 +131,13 @@ def _new_module(kind: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def load_objective(objective: Any, state: dict[str, Any]) -> None:
-    """Gives an objective its state back. A module has no empty one: it goes on from where it is, as a model does."""
+    """Restores the state of an objective. A module without saved state keeps its weights, as a model does."""
     if state or not isinstance(objective, nn.Module):
         objective.load_state_dict(state)
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """The values in float32 if they are in half precision; float32 and float64 stay what they are."""
+    """The values in float32 if they are in half precision; float32 and float64 are unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 

@@ -21,7 +21,7 @@ _WITHOUT_ROUTERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(Tokens):
-    r"""Cross-entropy of the next token, as one loss per sequence; the mean is Hugging Face's own loss.
+    r"""Cross-entropy of the next token, as one loss per sequence; the mean is Hugging Face's loss.
 
     The labels are the tokens themselves, ``ignore_index`` where a token does not count; they are shifted here, the
     logits at t predict label t + 1, so the first label of a sequence is never a target.
@@ -33,7 +33,7 @@ class CausalLM(Tokens):
 
     A mixture of experts may add a loss of its routers, which balances the load of the experts over all tokens of the
     batch. ``router_aux_loss_coef`` times that loss is added to the loss of every instance, so the mean is again the
-    model's own loss. Such losses are not ``separable``: :class:`~deltasam.PerInstanceSAM` raises an error with both
+    loss of the model. Such losses are not ``separable``: :class:`~deltasam.PerInstanceSAM` raises an error with both
     engines, and so does the splitting of batches. Regularisers, which see the logits only, raise an error too. Each
     micro-batch has its own router loss, weighted by its target tokens. ``SubsetSAM`` and ``ESAM`` compute it over the
     instances that they pick.
@@ -66,7 +66,7 @@ class CausalLM(Tokens):
 
     @property
     def mixing(self) -> str:  # type: ignore[override]
-        """Why the losses are not separable, in the words of an error."""
+        """Why the losses are not separable, for error messages."""
         return f"adds {self.router_aux_loss_coef} times a loss of the routers over the batch ({_WITHOUT_ROUTERS})"
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
@@ -91,8 +91,8 @@ class CausalLM(Tokens):
         """
         if self.router_aux_loss_coef:
             raise ValueError(
-                f"CausalLM(router_aux_loss_coef={self.router_aux_loss_coef}) adds a loss of the routers, which "
-                f"whatever works on the logits alone, as regularisers do, would leave out: {_WITHOUT_ROUTERS}"
+                f"CausalLM(router_aux_loss_coef={self.router_aux_loss_coef}) adds a loss of the routers, which is "
+                f"lost where only the logits are used, as in regularisers: {_WITHOUT_ROUTERS}"
             )
         return self._at_targets(super().forward(model, batch), batch)
 
@@ -121,7 +121,7 @@ class CausalLM(Tokens):
         labels = super().targets(batch)
         if self.virtual_tokens:
             return labels
-        # Moving the labels and not the logits saves a copy of the logits.
+        # Shifting the labels instead of the logits saves a copy of the logits.
         return F.pad(labels, (0, 1), value=self.ignore_index)[:, 1:]
 
     def _misfit(self, logits: Tensor, labels: Tensor) -> str:

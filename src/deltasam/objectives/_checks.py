@@ -1,4 +1,4 @@
-"""Checks of arguments and labels. Values are read on the CPU only: elsewhere reading would wait for the device."""
+"""Checks of arguments and labels. Values are read on the CPU only: elsewhere reading synchronises with the device."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from deltasam.step.checks import readable
 
 
 def check_smoothing(label_smoothing: float) -> None:
-    """Label smoothing is a share of the target's probability: 0 <= s < 1."""
+    """Raises a ValueError unless 0 <= s < 1: label smoothing is a share of the target's probability."""
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}, but must be at least 0 and less than 1")
 
 
-def check_integer(labels: Tensor, owner: str, way_out: str) -> None:
-    """Class labels are integers; floating-point ones are a sign of another kind of task."""
+def check_integer(labels: Tensor, owner: str, remedy: str) -> None:
+    """Raises a ValueError unless the labels are integers; floating-point labels belong to another kind of task."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"{owner}: labels have type {labels.dtype}, but must be integers; {way_out}")
+        raise ValueError(f"{owner}: labels have type {labels.dtype}, but must be integers; {remedy}")
 
 
 def check_range(labels: Tensor, classes: int, owner: str, ignore_index: int | None = None) -> None:
-    """Labels lie in [0, classes) or are ignored; read on the CPU only."""
+    """Raises a ValueError unless all labels lie in [0, classes) or are ignored; reads them on the CPU only."""
     outside = (labels < 0) | (labels >= classes)
     if ignore_index is not None:
         outside &= labels != ignore_index

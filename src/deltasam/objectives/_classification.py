@@ -24,13 +24,13 @@ class Classification(Supervised):
 
     Args:
         label_smoothing: Share of the target's probability that is spread evenly over all classes.
-        multi_label: Each class is a question of its own: labels of shape (N, C) with zeros and ones (or
+        multi_label: Each class is a separate yes-or-no question: labels of shape (N, C) with zeros and ones (or
             probabilities), :math:`l_i` the mean of the C binary cross-entropies.
-        labels: Key of the labels in the batch, or a callable that takes the labels out of the batch.
-        predict: How to get the logits (N, C), ``predict(model, batch)``, where a plain call will not do.
+        labels: Key of the labels in the batch, or a callable that returns the labels of a batch.
+        predict: How to get the logits (N, C), ``predict(model, batch)``, if a plain call of the model is not enough.
 
     Raises:
-        ValueError: For labels that are missing, of another shape or type, or (on the CPU) out of range.
+        ValueError: The labels are missing, of another shape or type, or (on the CPU) out of range.
 
     Example:
         >>> import torch
@@ -90,7 +90,7 @@ def _check(logits: Tensor, labels: Tensor) -> None:
     check_integer(
         labels,
         "Classification",
-        "for numbers to predict use Regression(), for zeros and ones of shape (N, C) Classification(multi_label=True)",
+        "for regression use Regression(), for zeros and ones of shape (N, C) Classification(multi_label=True)",
     )
     if logits.dim() != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(

@@ -31,23 +31,25 @@ class Contrastive(Objective):
     bfloat16 cosines would be off by 0.1 after the division). Two equal sentences in a batch are negatives of each
     other, as in the original.
 
-    A batch is ``{"first": view, "second": view}`` or a pair ``(view, view)``, a view being what the encoder takes: a
-    mapping, a tuple, a tensor. The outputs are the embeddings, shape (2, N, H). The loss of an instance depends on the
-    others of its batch (``separable`` is False): cutting a batch changes the objective. The divergence is
+    A batch is ``{"first": view, "second": view}`` or a pair ``(view, view)``. A view is an input of the encoder: a
+    mapping, a tuple or a tensor. The outputs are the embeddings, shape (2, N, H). The loss of an instance depends on
+    the others of its batch (``separable`` is False): cutting a batch changes the objective. The divergence is
     :math:`1 - \cos` between two embeddings of the same view, averaged over the two views.
 
     Args:
         temperature: :math:`\tau`, 0.04 in Mirror-BERT.
         pooling: From token embeddings (N, T, H) to one embedding: ``"mean-all"`` over all positions, padding included
             (what Mirror-BERT does), ``"mean"`` over those of the attention mask, ``"cls"`` the first (Mirror-RoBERTa).
-            Outputs of shape (N, H) are taken as they are.
+            Outputs of shape (N, H) are used as they are.
         adversary: Which view sees perturbed weights: ``"second"``, the paper's choice, "much better" than ``"both"``:
-            :math:`h_1 = \mathrm{enc}(x_1; w)`, :math:`h_2 = \mathrm{enc}(x_2; w + \epsilon)`, see :meth:`held`.
-        predict: How to get embeddings from a view, ``predict(model, view)``, where a plain call will not do.
+            :math:`h_1 = \mathrm{enc}(x_1; w)`, :math:`h_2 = \mathrm{enc}(x_2; w + \epsilon)`, see
+            :meth:`unperturbed`.
+        predict: How to get embeddings from a view, ``predict(model, view)``, if a plain call of the model is not
+            enough.
 
     Raises:
-        ValueError: For a batch without two views of the same number of instances, or of one instance, which has no
-            negatives.
+        ValueError: The batch does not have two views with the same number of instances, or has only one instance and
+            so no negatives.
 
     Example:
         >>> import torch
@@ -76,14 +78,14 @@ class Contrastive(Objective):
             raise ValueError(f"adversary is {self.adversary!r}, but must be one of {list(get_args(Adversary))}")
 
     def views(self, batch: Any) -> tuple[Any, Any]:
-        """The two views of a batch, each what the encoder takes."""
+        """The two views of a batch, each an input of the encoder."""
         if isinstance(batch, Mapping) and {"first", "second"} <= set(batch):
             return batch["first"], batch["second"]
         if is_pair(batch):
             return batch[0], batch[1]
         raise ValueError(
             f"Contrastive: batch is {describe(batch)}, but must be a mapping with the keys 'first' and 'second' or a "
-            "pair, each part being one view of the instances"
+            "pair of two views of the instances"
         )
 
     def encode(self, model: nn.Module, view: Any) -> Tensor:
@@ -93,7 +95,7 @@ class Contrastive(Objective):
         return hidden if hidden.dim() == 2 else self._pooled(hidden, view)
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Embeddings of both views at the weights as they are, shape (2, N, H)."""
+        """Embeddings of both views at the current weights, shape (2, N, H)."""
         first, second = self.views(batch)
         return _stacked(self.encode(model, first), self.encode(model, second))
 
@@ -103,12 +105,12 @@ class Contrastive(Objective):
         return self.adversary == "second"
 
     def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
-        """Embeddings of the first view, (N, H), if the adversary sees the second alone."""
+        """Embeddings of the first view, (N, H), if the adversary sees only the second."""
         return self.encode(model, self.views(batch)[0]) if self.adversary == "second" else None
 
-    def complete(self, model: nn.Module, batch: Any, held: Tensor) -> Tensor:
-        """Embeddings of both views, (2, N, H): the first as held, the second at the weights as they are."""
-        return _stacked(held, self.encode(model, self.views(batch)[1]))
+    def complete(self, model: nn.Module, batch: Any, unperturbed: Tensor) -> Tensor:
+        """Embeddings of both views, (2, N, H): those of the first as given, the second at the current weights."""
+        return _stacked(unperturbed, self.encode(model, self.views(batch)[1]))
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
         """Losses of the instances from the embeddings (2, N, H), shape (N,)."""
@@ -117,8 +119,8 @@ class Contrastive(Objective):
         n = outputs.shape[1]
         if n < 2:
             raise ValueError(
-                "Contrastive: the batch has 1 instance and so no negatives, its loss is 0 whatever the model does; "
-                "use batches of 2 or more (drop_last=True in the data loader), and no methods that split the batch"
+                "Contrastive: the batch has 1 instance and so no negatives, and its loss is always 0; use batches of "
+                "2 or more (drop_last=True in the data loader), and no methods that split the batch"
             )
         rows = F.normalize(at_least_float32(outputs), dim=-1).flatten(0, 1)
         with _full_precision(rows.device.type):
@@ -160,7 +162,7 @@ def _full_precision(device: str) -> AbstractContextManager[Any]:
 def _stacked(first: Tensor, second: Tensor) -> Tensor:
     if first.shape != second.shape:
         raise ValueError(
-            f"Contrastive: the first view gives embeddings of shape {tuple(first.shape)}, the second "
-            f"{tuple(second.shape)}; both views must hold the same instances"
+            f"Contrastive: the first view has embeddings of shape {tuple(first.shape)}, the second "
+            f"{tuple(second.shape)}; both views must contain the same instances"
         )
     return torch.stack((first, second))

@@ -1,4 +1,4 @@
-"""What a Hugging Face decoder needs when the labels are kept from it."""
+"""The inputs that a Hugging Face decoder needs when it is called without labels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from deltasam.objectives.batch import unwrapped
 
 
 def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor:
-    """The decoder's inputs for the labels (N, T; -100 for padding): the labels moved right by one.
+    """The decoder's inputs for the labels (N, T; -100 for padding): the labels shifted right by one.
 
-    The model's own way where it has one (mBART moves its language code to the front), else the common one.
+    The model's own function is used if there is one (mBART moves its language code to the front).
     """
     inner = unwrapped(model)
     prepare = getattr(inner, "prepare_decoder_input_ids_from_labels", None)
@@ -27,7 +27,7 @@ def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor:
         raise ValueError(
             f"Seq2Seq: the batch has no 'decoder_input_ids', and {type(inner).__name__} cannot make them: it has no "
             "prepare_decoder_input_ids_from_labels, and no config with decoder_start_token_id and pad_token_id; "
-            "put decoder_input_ids into the batch, or give Seq2Seq(predict=...)"
+            "add decoder_input_ids to the batch, or pass Seq2Seq(predict=...)"
         )
     moved = labels.roll(1, dims=1)
     moved[:, 0] = start
@@ -35,11 +35,11 @@ def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor:
 
 
 def without_cache(model: nn.Module, inputs: Any) -> Any:
-    """Tells a model that would fill a key-value cache not to: with labels it knows, without it copies all keys."""
+    """Adds ``use_cache=False`` for a model that would otherwise fill a key-value cache, because it gets no labels."""
     if not isinstance(inputs, Mapping) or "use_cache" in inputs:
         return inputs
     inner = unwrapped(model)
-    if hasattr(inner, "get_base_model"):  # PEFT's adapters hand on what they are called with
+    if hasattr(inner, "get_base_model"):  # PEFT's adapters pass their arguments on
         inner = inner.get_base_model()
     caches = getattr(getattr(inner, "config", None), "use_cache", False)
     if caches and "use_cache" in inspect.signature(inner.forward).parameters:

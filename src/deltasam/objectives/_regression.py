@@ -21,11 +21,11 @@ class Regression(Supervised):
     divergence is the squared difference of two predictions.
 
     Args:
-        labels: Key of the labels in the batch, or a callable that takes the labels out of the batch.
-        predict: How to get the predictions, (N,), (N, 1) or (N, C), where a plain call will not do.
+        labels: Key of the labels in the batch, or a callable that returns the labels of a batch.
+        predict: How to get the predictions, (N,), (N, 1) or (N, C), if a plain call of the model is not enough.
 
     Raises:
-        ValueError: For labels that are missing or do not fit the shape of the predictions.
+        ValueError: The labels are missing or do not fit the shape of the predictions.
 
     Example:
         >>> import torch

@@ -14,11 +14,11 @@ from deltasam.objectives._tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2Seq(Tokens):
-    r"""Cross-entropy of the target sequence, as one loss per sequence; the mean is Hugging Face's own loss.
+    r"""Cross-entropy of the target sequence, as one loss per sequence; the mean is Hugging Face's loss.
 
-    A batch without ``decoder_input_ids`` gets them from the labels by the model's own
-    ``prepare_decoder_input_ids_from_labels``, or, where a model has none, from its configuration's
-    ``decoder_start_token_id`` and ``pad_token_id``.
+    For a batch without ``decoder_input_ids`` they are made from the labels, by the model's
+    ``prepare_decoder_input_ids_from_labels`` or, if it has none, with ``decoder_start_token_id`` and ``pad_token_id``
+    of its configuration.
 
     Arguments, reduction and errors are those of :class:`Tokens`.
 
@@ -36,7 +36,7 @@ class Seq2Seq(Tokens):
         inputs = super().inputs(model, batch)
         if isinstance(inputs, Mapping) and not {"decoder_input_ids", "decoder_inputs_embeds"} & set(inputs):
             labels = self.targets(batch)
-            # The models know only -100 as the label to replace by padding.
+            # The models replace only the label -100 by padding.
             labels = labels.masked_fill(labels == self.ignore_index, -100)
             inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, labels)}
         return without_cache(model, inputs)

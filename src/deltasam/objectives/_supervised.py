@@ -1,4 +1,4 @@
-"""What the objectives with labels have in common."""
+"""The base class of objectives with labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deltasam.objectives.batch import Labels, Predict, call, inputs_of, labels_o
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised(Objective):
-    """An objective whose batch holds inputs and labels; the model sees the inputs alone.
+    """An objective whose batch consists of inputs and labels; the model sees only the inputs.
 
     Args:
-        labels: Key of the labels in the batch, or a callable that takes the labels out of the batch.
-        predict: How to get the outputs, ``predict(model, batch)``. By default a mapping (Hugging Face's
-            ``BatchEncoding`` included) goes into the model by keywords, without the labels, and of a pair
-            ``(inputs, labels)`` the inputs do.
+        labels: Key of the labels in the batch, or a callable that returns the labels of a batch.
+        predict: How to get the outputs, ``predict(model, batch)``. By default the model is called with a mapping
+            (Hugging Face's ``BatchEncoding`` included) by keywords, without the labels, or with the inputs of a pair
+            ``(inputs, labels)``.
     """
 
     labels: Labels = "labels"
@@ -34,7 +34,7 @@ class Supervised(Objective):
         return call(model, self.inputs(model, batch)) if self.predict is None else self.predict(model, batch)
 
     def inputs(self, model: nn.Module, batch: Any) -> Any:
-        """What the model is called with: the batch without its labels."""
+        """The inputs of the model: the batch without its labels."""
         return inputs_of(batch, self.labels, type(self).__name__)
 
     def targets(self, batch: Any) -> Tensor:

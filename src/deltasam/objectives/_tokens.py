@@ -23,9 +23,9 @@ class Tokens(Supervised):
     r"""Cross-entropy of every token, as one loss per sequence: masked language models, token classification.
 
     With ``reduction="token"`` the mean of the losses is the mean over all target tokens of the batch, Hugging Face's
-    own loss: :math:`l_i = N \sum_t \mathrm{nll}_{it} / \sum_i T_i` with :math:`T_i` the number of target tokens of
+    loss: :math:`l_i = N \sum_t \mathrm{nll}_{it} / \sum_i T_i` with :math:`T_i` the number of target tokens of
     sequence i. With ``reduction="sequence"`` every sequence counts the same: :math:`l_i = \sum_t \mathrm{nll}_{it} /
-    T_i`. The paper does not say which it used for summarization.
+    T_i`. The paper does not specify which one it used for summarization.
 
     The divergence is the symmetric Kullback-Leibler divergence of the predicted distributions at the target tokens,
     reduced in the same way. Everything is computed in float32 at least.
@@ -35,13 +35,13 @@ class Tokens(Supervised):
             Hugging Face's ``LabelSmoother``.
         ignore_index: Label of the tokens that do not count (padding, prompts).
         reduction: ``"token"`` or ``"sequence"``, see above.
-        labels: Key of the labels in the batch, or a callable that takes the labels out of the batch.
-        predict: How to get the logits (N, T, V), ``predict(model, batch)``, where a plain call will not do.
+        labels: Key of the labels in the batch, or a callable that returns the labels of a batch.
+        predict: How to get the logits (N, T, V), ``predict(model, batch)``, if a plain call is not enough.
 
     Raises:
-        ValueError: For labels that are missing, of another shape or type, or (on the CPU) out of range or all
-            ignored. On other devices, where looking would mean waiting, a batch of ignored tokens has losses of zero,
-            and so has everywhere a part of a step, or an instance, without a target.
+        ValueError: The labels are missing, of another shape or type, or (on the CPU) out of range or all ignored. On
+            other devices, where the check would synchronise, a batch of ignored tokens has losses of zero. An instance
+            or a part of a step without a target always has losses of zero.
 
     Example:
         >>> import torch
@@ -66,7 +66,7 @@ class Tokens(Supervised):
             raise ValueError(f"reduction is {self.reduction!r}, but must be one of {list(get_args(Reduction))}")
 
     def targets(self, batch: Any) -> Tensor:
-        """Labels of the batch, (N, T), the one at position t being what the logits at t should predict."""
+        """Labels of the batch, (N, T): the label at position t is the target of the logits at t."""
         labels = super().targets(batch)
         name = type(self).__name__
         check_integer(labels, name, "give token ids, with ignore_index where a token does not count")
@@ -109,7 +109,7 @@ class Tokens(Supervised):
         counts = (labels != self.ignore_index).sum(1)
         if self.reduction == "sequence":
             return values.sum(1) / counts.clamp(min=1)
-        # In the type of the values: an integer tensor under a Python number would divide in float32.
+        # In the dtype of the values: a Python number over an integer tensor would be float32.
         return values.sum(1) * (len(labels) / counts.sum().clamp(min=1).to(values.dtype))
 
     def _check(self, logits: Tensor, labels: Tensor) -> None:
@@ -123,11 +123,11 @@ class Tokens(Supervised):
         self._check_targets([labels])
 
     def _misfit(self, logits: Tensor, labels: Tensor) -> str:
-        """What to do about logits of another length than the labels."""
+        """The remedy for logits of another length than the labels."""
         return f"if the model changes the length, undo it in {type(self).__name__}(predict=...)"
 
     def check_parts(self, batches: Sequence[Any]) -> None:
-        """Refuses a step without any target token; single parts may be without (their losses are zero)."""
+        """Refuses a step without any target token; single parts may have none (their losses are zero)."""
         self._check_targets([self.targets(batch) for batch in batches])
 
     def _check_targets(self, parts: list[Tensor]) -> None:
@@ -135,6 +135,6 @@ class Tokens(Supervised):
             return
         if all(readable(labels) and bool((labels == self.ignore_index).all()) for labels in parts):
             raise ValueError(
-                f"{type(self).__name__}: every target token of the batch is ignored (label {self.ignore_index}), "
+                f"{type(self).__name__}: every target token of the batch is ignored (label {self.ignore_index}), so "
                 "there is nothing to learn from; drop such sequences, or truncate them less"
             )

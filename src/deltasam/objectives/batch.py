@@ -1,4 +1,4 @@
-"""From a batch to a call of the model: what are the inputs, what are the labels, where are the logits."""
+"""From a batch to a call of the model: finds the inputs, the labels and the logits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deltasam._torch import COMPILED_CHILD
+
 Labels = str | Callable[[Any], Tensor]
-"""Where the labels are: a key of the batch, or a callable that takes them out of it."""
+"""A key of the batch, or a callable that returns the labels of a batch."""
 
 Predict = Callable[[nn.Module, Any], Any]
-"""The user's own way from the model and the whole batch to the outputs: ``predict(model, batch)``."""
+"""A user's function from the model and the whole batch to the outputs: ``predict(model, batch)``."""
 
 
 def is_pair(batch: Any) -> bool:
@@ -20,7 +22,7 @@ def is_pair(batch: Any) -> bool:
 
 
 def labels_of(batch: Any, labels: Labels, owner: str) -> Tensor:
-    """The labels of a batch: ``batch[labels]``, the second of a pair, or what the callable ``labels`` takes out."""
+    """The labels of a batch: ``batch[labels]``, the second of a pair, or what the callable ``labels`` returns."""
     if callable(labels):
         found = labels(batch)
     elif isinstance(batch, Mapping):
@@ -35,7 +37,7 @@ def labels_of(batch: Any, labels: Labels, owner: str) -> Tensor:
     else:
         raise ValueError(
             f"{owner}: batch is {describe(batch)}, but must be a mapping with the key {labels!r} or a pair "
-            f"(inputs, labels); for any other form give {owner}(predict=..., labels=...), two callables"
+            f"(inputs, labels); for any other form pass two callables, {owner}(predict=..., labels=...)"
         )
     if not isinstance(found, Tensor):
         raise ValueError(f"{owner}: labels must be a tensor, but are {describe(found)}")
@@ -43,14 +45,14 @@ def labels_of(batch: Any, labels: Labels, owner: str) -> Tensor:
 
 
 def inputs_of(batch: Any, labels: Labels, owner: str) -> Any:
-    """The batch without its labels: the model must not see them, or it would compute a loss of its own."""
+    """The batch without its labels: with them the model would compute its own loss."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key != labels}
     if is_pair(batch):
         return batch[0]
     raise ValueError(
         f"{owner}: batch is {describe(batch)}, but must be a mapping or a pair (inputs, labels); "
-        f"for any other form give {owner}(predict=...), a callable predict(model, batch) -> outputs"
+        f"for any other form pass {owner}(predict=...), a callable predict(model, batch) -> outputs"
     )
 
 
@@ -74,19 +76,19 @@ def tensor_of(outputs: Any, name: str, owner: str) -> Tensor:
         found = outputs[0]
     if not isinstance(found, Tensor):
         raise TypeError(
-            f"{owner}: the model returned {describe(outputs)}, in which there is no tensor {name!r}; "
-            f"give {owner}(predict=...), a callable predict(model, batch) -> tensor"
+            f"{owner}: the model returned {describe(outputs)}, which contains no tensor {name!r}; "
+            f"pass {owner}(predict=...), a callable predict(model, batch) -> tensor"
         )
     return found
 
 
 def unwrapped(model: nn.Module) -> Any:
-    """The module inside the wrappers of torch.compile and of data parallelism, for looking at, not for calling."""
+    """The module inside the wrappers of torch.compile and of data parallelism; for inspection only, do not call it."""
     inner: Any = model
     while True:
         modules = dict(inner.named_children())
-        for name in ("_orig_mod", "module"):
-            # Only a wrapper has one child and calls it by this name.
+        for name in (COMPILED_CHILD, "module"):
+            # Only a wrapper has a single child of this name.
             if len(modules) == 1 and name in modules:
                 inner = modules[name]
                 break
@@ -95,7 +97,7 @@ def unwrapped(model: nn.Module) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A value in the words of an error message: its type, and its shape, length or keys."""
+    """A value for an error message: its type, and its shape, length or keys."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
     if isinstance(value, Mapping):

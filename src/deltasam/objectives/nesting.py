@@ -1,4 +1,4 @@
-"""What an objective is made of: regularisers around one another, and weights of its own in any of them."""
+"""Nested objectives: the layers of regularisers around an objective, and the one that has trainable weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from deltasam.objectives.regularisers._losses import Losses
+from deltasam.objectives.regularisers import Losses
 
 
 def layers(objective: Any) -> Iterator[Any]:
-    """The objective, and what its regularisers wrap, from the outermost to the innermost."""
+    """The objective and all objectives that it wraps, from the outermost to the innermost."""
     yield objective
     while hasattr(objective, "objective") or isinstance(objective, Losses):
         objective = objective.function if isinstance(objective, Losses) else objective.objective
@@ -24,11 +24,11 @@ def innermost(objective: Any) -> Any:
 
 
 def with_weights(objective: Any, model: nn.Module | None = None) -> nn.Module | None:
-    """The objective, or what its regularisers wrap, that is a module with something to train, if there is one.
+    """The first layer of an objective that is a module with trainable parameters, None if there is none.
 
     Args:
         objective: The objective.
-        model: A model whose parameters do not count: an objective may hold the model.
+        model: A model whose parameters do not count: an objective may contain the model.
     """
     found = [
         (each, [p for p in each.parameters() if p.requires_grad])

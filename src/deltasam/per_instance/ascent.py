@@ -19,9 +19,9 @@ from deltasam.step.branches import is_recorded
 from deltasam.step.buffers import Buffers
 from deltasam.step.checks import check_losses, require_apart
 from deltasam.step.draws import use_of
+from deltasam.step.moving import perturbed as moved
+from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm, step_size
-from deltasam.step.perturb import perturbed as moved
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
 #: Ends the warning about a model that the low-rank engine does not cover.

@@ -14,7 +14,7 @@ from deltasam.per_instance.interception.memory import warn_once
 from deltasam.step.batches import MicroBatches
 from deltasam.step.checks import check_number, check_step
 from deltasam.step.passes import ObjectiveLike, Passes
-from deltasam.step.perturb import Selection
+from deltasam.step.selection import Selection
 
 Engine = Literal["auto", "low-rank", "loop"]
 

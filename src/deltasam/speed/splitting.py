@@ -1,4 +1,4 @@
-"""When memory runs out: the same step again, with the batch in smaller parts."""
+"""When memory runs out: repeats the step with the batch in smaller parts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import Method, Step, prepare
+from deltasam._torch import BATCH_NORM
+from deltasam.methods import Method, Step
 from deltasam.objectives import Objective
 from deltasam.step.batches import MicroBatches, are_texts, batch_size, take, tensors
 from deltasam.step.buffers import Buffers
 from deltasam.step.checks import check_number
 from deltasam.step.draws import use_of
 from deltasam.step.gradients import set_aside
-from deltasam.step.passes import ObjectiveLike, Scaler
+from deltasam.step.passes import ObjectiveLike, Scaler, prepare_objective
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
 OnOutOfMemory = Literal["stop", "split"]
@@ -26,23 +27,23 @@ _log = logging.getLogger(__name__)
 
 
 class Splitting:
-    r"""A method whose ``backward`` halves the batch when memory runs out, and goes on with the halves.
+    r"""A method whose ``backward`` halves the batch when memory runs out, and continues with the halves.
 
-    The parts are :class:`~deltasam.MicroBatches`: one perturbation over all of them, so that the gradient is that of
-    the whole batch, to rounding, at the activation memory of one part. (Dropout masks are drawn part by part, and so
-    is the initial noise of :class:`~deltasam.FreeLB`: other draws from the same distribution.) The size that fitted
-    is kept for the batches to come; every time it is halved, one line goes to the log.
+    The parts are :class:`~deltasam.MicroBatches`: one perturbation for all of them, so that the gradient is that of
+    the whole batch, up to rounding, with the activation memory of one part. (Dropout masks and the initial noise of
+    :class:`~deltasam.FreeLB` are drawn part by part: other draws from the same distribution.) The size that fitted is
+    kept for later batches; each time it is halved, a warning is logged.
 
-    Before it tries again, the weights, ``.grad``, the buffers and the random streams are what they were before the
-    call. Cost where memory suffices: a copy of the buffers; and while gradients are accumulated over several calls,
-    one more copy of them, since an attempt that fails must not leave anything in ``.grad``.
+    Before it tries again, it restores the weights, ``.grad``, the buffers and the random streams. Cost if memory
+    suffices: a copy of the buffers; and while gradients are accumulated over several calls, another copy of them,
+    since a failed attempt must not leave anything in ``.grad``.
 
     Args:
         method: The method.
-        largest: Instances per part at most; None as long as memory has not run out.
+        largest: Maximum number of instances per part; None as long as memory has not run out.
 
     Raises:
-        ValueError: Parts would make another method or objective, see :meth:`check`; or ``largest`` is no size.
+        ValueError: Splitting would change the method or objective, see :meth:`check`; or ``largest`` is not a size.
 
     Example:
         >>> from deltasam import SAM
@@ -63,18 +64,17 @@ class Splitting:
         self.check(None)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the method's own: ``state_dict``, ``rho``, ``skipped``, ..."""
-        if name == "method":  # not there yet: a copy under construction
+        """Delegates everything else to the method: ``state_dict``, ``rho``, ``skipped``, ..."""
+        if name == "method":  # a copy under construction has none yet
             raise AttributeError(name)
         return getattr(self.method, name)
 
     def check(self, objective: Any, *, processes: int | None = None) -> None:
-        """Refuses what splitting would turn into something else.
+        """Refuses methods and objectives that splitting would change.
 
         Args:
-            objective: What is to be split; None if that is not known yet.
-            processes: How many train the model, where a launcher knows it before they have met; those of
-                ``torch.distributed`` by default.
+            objective: The objective; None if it is not known yet.
+            processes: The number of processes, if it is known before ``torch.distributed`` is initialised.
 
         Raises:
             ValueError: The losses depend on other instances of the batch, the method picks some of the instances,
@@ -83,8 +83,8 @@ class Splitting:
         if getattr(objective, "separable", True) is False:
             raise ValueError(
                 f"on_out_of_memory='split' cannot be used with {type(objective).__name__}, which "
-                f"{getattr(objective, 'mixing', Objective.mixing)}: parts of the batch have another loss. Use 'stop' "
-                "and a smaller batch"
+                f"{getattr(objective, 'mixing', Objective.mixing)}: parts of the batch have other losses. Use "
+                "'stop' and a smaller batch"
             )
         if not self.method.supports_micro_batches():
             raise ValueError(
@@ -92,12 +92,12 @@ class Splitting:
                 "from the whole batch: use 'stop' and a smaller batch"
             )
         if processes is None:
-            met = torch.distributed.is_available() and torch.distributed.is_initialized()
-            processes = torch.distributed.get_world_size() if met else 1
+            initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
+            processes = torch.distributed.get_world_size() if initialised else 1
         if processes > 1:
             raise ValueError(
-                f"on_out_of_memory='split' works in one process, here are {processes}: those that have memory left "
-                "would wait in an exchange of gradients for the one that has none. Use 'stop' and a smaller batch, or "
+                f"on_out_of_memory='split' works in one process, but there are {processes}: those with memory left "
+                "would wait in an exchange of gradients for the one without. Use 'stop' and a smaller batch, or "
                 "deltasam.MicroBatches in all of them"
             )
 
@@ -107,10 +107,10 @@ class Splitting:
         """As :meth:`deltasam.methods.Method.backward`: adds the method's gradient to ``.grad``.
 
         Raises:
-            torch.OutOfMemoryError: The batch cannot be split, or one instance is too much.
+            torch.OutOfMemoryError: The batch cannot be split, or one instance does not fit.
         """
         self.check(objective)
-        prepare(objective, model)
+        prepare_objective(objective, model)
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]), generators_of(model))
         buffers = Buffers(model)
@@ -121,15 +121,15 @@ class Splitting:
                 with set_aside(trainable):
                     return self.method.run_step(self.method.passes_for(model, parts, objective, scale=scale))
             except torch.OutOfMemoryError as error:
-                why = str(error)  # the error itself holds the frames, and they the graph
+                why = str(error)  # the error itself keeps the frames alive, and those the graph
             streams.restore(use_of(model).streams())
             buffers.restore()
-            _let_go(next(iter(trainable.values())).device)
+            _free_memory(next(iter(trainable.values())).device)
             self._halve(model, parts, why)
             parts = self._parts(given)
 
     def _halve(self, model: nn.Module, parts: MicroBatches, why: str) -> None:
-        """Makes the parts smaller from here on."""
+        """Halves the parts from here on."""
         sizes = [_size(part) for part in parts]
         group = int(getattr(self.method, "group", 1))  # instances that share a perturbation stay together
         fits = (max(size or 0 for size in sizes) // 2) // group * group
@@ -137,11 +137,11 @@ class Splitting:
         if obstacle is None and fits < group:
             obstacle = f"parts of {max(size or 0 for size in sizes)} instances cannot be made smaller"
         if obstacle is not None:
-            raise torch.OutOfMemoryError(f"{why}\non_out_of_memory='split' is of no help: {obstacle}")
+            raise torch.OutOfMemoryError(f"{why}\non_out_of_memory='split' does not help: {obstacle}")
         self.largest = fits
         _log.warning(
             "memory ran out in a step over parts of %s instances; from here on batches are split into parts of at "
-            "most %d, each step still taking one perturbation for all its parts",
+            "most %d, and each step still uses one perturbation for all its parts",
             ", ".join(str(size) for size in dict.fromkeys(sizes)),
             fits,
         )
@@ -159,24 +159,24 @@ class Splitting:
 
 
 def check_out_of_memory(value: str, *, capture: bool) -> None:
-    """Raises a ValueError for an option that is unknown, or that steps recorded as CUDA graphs cannot have."""
+    """Raises a ValueError for an unknown option, or one that excludes recording steps as CUDA graphs."""
     if value not in ("stop", "split"):
         raise ValueError(f"on_out_of_memory={value!r} must be 'stop' or 'split'")
     if value == "split" and capture:
         raise ValueError(
-            "capture=True and on_out_of_memory='split' exclude each other: what was recorded for a whole batch cannot "
-            "be replayed for its parts; choose one"
+            "capture=True and on_out_of_memory='split' exclude each other: a step that was recorded for a whole batch "
+            "cannot be replayed for its parts; choose one"
         )
 
 
 def _size(batch: Any) -> int | None:
-    """The number of instances of a batch that can be cut; None if it cannot."""
+    """The number of instances of a batch that can be split; None if it cannot."""
     size = batch_size(batch)
     return None if size is None or _has_rows(batch, size) else size
 
 
 def _has_rows(batch: Any, size: int) -> bool:
-    """Whether instances come as a list that nobody would cut: of numbers, or of objects."""
+    """Whether the batch contains a list with one entry per instance that is not split: of numbers, or of objects."""
     if isinstance(batch, Mapping):
         return any(_has_rows(value, size) for value in batch.values())
     if isinstance(batch, (list, tuple)):
@@ -190,16 +190,15 @@ def _has_rows(batch: Any, size: int) -> bool:
 
 def _obstacle(model: nn.Module, parts: MicroBatches) -> str | None:
     if any(_size(part) is None for part in parts):
-        return "the batch is not made of tensors with one row per instance (and lists of texts)"
-    kinds = (nn.modules.batchnorm._BatchNorm,)
+        return "the batch does not consist of tensors with one row per instance (and lists of texts)"
     for name, module in model.named_modules():
-        if isinstance(module, kinds) and (module.training or module.running_mean is None):
-            return f"{name} ({type(module).__name__}) takes statistics of the whole batch; put it in eval mode"
+        if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
+            return f"{name} ({type(module).__name__}) uses statistics of the whole batch; put it in eval mode"
     return None
 
 
-def _let_go(device: torch.device) -> None:
-    """Frees what the failed attempt held."""
+def _free_memory(device: torch.device) -> None:
+    """Frees the memory of the failed attempt."""
     gc.collect()
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device).empty_cache()

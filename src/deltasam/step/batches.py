@@ -1,4 +1,4 @@
-"""Batches of any shape: how many instances, some of the instances, several batches that make up one."""
+"""Batches in nested containers: the number of instances, a part of them, and several batches that make up one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam._torch import version_of
+
 
 class MicroBatches(tuple[Any, ...]):
-    """Several batches that are one: the step takes *one* perturbation for all of them, in two sweeps.
+    """Several batches that are treated as one: the step uses *one* perturbation for all of them, in two sweeps.
 
-    ``method.backward(model, MicroBatches(parts), objective)`` equals ``method.backward`` on the large batch, at the
-    activation memory of one part. It is a type of its own because a plain list is what a ``DataLoader`` yields for
-    one batch (``[inputs, labels]``). Calling ``backward`` once per part instead gives each part a perturbation of its
-    own (m-sharpness with m = the size of a part).
+    ``method.backward(model, MicroBatches(parts), objective)`` equals ``method.backward`` on the large batch, with the
+    activation memory of one part. It is a separate type because a ``DataLoader`` yields a plain list for one batch
+    (``[inputs, labels]``). Calling ``backward`` once per part instead perturbs each part separately (m-sharpness with
+    m = the size of a part).
 
     Example:
         >>> parts = MicroBatches([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(4, 3), torch.zeros(4))])
@@ -32,12 +34,12 @@ class MicroBatches(tuple[Any, ...]):
         if isinstance(batches, Mapping):
             names = ", ".join(map(str, batches))
             raise TypeError(
-                f"MicroBatches got one mapping (of {names}) and takes several batches: MicroBatches([first, second]); "
-                "a single batch goes to backward(model, batch, objective) as it is"
+                f"MicroBatches got one mapping (with {names}), but takes several batches: MicroBatches([first, "
+                "second]); pass a single batch to backward(model, batch, objective) as it is"
             )
         parts = tuple(batches)
         if not parts:
-            raise ValueError("MicroBatches got no batch; pass at least one")
+            raise ValueError("MicroBatches got no batch: pass at least one")
         return super().__new__(cls, parts)
 
 
@@ -54,21 +56,21 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def batch_size(batch: Any) -> int | None:
-    """Number of instances: the first dimension of ``labels`` if there is one, else of the first tensor; or None."""
+    """Number of instances: the first dimension of ``labels`` if present, else of the first tensor; or None."""
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor) and batch["labels"].ndim:
         return int(batch["labels"].shape[0])
     return next((int(tensor.shape[0]) for tensor in tensors(batch) if tensor.ndim), None)
 
 
 def portion(share: float, size: int) -> int:
-    """The ceiling of ``share * size``, and not one more where the product is rounded up (0.55 * 100 > 55)."""
+    """The ceiling of ``share * size``, corrected for rounding errors of the product (0.55 * 100 > 55)."""
     return math.ceil(share * size * (1 - 1e-12))
 
 
 def take(batch: Any, index: Tensor, size: int) -> Any:
     """The instances ``index`` of a batch of ``size``.
 
-    Tensors and lists of texts of that length are indexed, everything else stays.
+    Tensors and lists of texts of that length are indexed, everything else is kept.
 
     Example:
         >>> take({"x": torch.arange(4), "scale": torch.tensor(2.0)}, torch.tensor([0, 3]), 4)
@@ -86,7 +88,7 @@ def take(batch: Any, index: Tensor, size: int) -> Any:
 
 
 def repeat(batch: Any, times: int, size: int) -> Any:
-    """The batch ``times`` times over, one copy after another: (x_1..x_N, x_1..x_N, ...)."""
+    """The batch, repeated ``times`` times: (x_1..x_N, x_1..x_N, ...)."""
 
     def double(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == size:
@@ -103,13 +105,13 @@ def shares(counts: list[Any]) -> list[Any]:
         ValueError: One of them is unknown (None).
     """
     if any(count is None for count in counts):
-        raise ValueError("MicroBatches of no tensors: give the objective an items(batch) method that counts")
+        raise ValueError("MicroBatches without tensors: give the objective a method items(batch) that counts")
     total = sum(counts)
     return [ratio(count, total) for count in counts]
 
 
 def ratio(part: Any, whole: Any) -> Any:
-    """A count over another, in double precision where there is one; of tensors 0 where both are."""
+    """The ratio of two counts, in float64 if the device has it; for tensors 0 / 0 is 0."""
     if not isinstance(part, Tensor):
         return part / whole
     wide = torch.float32 if part.device.type == "mps" else torch.float64  # an integer over another would be float32
@@ -117,13 +119,13 @@ def ratio(part: Any, whole: Any) -> Any:
 
 
 def one_more(batch: Any) -> Any:
-    """The batch for one more pass: a mapping or list of its own, out of which an objective may take the labels."""
+    """The batch for another pass: a copy of the mapping or list, from which an objective may pop the labels."""
     return copy(batch) if isinstance(batch, (MutableMapping, list)) else batch
 
 
 def versions(batch: Any) -> list[int]:
     """Numbers that change when the tensors of a batch are changed in place."""
-    return [tensor._version for tensor in tensors(batch) if not tensor.is_inference()]
+    return [version_of(tensor) for tensor in tensors(batch) if not tensor.is_inference()]
 
 
 def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
@@ -141,5 +143,5 @@ def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def are_texts(value: Any) -> bool:
-    """Whether this is a list of texts, such as a ``DataLoader`` makes of the texts of a batch."""
+    """Whether this is a list of strings, as a ``DataLoader`` makes from the texts of a batch."""
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(text, str) for text in value)

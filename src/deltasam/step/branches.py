@@ -1,7 +1,7 @@
 """Passes of a recorded step that do not wait for each other: parallel branches of its CUDA graph.
 
-The probes of delta-SAM need nothing from the pass at w, nor it from them, until the weights are made of all their
-losses. A small batch fills a part of the GPU only; as branches of the graph such passes share it.
+The probes of delta-SAM and the pass at w do not depend on each other until the instance weights are computed from the
+losses of both. A small batch does not fill the GPU; as branches of the graph such passes share it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_BRANCHES = 2  # beside the main one; each stream has a workspace of cuBLAS (32 MiB), so the same ones serve every step
+_BRANCHES = 2  # besides the main one; every stream has a cuBLAS workspace (32 MiB), so all steps use the same ones
 _sides: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
 def is_recorded(device: torch.device) -> bool:
-    """Whether what is launched on the device now is recorded as a CUDA graph."""
+    """Whether kernels that are launched on the device now are recorded into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Branches:
-    """Work beside the main stream of a step, until :meth:`join`. Where nothing is recorded, all runs in its place.
+    """Side streams of a recorded step, until :meth:`join`. In a step that is not recorded, all work runs in order.
 
     Args:
-        device: Where the step runs.
+        device: The device of the step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,19 +39,19 @@ class Branches:
 
     @contextmanager
     def concurrent(self, reads: Iterable[Tensor]) -> Iterator[None]:
-        """What is launched inside may run at the same time as what follows.
+        """Kernels that are launched inside may run at the same time as those that follow.
 
-        Its results are valid after :meth:`join`. Autocast keeps no casts of the weights meanwhile: those of the main
-        stream may not be there yet, and a pass without a graph needs each of them once.
+        Their results are valid after :meth:`join`. Autocast caches no casts of the weights meanwhile: those of the
+        main stream may not be finished, and a pass without a graph needs each of them once.
 
         Args:
-            reads: Tensors of the main stream that it reads; their memory is not given to others before the join.
+            reads: Tensors of the main stream that the kernels read; their memory is not reused before the join.
         """
         if not is_recorded(self._device):
             yield
             return
         if self._device not in _sides:
-            _sides[self._device] = [torch.cuda.Stream(self._device) for _ in range(_BRANCHES)]
+            _sides[self._device] = [_new_stream(self._device) for _ in range(_BRANCHES)]
         side = _sides[self._device][len(self._open) % _BRANCHES]
         side.wait_stream(torch.cuda.current_stream(self._device))
         self._open.append(side)
@@ -61,7 +65,7 @@ class Branches:
             torch.set_autocast_cache_enabled(caches)
 
     def join(self) -> None:
-        """What follows waits for all that was launched aside."""
+        """Makes the main stream wait for the side streams."""
         for side in dict.fromkeys(self._open):
             torch.cuda.current_stream(self._device).wait_stream(side)
         self._open.clear()

@@ -19,44 +19,45 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from deltasam._torch import buffers_of, version_of
 from deltasam.step.branches import is_recorded
 
-SMALL = 64 * 1024  # bytes; smaller buffers are always copied, as that is cheap and right whatever a pass does to them
+SMALL = 64 * 1024  # bytes; smaller buffers are always copied: that is cheap, and right whatever a pass does to them
 
 
 @dataclass
 class _Seen:
-    """What passes did to a large buffer: whether one changed it; if none did, its version and the modes of then."""
+    """What passes did to a large buffer: whether one changed it; if none did, its version and modes at that time."""
 
     changes: bool = False
     version: int = -1
     modes: set[bytes] = field(default_factory=set)
 
 
-_SEEN: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # of Tensor: _Seen
+_SEEN: Any = WeakIdKeyDictionary()  # Tensor: _Seen
 
 
 def modes_of(modules: Sequence[nn.Module]) -> bytes:
-    """Which modules are in training mode: a pass may write other buffers, and draw other numbers, in another mode."""
+    """Which modules are in training mode: in another mode a pass may write other buffers and draw other numbers."""
     return bytes(module.training for module in modules)
 
 
 class Buffers:
     """The values of a model's buffers at the start of a step (BatchNorm's statistics, spectral norm's vectors).
 
-    A large buffer is copied until an extra pass was seen to leave it alone, and again when its version has changed
-    between steps. If a pass changes it later, for the first time, its starting value is lost for that step: a warning
-    names the buffer, and from then on it is copied in every step. (Writes through ``.data`` leave the version alone;
-    they are found by value, in the first step only.) Buffers that are None count too: a pass may fill them.
+    A large buffer is copied until an extra pass has left it unchanged, and again when its version changes between
+    steps. If a later pass changes it for the first time, its starting value is lost for that step: a warning names the
+    buffer, and from then on it is copied in every step. (Writes through ``.data`` do not change the version; they are
+    found by comparing values, in the first step only.) Buffers that are None are included: a pass may fill them.
 
     Args:
         model: The model.
-        modules: All its modules, if they are at hand.
+        modules: All its modules, if the caller has them already.
     """
 
     def __init__(self, model: nn.Module, modules: Sequence[nn.Module] | None = None) -> None:
         modules = list(model.modules()) if modules is None else modules
-        slots = [(module._buffers, name) for module in modules for name in module._buffers]
+        slots = [(own, name) for own in map(buffers_of, modules) for name in own]
         self._owners, self._names = [own for own, _ in slots], [name for _, name in slots]
         self._model, self._modes = model, modes_of(modules)
         self._own = self._held()
@@ -72,24 +73,24 @@ class Buffers:
         return [own[name] for own, name in zip(self._owners, self._names, strict=True)]
 
     def _putting(self, values: list[Any]) -> Iterator[None]:
-        """Puts the values in as it is used up."""
+        """An iterator that puts the values in as it is consumed."""
         return map(setitem, self._owners, self._names, values)
 
     def _copies(self, buffers: list[Any]) -> list[Any]:
-        """Copies of all but the constant ones; a buffer that modules share stays shared."""
+        """Copies of all buffers except constant ones; a buffer that modules share stays shared."""
         kept = self._constant
         copies = {id(b): b if b is None or id(b) in kept else b.detach().clone() for b in buffers}
         return [copies[id(buffer)] for buffer in buffers]
 
     def following(self) -> Buffers:
-        """Buffers that start with the values of now."""
+        """Buffers that start with the current values."""
         other = copy(self)
         other._start = other._copies(other._held())
         return other
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
-        """Lends the modules copies of the starting values: an extra pass may change those as it likes."""
+        """Lends the modules copies of the starting values, which an extra pass may change."""
         self._notice("extra passes of this step start with the new value")
         lent = self._copies(self._start)
         pending = [k for k, own in enumerate(self._own) if id(own) in self._large and id(own) not in self._constant]
@@ -100,34 +101,34 @@ class Buffers:
             yield
             found = self._held()
         finally:
-            deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them lent or none
+            deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them lent, or none
         for k, version in zip(pending, versions, strict=True):
-            if found[k] is self._own[k]:  # the pass has started the step over, and says nothing
+            if found[k] is self._own[k]:  # the pass has restarted the step: nothing can be learned from it
                 continue
             self._learn(k, lent[k], written=found[k] is not lent[k] or _version(lent[k]) != version)
         self._notice("what an extra pass made of it stays")
 
     def _learn(self, k: int, lent: Tensor, *, written: bool) -> None:
-        """Notes what an extra pass did to the copy of a large buffer that it was lent."""
+        """Remembers what an extra pass did to the copy of a large buffer that it was lent."""
         own, version = self._large[id(self._own[k])]
         seen = _SEEN.get(own)
         if is_recorded(own.device) or (seen is not None and seen.changes):
             return
-        inner = _SEEN.get(lent)  # a pass inside of the extra one may have been lent a copy of the copy
+        inner = _SEEN.get(lent)  # a pass inside the extra one may have been lent a copy of the copy
         changes = written or (inner is not None and inner.changes)
-        # Writing through `.data` leaves the version alone. Comparing waits for the device, so it is done once.
+        # Writing through `.data` does not change the version. Comparing waits for the device, so it is done once.
         changes = changes or (seen is None and not _are_equal(lent, self._start[k]))
         modes = seen.modes if seen is not None and seen.version == version else set()
         _SEEN[own] = _Seen(changes, version, modes | {self._modes})
 
     def _notice(self, consequence: str) -> None:
-        """Copies constant buffers that have been written to, from here on, and warns."""
+        """Finds constant buffers that have been written to, warns, and copies them from here on."""
         for key in [key for key in self._constant if _version(self._large[key][0]) != self._large[key][1]]:
             buffer, _ = self._large[key]
             self._constant.remove(key)
             now = buffer.detach().clone()
             self._start = [now if start is buffer else start for start in self._start]
-            if _SEEN[buffer].changes:  # by a pass inside of this one, which has warned
+            if _SEEN[buffer].changes:  # by a pass inside this one, which has warned
                 continue
             _SEEN[buffer].changes = True
             name = next((name for name, b in self._model.named_buffers() if b is buffer), "of a module")
@@ -139,10 +140,10 @@ class Buffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts the starting values back for good, into the tensors that held them."""
+        """Restores the starting values, in the tensors that held them."""
         self._notice("it keeps the new value")
         for own, start in zip(self._own, self._start, strict=True):
-            # A large buffer is not written to without need: that would make it look like one that changes.
+            # A large buffer is not written to without need: it would then look like one that changes.
             if start is not own and not (id(own) in self._large and _are_equal(own, start)):
                 own.copy_(start)
         deque(self._putting(self._own), maxlen=0)
@@ -150,7 +151,7 @@ class Buffers:
 
 def _version(buffer: Tensor) -> int:
     """Changes with every write, except writes through ``.data``."""
-    return 0 if buffer.is_inference() else buffer._version
+    return 0 if buffer.is_inference() else version_of(buffer)
 
 
 def _size(buffer: Tensor) -> int:
@@ -160,5 +161,5 @@ def _size(buffer: Tensor) -> int:
 def _are_equal(a: Tensor, b: Tensor) -> bool:
     try:
         return torch.equal(a, b)
-    except Exception:  # noqa: BLE001 - kinds of tensors that cannot be compared: then they are copied
+    except Exception:  # noqa: BLE001 - tensors of a kind that cannot be compared are copied
         return False

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what is computed again in backward, when whatever was around the forward is over."""
+"""Activation checkpointing: recomputes parts of the forward in backward, when the forward's context has been left."""
 
 from __future__ import annotations
 
@@ -7,38 +7,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from deltasam._torch import checkpoints_wrapped
+
 Compute = Callable[[], Any]
 
 UNKNOWN = (
-    "this version of torch has another activation checkpointing than those known: do not combine it with Contrastive, "
-    "or with noise on embeddings, inside of which it cannot be followed; without it all is well"
+    "this version of torch implements activation checkpointing in an unknown way: do not combine it with Contrastive "
+    "or with noise on embeddings, or install a version of torch that deltasam is tested with"
 )
 
 
 @contextmanager
 def computed_again(by: Callable[[Compute], Any]) -> Iterator[None]:
-    """What is checkpointed inside is computed again as ``by(compute)`` when backward comes to it.
+    """Functions that are checkpointed inside are recomputed in backward as ``by(compute)``.
 
-    A function of torch's own is exchanged for it, as a model's calls of ``torch.utils.checkpoint`` cannot be seen.
-    Where a version of torch does not have it, nothing is exchanged, and a warning says so.
+    Warns if this version of torch does not allow it.
     """
-    from torch.utils import checkpoint  # late: with torch 2.6 this takes half a second
 
-    module: Any = checkpoint
-    own = getattr(module, "_checkpoint_without_reentrant_generator", None)
-    if own is None:
-        warnings.warn(UNKNOWN, stacklevel=2)
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: by(lambda: function(*args, **kwargs))
+
+    with checkpoints_wrapped(wrap) as is_possible:
+        if not is_possible:
+            warnings.warn(UNKNOWN, stacklevel=2)
         yield
-        return
-
-    def generator(function: Callable[..., Any], *rest: Any, **options: Any) -> Any:
-        def again(*args: Any, **kwargs: Any) -> Any:
-            return by(lambda: function(*args, **kwargs))
-
-        return own(again, *rest, **options)
-
-    module._checkpoint_without_reentrant_generator = generator
-    try:
-        yield
-    finally:
-        module._checkpoint_without_reentrant_generator = own

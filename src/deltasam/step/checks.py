@@ -1,4 +1,4 @@
-"""What a step must be given and an objective must return, and the clear words for what came instead."""
+"""Checks of what a step is given and of what an objective returns, with one clear error for each mistake."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import in_function_transform
 from deltasam.step.batches import tensors, versions
 
 
 def shown(value: object) -> str:
-    """A value in the words of an error: on one line, and short."""
-    words = " ".join(repr(value).split())
-    return words if len(words) <= 80 else f"{words[:77]}..."
+    """The ``repr`` of a value for an error message: on one line, and short."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_number(
@@ -26,32 +27,32 @@ def check_number(
 
     Args:
         name: The hyperparameter.
-        value: What it was set to.
-        low: The least value.
-        high: The greatest value.
+        value: Its value.
+        low: The smallest allowed value.
+        high: The largest allowed value.
         open_low: Whether ``low`` itself is not allowed.
-        whole: Whether it counts something.
+        whole: Whether it must be an integer.
     """
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not low <= value <= high or (open_low and value == low):
         bounds = f"{'(' if open_low or math.isinf(low) else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
         kind = "whole number" if whole else "number"
-        foreign = " of Python's own type: take its .item()" if hasattr(value, "item") else ""
+        foreign = ", as a Python number: pass its .item()" if hasattr(value, "item") else ""
         raise ValueError(f"{name}={shown(value)} must be a {kind} in {bounds}{foreign}")
 
 
 def check_step(model: Any, objective: Any) -> None:
-    """One clear error for each thing that is put in the place of the model or the objective.
+    """Checks the model and the objective.
 
     Raises:
-        TypeError: The model is no module, or the objective cannot be called with a model and a batch.
+        TypeError: The model is not a module, or the objective cannot be called with a model and a batch.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model={shown(model)} must be a torch.nn.Module; the order is backward(model, batch, objective)"
         )
     if isinstance(objective, type):
-        raise TypeError(f"objective={objective.__name__} is a class: make one of it, {objective.__name__}()")
+        raise TypeError(f"objective={objective.__name__} is a class: pass an instance, {objective.__name__}()")
     if not callable(objective):
         raise TypeError(
             f"objective={shown(objective)} must be a callable objective(model, batch) -> losses of shape (N,), such "
@@ -65,11 +66,11 @@ def check_step(model: Any, objective: Any) -> None:
 
 
 def check_scale(scale: Any) -> None:
-    """Refuses what the loss cannot be multiplied by, as far as it is known without waiting for a device.
+    """Checks the loss scale, as far as possible without a synchronisation.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is a number that leaves no gradient, or turns it round.
+        TypeError: It is not a number.
+        ValueError: It is zero, negative or not finite.
     """
     number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     one = isinstance(scale, Tensor) and scale.numel() == 1
@@ -77,18 +78,18 @@ def check_scale(scale: Any) -> None:
         raise TypeError(f"scale={shown(scale)} must be a number, a tensor with one element or a GradScaler")
     if number and not 0 < scale < math.inf:
         raise ValueError(
-            f"scale={scale} must be a finite number greater than 0: 1 / steps when accumulating over so many, or a "
+            f"scale={scale} must be a finite number greater than 0: 1 / steps when accumulating over steps, or a "
             "GradScaler; leave it out otherwise"
         )
 
 
 def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
-    """One clear error for each way an objective can go wrong.
+    """Checks what an objective returned.
 
     Args:
         losses: What it returned.
-        graph: Whether they are to have a graph.
-        batch: What they are the losses of, if how many there must be is not known yet.
+        graph: Whether the losses must have a graph.
+        batch: The batch, if the number of instances is not known yet.
 
     Raises:
         TypeError: Not a floating-point tensor.
@@ -110,9 +111,9 @@ def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
         raise ValueError("the objective returned no losses: the batch is empty")
     if losses.shape[0] == 1 and (size := _instances(batch)) > 1:
         raise ValueError(
-            f"the objective returned losses of shape (1,) for a batch of {size} instances, not ({size},): leave out "
-            f"the mean and use reduction='none'; return loss.expand({size}) if the loss of the batch cannot be taken "
-            "apart, and give the tensors of a batch of one instance a first dimension of 1"
+            f"the objective returned losses of shape (1,) for a batch of {size} instances, not ({size},): do not "
+            f"average, use reduction='none'; return loss.expand({size}) if the loss of the batch cannot be split, and "
+            "give the tensors of a batch of one instance a first dimension of 1"
         )
     if graph and not losses.requires_grad:
         raise ValueError(
@@ -131,54 +132,54 @@ def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
         if p.is_complex():
             name = next((name for name, other in named.items() if other is p), "?")
             raise TypeError(
-                f"the parameter {name!r} is complex, and perturbations are for real ones: leave it out with "
-                "params=lambda name, p: not p.is_complex(), or hold it as real numbers (torch.view_as_real)"
+                f"the parameter {name!r} is complex, and perturbations are defined for real parameters only: exclude "
+                "it with params=lambda name, p: not p.is_complex(), or store it as real numbers (torch.view_as_real)"
             )
 
 
 def require_apart(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
-    """Refuses parameters that share their memory: what moves one would move, or would not move, the other.
+    """Refuses parameters that share memory: one of them cannot be moved alone.
 
     Args:
-        params: What is to be moved.
-        named: Those, and what is to stay (frozen ones, those left out), with their names.
+        params: The parameters to move.
+        named: All parameters by name, including those that stay at w (frozen or excluded).
 
     Raises:
-        ValueError: Something that is to be moved overlaps another one, see :func:`sharing`.
+        ValueError: A parameter to move overlaps another one, see :func:`sharing`.
     """
     found = sharing(params, named.values())
     if found is None:
         return
     one, other = (name for name, p in named.items() if p is found[0] or p is found[1])
-    tied = f"tie the parameters themselves, model.{other} = model.{one}, give one of them memory of its own, "
+    tied = f"tie the parameters themselves, model.{other} = model.{one}, give one of them its own memory, "
     if all(p.requires_grad for p in found):
         raise ValueError(
-            f"the parameters {one!r} and {other!r} share their memory (.data), and one cannot be perturbed without "
-            f"the other: {tied}p.data = p.data.clone(), or leave both out with params=lambda name, p: ..."
+            f"the parameters {one!r} and {other!r} share memory (.data), and one cannot be perturbed without the "
+            f"other: {tied}p.data = p.data.clone(), or exclude both with params=lambda name, p: ..."
         )
     frozen = other if named[one].requires_grad else one
     raise ValueError(
-        f"the parameters {one!r} and {other!r} share their memory (.data), and {frozen!r} is frozen "
+        f"the parameters {one!r} and {other!r} share memory (.data), and {frozen!r} is frozen "
         f"(requires_grad=False) while the other would be perturbed: {tied}p.data = p.data.clone(), freeze both, or "
-        "leave the trainable one out with params=lambda name, p: ..."
+        "exclude the trainable one with params=lambda name, p: ..."
     )
 
 
 def sharing(params: Iterable[Tensor], others: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Two parameters that overlap in memory, of which the first group is to be moved, or None.
+    """Two parameters that overlap in memory, at least one of them in ``params``, which are to be moved; or None.
 
-    Two that both stay may share. Views into one buffer that do not overlap are no pair, interleaved ones neither; of
-    those that lie scattered only the beginning is looked at. Shards are let through: their memory is FSDP's.
+    Views into one buffer that do not overlap are no such pair, and neither are interleaved ones: of a tensor that is
+    not contiguous only the first element counts. Shards are not checked: FSDP owns their memory.
     """
     moved = {id(p): p for p in params}
     every = {**moved, **{id(p): p for p in others}}
     spans = sorted(span for key, p in every.items() if (span := (*_span(p), key))[2])
-    last: dict[bool, tuple[int, int, int, int]] = {}  # by whether it is moved: the one that reaches furthest so far
+    last: dict[bool, tuple[int, int, int, int]] = {}  # by whether it is moved: the span that ends last so far
     for span in spans:
         device, start, end, key = span
         for is_moved, (there, _, reach, before) in last.items():
             overlap = there == device and start < reach and (is_moved or key in moved)
-            if overlap and all(every[k].untyped_storage().nbytes() for k in (before, key)):  # not freed meanwhile
+            if overlap and all(every[k].untyped_storage().nbytes() for k in (before, key)):  # FSDP may have freed one
                 return every[before], every[key]
         kind = key in moved
         if kind not in last or (device, end) > (last[kind][0], last[kind][2]):
@@ -187,45 +188,45 @@ def sharing(params: Iterable[Tensor], others: Iterable[Tensor]) -> tuple[Tensor,
 
 
 def _span(p: Tensor) -> tuple[int, int, int]:
-    """The device and where its memory begins and ends; 0 if it has none (empty, meta) or not its own (shards)."""
+    """The device, start and end of the memory; the end is 0 if there is none (empty, meta) or FSDP owns it."""
     if type(p) not in (nn.Parameter, Tensor) or p.layout is not torch.strided or not (start := p.data_ptr()):
         return -1, 0, 0
     return p.get_device(), start, start + (p.nbytes if p.is_contiguous() else p.element_size())
 
 
 def check_move(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
-    """Refuses parameters that cannot be moved: complex ones, and those that share their memory.
+    """Refuses parameters that cannot be moved: complex ones, and those that share memory.
 
     Args:
-        params: What is to be moved.
-        named: Those, and what is to stay, with their names.
+        params: The parameters to move.
+        named: All parameters by name.
     """
     require_real(params, named)
     require_apart(params, named)
 
 
-def say_if_changed(batch: Any, before: list[int]) -> None:
-    """Warns of a pass that has changed the tensors of a batch, if those were of these versions before it."""
+def warn_if_changed(batch: Any, before: list[int]) -> None:
+    """Warns if a pass has changed the tensors of a batch in place, given their versions before the pass."""
     if versions(batch) != before:
         warnings.warn(
-            "the model or the objective has changed the batch in place, and the next pass of the step gets it so: "
-            "unless twice is as good as once, let it change a clone (x = x.clone())",
+            "the model or the objective has changed the batch in place, and the next pass of the step starts from the "
+            "changed batch: change a clone instead (x = x.clone())",
             stacklevel=2,
         )
 
 
 def _instances(batch: Any) -> int:
-    """How many instances are in the batch, if its tensors leave no doubt; else 1.
+    """The number of instances of the batch, if all its tensors agree on it; else 1.
 
-    There is doubt where they disagree (a graph, a bag, packed sequences), and where one is a number. Vectors of one
-    length are users, items and ratings more often than one sequence, which can be given a batch dimension.
+    They disagree for graphs, bags and packed sequences, and if one of them is a scalar. Vectors of one length are
+    taken as one entry per instance (users, items, ratings): a single sequence can be given a batch dimension.
     """
     sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in tensors(batch)}
     return sizes.pop() if len(sizes) == 1 else 1
 
 
 def uses_a_graph_twice(error: RuntimeError) -> bool:
-    """Whether somebody else has called ``backward`` on the losses of a step, or tried to where there is no graph."""
+    """Whether an error means that ``backward`` was called on the losses of a step twice, or without a graph."""
     signs = (
         "backward through the graph a second time",
         "does not require grad and does not have a grad_fn",
@@ -235,13 +236,13 @@ def uses_a_graph_twice(error: RuntimeError) -> bool:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an accelerator, or the host, had no memory left."""
+    """Whether an error means that an accelerator, or the host, is out of memory."""
     host = ("DefaultCPUAllocator", "can't allocate memory", "bad_alloc")
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in host)
 
 
 def readable(values: Tensor) -> bool:
-    """Whether looking at the values is free and allowed: on the CPU, and not under torch.func or torch.compile."""
+    """Whether values can be read without a synchronisation: on the CPU, and not in torch.func or torch.compile."""
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return torch._C._functorch.maybe_current_level() is None
+    return not in_function_transform()

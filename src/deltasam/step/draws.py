@@ -1,9 +1,9 @@
 """Which of the process-wide random streams (``random``, ``numpy.random``) the passes of a model draw from.
 
-All threads share these streams. If one is set back while a data-loading thread draws from it, the thread draws the
-same numbers again. Few models use them, so while other threads are alive, only the streams that a model uses are set
-back. One pass shows which: a profile function sees the draws from ``random`` of its own thread; NumPy's functions are
-not profiled, so wrappers take their place for that pass and look at the thread.
+All threads share these streams. If one is rewound while a data-loading thread draws from it, the thread draws the
+same numbers again. Few models use them, so while other threads are alive, only the streams that a model uses are
+rewound. One pass shows which: a profile function sees the draws of its thread from ``random``; NumPy's functions
+cannot be profiled, so wrappers that check the thread replace them for that pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from deltasam.step.buffers import modes_of
 
 STREAMS: Set[str] = frozenset(("python", "numpy"))
 
-_MOST_EVENTS = 10_000_000  # in a pass; torch.compile makes as many when it compiles, but not in the next pass
+_MOST_EVENTS = 10_000_000  # per pass; a pass that compiles (torch.compile) has as many, the next one does not
 _MOST_WATCHES = 3
 
 
@@ -39,7 +39,7 @@ class _PythonWatch:
         if sys.getprofile() is None:
             sys.setprofile(self._profile)
         else:
-            self._left = 0  # cProfile's function could not be put back
+            self._left = 0  # the function of another profiler (cProfile) could not be restored
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,8 +48,8 @@ class _PythonWatch:
 
     def _profile(self, _frame: Any, event: str, called: Any) -> None:
         self._left -= 1
-        if event == "c_call" and getattr(called, "__self__", None) is random._inst:  # type: ignore[attr-defined]
-            self.drew = self.drew or called.__name__ not in ("getstate", "setstate")  # torch.compile puts it back
+        if event == "c_call" and getattr(called, "__self__", None) is random._inst:
+            self.drew = self.drew or called.__name__ not in ("getstate", "setstate")  # torch.compile restores it
         if self.drew or self._left <= 0:
             sys.setprofile(None)
 
@@ -72,7 +72,7 @@ class _NumpyWatch:
     def __enter__(self) -> _NumpyWatch:
         if self._module is not None:
             vars(self._module).update({name: self._noting(function) for name, function in self._own.items()})
-            self._start = self._module.get_state()  # read while the wrappers are there, as at the end
+            self._start = self._module.get_state()  # with the wrappers installed, as at the end
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,7 +96,7 @@ class _NumpyWatch:
             return "numpy" in sys.modules  # the pass has loaded it
         if self._start is None:  # an interruption came before the pass
             return False
-        # A change that no wrapper saw comes from a function that was imported by name, in whatever thread.
+        # A change that no wrapper saw was made by a function that was imported by name, in any thread.
         now = self._module.get_state() if self._end is None else self._end
         return self.drew or not (are_equal(self._start, now) or self._others_drew)
 
@@ -104,7 +104,7 @@ class _NumpyWatch:
 def _functions(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     """The functions of ``numpy.random`` that draw from the global stream, or seed it."""
     for name, value in vars(module).items():
-        if hasattr(value, "__wrapped__"):  # put there by the watch of another thread
+        if hasattr(value, "__wrapped__"):  # installed by the watch of another thread
             continue
         is_method = callable(value) and getattr(value, "__self__", None) is module.mtrand._rand
         if (is_method and name not in ("get_state", "set_state")) or name in ("seed", "ranf", "sample"):
@@ -127,17 +127,17 @@ class Use:
         self._watches = 0
 
     def found(self) -> Set[str]:
-        """Those it was seen to draw from so far, and those for which this cannot be told."""
+        """The streams that it has drawn from so far, and those for which this is unknown."""
         self._found |= {name for name, watch in self._watching.items() if watch.may_have_drawn()}
         return frozenset(self._found)
 
     def streams(self) -> Set[str]:
-        """Those to set back around an extra pass: all if no other thread can be drawing from them."""
+        """The streams to rewind around an extra pass: all of them if there is no other thread."""
         return STREAMS if threading.active_count() == 1 else self.found()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Finds out which streams the pass inside draws from, unless that is known or no other thread is alive."""
+        """Finds out which streams the pass inside draws from, unless that is known or there is no other thread."""
         if not self._open or self._watching or threading.active_count() == 1:
             yield
             return
@@ -163,11 +163,11 @@ _USES: WeakKeyDictionary[nn.Module, dict[bytes, Use]] = WeakKeyDictionary()
 
 
 def use_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Use:
-    """What is known about a model in its present mode.
+    """What is known about a model in its current mode.
 
     Args:
         model: The model.
-        modules: All its modules, if they are at hand.
+        modules: All its modules, if the caller has them already.
     """
     modes = modes_of(list(model.modules()) if modules is None else modules)
     return _USES.setdefault(model, {}).setdefault(modes, Use())

@@ -1,4 +1,4 @@
-"""Where float32 is TF32: asked, switched off for a while, and set again, in both of the ways that torch has for it."""
+"""Whether float32 is computed as TF32: read, switched off and restored, in both of torch's ways of setting it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-# Since 2.9 torch has a second way to allow TF32, for one kind of operation or for several at once. After it the first
-# way often raises when asked. Not by its public names: torch.backends.mkldnn.fp32_precision sets all backends.
-_TWO_WAYS = hasattr(torch._C, "_get_fp32_precision_getter")
+from deltasam._torch import HAS_FP32_PRECISION, fp32_precision, set_fp32_precision
+
+# Since 2.9 torch has a newer way to allow TF32, for one kind of operation or for several at once. Once it was used,
+# reading the older settings often raises.
 _KINDS = ("matmul", "conv", "rnn")
 _BACKENDS = {"cuda": "cuda", "cpu": "mkldnn"}
 _SEVERAL = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"))
@@ -19,30 +20,22 @@ _FEWER_BITS = ("tf32", "bf16")
 
 
 def rounds_products(device: torch.device) -> bool:
-    """Whether float32 matrices are multiplied as TF32 there: a CUDA device that can, asked to, outside of autocast."""
+    """Whether float32 matrices are multiplied as TF32: on a CUDA device that supports it, if set, outside autocast."""
     if device.type != "cuda" or torch.is_autocast_enabled("cuda") or torch.cuda.get_device_capability(device)[0] < 8:
         return False
     return "matmul" in rounded(device)
 
 
-def _read(backend: str, kind: str) -> str:
-    return torch._C._get_fp32_precision_getter(backend, kind)
-
-
-def _write(backend: str, kind: str, value: str) -> None:
-    torch._C._set_fp32_precision_setter(backend, kind, value)
-
-
 def rounded(device: torch.device) -> frozenset[str]:
-    """Which float32 operations may be made with fewer bits there: ``matmul``, ``conv`` (convolutions), ``rnn``.
+    """Which float32 operations may use fewer bits on the device: ``matmul``, ``conv`` (convolutions), ``rnn``.
 
-    Only asks, and in the way that answers whichever way it was set. Hashable, so that what was recorded under one
-    setting is told from what was recorded under another.
+    It only reads, and the result does not depend on the way in which it was set. It is hashable, as a part of the keys
+    of recorded steps.
     """
     if device.type not in _BACKENDS:
         return frozenset()
-    if _TWO_WAYS:
-        return frozenset(kind for kind in _KINDS if _read(_BACKENDS[device.type], kind) in _FEWER_BITS)
+    if HAS_FP32_PRECISION:
+        return frozenset(kind for kind in _KINDS if fp32_precision(_BACKENDS[device.type], kind) in _FEWER_BITS)
     products = torch.get_float32_matmul_precision()
     if device.type == "cpu":
         return frozenset({"matmul"} if products == "medium" else ())
@@ -52,11 +45,11 @@ def rounded(device: torch.device) -> frozenset[str]:
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
-    """Without TF32, whatever the process has chosen: what is called float32 has float32's rounding, not TF32's.
+    """Switches TF32 off for matrix products, convolutions and recurrent layers, whatever the process has chosen.
 
-    Of matrix products, convolutions and recurrent layers; afterwards everything is set as it was, see
-    :func:`float32_kept`. Inside torch can be asked in both of its ways. One answer is missing where nobody has chosen
-    anything for cuDNN: ``torch.backends.cudnn.allow_tf32`` raises, as torch's own choice could not be set again.
+    The settings are restored afterwards, see :func:`float32_kept`. Inside, both ways of reading the settings work,
+    with one exception: if nothing was ever set for cuDNN, ``torch.backends.cudnn.allow_tf32`` raises, because torch's
+    default could not be restored.
     """
     if not rounded(device):
         yield
@@ -68,10 +61,10 @@ def full_float32(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def float32_kept() -> Iterator[_Float32]:
-    """Afterwards float32 products and convolutions are made as before, whatever the block has set, in both ways.
+    """Restores the precision of float32 operations afterwards, whatever was set inside, in both ways.
 
     Yields:
-        What was set before.
+        The settings before.
     """
     before = _Float32.now()
     try:
@@ -82,13 +75,13 @@ def float32_kept() -> Iterator[_Float32]:
 
 @dataclass(frozen=True)
 class _Float32:
-    """All that is set for float32, and not what follows from it: TF32 for everything is not TF32 for products.
+    """All settings of float32, and not their consequences: TF32 for everything is not TF32 for products.
 
     Attributes:
-        chosen: By backend and kind of operation, in the newer way. Without cuDNN's while they are torch's own choice
-            (TF32, unless something is set for everything): that has no name by which it could be set again.
-        products: In the older way: highest, high or medium.
-        convolutions: In the older way: whether cuDNN may use TF32.
+        chosen: The newer settings, by backend and kind of operation. Without cuDNN's while they are torch's default
+            (TF32, unless something is set for everything), which has no name and so could not be restored.
+        products: The older setting of products: highest, high or medium.
+        convolutions: The older setting of convolutions: whether cuDNN may use TF32.
     """
 
     chosen: dict[tuple[str, str], str]
@@ -97,51 +90,53 @@ class _Float32:
 
     @classmethod
     def now(cls) -> _Float32:
-        """Asks; for that, much is set for a moment, to full precision."""
-        if not _TWO_WAYS:
+        """Reads the settings; meanwhile most of them are set to full precision."""
+        if not HAS_FP32_PRECISION:
             return cls({}, *_older_way())
         chosen: dict[tuple[str, str], str] = {}
         try:
-            for key in _SEVERAL:  # from the top: with "none" there, what is below tells its own setting
-                chosen[key] = _read(*key)
-                _write(*key, "none")
-            single = {key: _read(*key) for key in _SINGLE}
-            _write("generic", "all", "ieee")
-            chosen |= {key: value for key, value in single.items() if value == "none" or _read(*key) == value}
+            for key in _SEVERAL:  # from the top: with "none" there, the ones below show their own settings
+                chosen[key] = fp32_precision(*key)
+                set_fp32_precision(*key, "none")
+            single = {key: fp32_precision(*key) for key in _SINGLE}
+            set_fp32_precision("generic", "all", "ieee")
+            chosen |= {key: value for key, value in single.items() if value == "none" or fp32_precision(*key) == value}
             for key in chosen:
-                _write(*key, "ieee")
+                set_fp32_precision(*key, "ieee")
             return cls(chosen, *_older_way())
         finally:
             for key, value in chosen.items():
-                _write(*key, value)
+                set_fp32_precision(*key, value)
 
     def lift(self) -> None:
-        """Takes back what allows fewer bits, in the ways in which it was allowed, so that neither contradicts."""
+        """Withdraws what allows fewer bits, each in the way in which it was allowed, so that both ways agree."""
         for key, value in self.chosen.items():
-            if value in _FEWER_BITS or key == ("generic", "all"):  # which is above torch's own choice
-                _write(*key, "ieee")
+            if value in _FEWER_BITS or key == ("generic", "all"):  # which overrides torch's default
+                set_fp32_precision(*key, "ieee")
         self._set_older_way((self.products, self.convolutions), ("highest", False))
 
     def restore(self) -> None:
-        """Sets all of it again."""
+        """Restores all settings."""
         for key in self.chosen:
-            _write(*key, "ieee")
+            set_fp32_precision(*key, "ieee")
         self._set_older_way(_older_way(), (self.products, self.convolutions))
         for key, value in self.chosen.items():
-            _write(*key, value)
+            set_fp32_precision(*key, value)
 
     def _set_older_way(self, now: tuple[str, bool], wanted: tuple[str, bool]) -> None:
-        """Only what differs: who never used it hears no warning of torch, and it writes over the newer way."""
+        """Sets only what differs: it overwrites the newer settings, and torch warns when it is used."""
         if now[0] != wanted[0]:
             torch.set_float32_matmul_precision(wanted[0])
-        if now[1] != wanted[1] and (not _TWO_WAYS or {("cuda", "conv"), ("cuda", "rnn")} <= self.chosen.keys()):
+        if now[1] != wanted[1] and (
+            not HAS_FP32_PRECISION or {("cuda", "conv"), ("cuda", "rnn")} <= self.chosen.keys()
+        ):
             torch.backends.cudnn.allow_tf32 = wanted[1]
 
 
 def _older_way() -> tuple[str, bool]:
-    """What is set in the older way; of the newer, nothing may allow TF32 meanwhile."""
+    """The older settings; call it while no newer setting allows TF32."""
     try:
         convolutions = torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # it disagrees with the newer way, which has none
+    except RuntimeError:  # it contradicts the newer settings
         convolutions = True
     return torch.get_float32_matmul_precision(), convolutions

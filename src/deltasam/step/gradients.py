@@ -1,4 +1,4 @@
-"""Taking gradients: past ``.grad`` for the ascent, and with ``.grad`` set aside where it is to be worked on."""
+"""Gradients that leave ``.grad`` alone, for the ascent; and ``.grad`` set aside, so that a method can modify it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from deltasam._torch import has_gradient_hooks, version_of
+
 
 class Scaler(Protocol):
-    """What ``torch.amp.GradScaler`` and its relatives offer."""
+    """The interface of ``torch.amp.GradScaler`` and similar classes."""
 
     def scale(self, outputs: Tensor) -> Tensor:
         """The loss times the current scale."""
@@ -25,7 +27,7 @@ def scaled(value: Tensor, scale: float | Tensor | Scaler) -> Tensor:
     if isinstance(scale, (int, float)):
         return value if scale == 1 else value * scale
     if isinstance(scale, Tensor):
-        return value * scale.to(value.device).reshape(())  # of shape (1,) it would give its shape to a loss
+        return value * scale.to(value.device).reshape(())  # shape (1,) would broadcast to the loss
     return scale.scale(value)
 
 
@@ -43,12 +45,12 @@ class Gradient:
         self._total = [added(a, b) for a, b in zip(self._total, grads, strict=True)]
 
     def sum(self) -> list[Tensor | None]:
-        """What was added, None for a parameter that took no part."""
+        """The sum, None for a parameter that was not used."""
         return self._total
 
 
 class ShardedGradient(Gradient):
-    """The same for sharded parameters, which are no part of the graph: hooks fill their ``.grad``."""
+    """The same for sharded parameters, which are not in the graph: hooks fill their ``.grad``."""
 
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss, the mean of those of all processes."""
@@ -56,13 +58,13 @@ class ShardedGradient(Gradient):
         self._total = [p.grad for p in self._targets]
 
 
-_looked_for: Any = WeakIdKeyDictionary()  # parameters without a gradient: one look at the graph is enough for each
+_checked: Any = WeakIdKeyDictionary()  # parameters without a gradient, for which the graph was searched once
 
 
 def _refuse_hidden(loss: Tensor, without: list[nn.Parameter]) -> None:
-    if any(p not in _looked_for for p in without):
+    if any(p not in _checked for p in without):
         refuse_reentrant(loss)
-        _looked_for.update(dict.fromkeys(without, True))
+        _checked.update(dict.fromkeys(without, True))
 
 
 class ReentrantError(RuntimeError):
@@ -70,10 +72,10 @@ class ReentrantError(RuntimeError):
 
 
 def grad(loss: Tensor, inputs: Sequence[Any], **options: Any) -> tuple[Tensor, ...]:
-    """:func:`torch.autograd.grad`, with a clear error where reentrant checkpointing does not allow it.
+    """:func:`torch.autograd.grad`, with a clear error if reentrant checkpointing does not allow it.
 
     Raises:
-        ReentrantError: The graph holds a checkpoint with ``use_reentrant=True``.
+        ReentrantError: The graph contains a checkpoint with ``use_reentrant=True``.
     """
     try:
         return torch.autograd.grad(loss, inputs, **options)
@@ -95,7 +97,7 @@ def refuse_reentrant(loss: Tensor) -> None:
 
 
 def graph_of(loss: Tensor) -> set[Any]:
-    """All nodes of the graph of a loss; nothing is computed."""
+    """All nodes of the graph of a loss."""
     seen: set[Any] = set()
     left: list[Any] = [loss.grad_fn]
     while left:
@@ -108,20 +110,20 @@ def graph_of(loss: Tensor) -> set[Any]:
 
 @contextmanager
 def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """For what is no time to step: the weights are moved, or the gradient is not the final one.
+    """Refuses optimizers that step in backward while the weights are moved or the gradient is not final.
 
     Raises:
         RuntimeError: A hook has changed a parameter, as optimizers do that step in backward to save memory.
     """
-    hooked = {name: (p, p._version) for name, p in trainable.items() if p._post_accumulate_grad_hooks}
+    hooked = {name: (p, version_of(p)) for name, p in trainable.items() if has_gradient_hooks(p)}
     yield
     for name, (p, version) in hooked.items():
-        if p._version != version:
+        if version_of(p) != version:
             raise RuntimeError(
-                f"an optimizer steps in a hook of {name!r} while backward runs, where this method has moved the "
-                "weights or not yet finished the gradient: the step would be lost. Remove the hook "
-                "(register_post_accumulate_grad_hook), and step after method.backward(); ERM and PerInstanceSAM's "
-                "low-rank engine, which move no weights, allow such hooks"
+                f"an optimizer steps in a hook of {name!r} while this method has moved the weights or not yet "
+                "finished the gradient: the step would be lost. Remove the hook (register_post_accumulate_grad_hook), "
+                "and step after method.backward(); ERM and PerInstanceSAM's low-rank engine, which do not move the "
+                "weights, allow such hooks"
             )
 
 
@@ -129,7 +131,7 @@ def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
 def gradient(
     targets: Sequence[nn.Parameter], trainable: Mapping[str, nn.Parameter], sharded: bool
 ) -> Iterator[Gradient]:
-    """Collects gradients; ``.grad`` is afterwards what it was before."""
+    """Collects gradients; ``.grad`` is restored afterwards."""
     if not sharded:
         yield Gradient(targets)
         return
@@ -145,7 +147,7 @@ def gradient(
 
 @contextmanager
 def set_aside(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Puts ``.grad`` aside and adds it to what is there afterwards; after an exception it is what it was."""
+    """Empties ``.grad``, and adds the earlier gradient afterwards; after an exception ``.grad`` is restored."""
     params = list(trainable.values())
     before = [p.grad for p in params]
     back = map(setattr, params, repeat("grad"), before)
@@ -153,26 +155,26 @@ def set_aside(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
         for p in params:
             p.grad = None
         yield
-        # All sums that need memory before any assignment: one that fails must not leave half of them behind.
+        # All sums that need memory come before any assignment: a failure must not leave half of them behind.
         pairs = [(earlier, p.grad) for earlier, p in zip(before, params, strict=True)]
         sums = [earlier if _fits(earlier, new) else added(earlier, new) for earlier, new in pairs]
         in_place = starmap(Tensor.add_, [pair for pair in pairs if _fits(*pair)])
         rest = chain(in_place, map(setattr, params, repeat("grad"), sums))
     except BaseException:
-        deque(back, maxlen=0)  # one call, here and below: an interruption (Ctrl-C) finds all of it done or nothing
+        deque(back, maxlen=0)  # one call, here and below: an interruption (Ctrl-C) finds all of it done, or nothing
         raise
     deque(rest, maxlen=0)
 
 
 def _fits(earlier: Tensor | None, new: Tensor | None) -> bool:
-    """Whether the sum goes where the earlier gradient is: ``.grad`` keeps its address."""
+    """Whether the sum can be written into the earlier gradient, so that ``.grad`` keeps its address."""
     return earlier is not None and new is not None and not earlier.is_sparse
 
 
 def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """The sum; None is nothing."""
+    """The sum; None is zero."""
     if first is None or second is None:
         return second if first is None else first
     if first.is_sparse and not second.is_sparse:
         first, second = second, first  # torch adds a sparse tensor to a dense one, not the other way round
-    return first + second  # not in place: autograd may hand the same tensor to two parameters
+    return first + second  # not in place: autograd may give two parameters the same tensor

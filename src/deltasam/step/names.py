@@ -1,4 +1,4 @@
-"""Names as people write them: found however they are spelled, the nearest where there is none; numbers of things."""
+"""Names in messages: look-up in any spelling, suggestions for unknown names, plurals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Entry = TypeVar("Entry")
 
 
 def spelled(name: str) -> str:
-    """A name as it is compared: ``DeltaSAM``, ``delta-sam`` and ``delta_sam`` are the same."""
+    """A name without case and separators: ``DeltaSAM``, ``delta-sam`` and ``delta_sam`` are the same."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 def look_up(table: Mapping[str, Entry], name: str) -> Entry | None:
-    """The entry of this name, however it is spelled; None if there is none.
+    """The entry of this name in any spelling; None if there is none.
 
     Example:
         >>> look_up({"DeltaSAM": 1, "My_SAM": 2}, "delta-sam"), look_up({"My_SAM": 2}, "my-sam"), look_up({}, "sam")
@@ -25,7 +25,7 @@ def look_up(table: Mapping[str, Entry], name: str) -> Entry | None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """``did you mean ...?``, or all that is known."""
+    """``did you mean ...?`` with the nearest name, or a list of all names."""
     names = list(known)
     by_spelling = {spelled(known_name): known_name for known_name in names}
     close = difflib.get_close_matches(spelled(name), by_spelling, n=1, cutoff=0.6)
@@ -33,7 +33,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things.
+    """A number and a noun, in the plural unless the number is 1.
 
     Example:
         >>> counted(1, "run"), counted(0, "run")

@@ -1,4 +1,4 @@
-"""Whether the batch that an objective is given is a part of a larger one."""
+"""Whether an objective is called with a part of a batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _in_a_part = False
 
 @contextmanager
 def part_of_a_step(is_one: bool = True) -> Iterator[None]:
-    """Inside, objectives are given a part of a batch, which may be without a target where the batch may not.
+    """Inside, objectives are called with a part of a batch, which may have no target, unlike a whole batch.
 
-    Said aside and not as an argument: objectives are callables of the user's, and wrap each other. What is whole
-    inside of a part is a part too.
+    This is global state and not an argument because objectives are arbitrary callables that wrap each other. Nested
+    contexts stay inside a part.
     """
     global _in_a_part  # noqa: PLW0603
     before, _in_a_part = _in_a_part, _in_a_part or is_one
@@ -24,5 +24,5 @@ def part_of_a_step(is_one: bool = True) -> Iterator[None]:
 
 
 def is_part_of_a_step() -> bool:
-    """Whether the batch at hand is a part of a larger one."""
+    """Whether the current batch is a part of a larger one."""
     return _in_a_part

@@ -1,4 +1,4 @@
-"""Low precision: what the weights are used in, and how much of a move arrives there."""
+"""Low precision: the precision in which weights are used, and how much of a move arrives there."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from deltasam.parallel.distributed import is_shard, local, sharded_modules, total
+from deltasam._torch import fsdp_gathers_as, output_dtype, parameters_of
+from deltasam.parallel.shards import is_shard, local, sharded_modules, total
 from deltasam.step.float32 import rounded
 from deltasam.step.gradients import graph_of
-from deltasam.step.perturb import Moved
+from deltasam.step.moving import Moved
+from deltasam.step.norms import dense
 from deltasam.step.rounding import STORED, Grid, nearest
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Leaves the user's autocast region, which surrounds ``method.backward``, before the backward pass."""
+    """Leaves the user's autocast region around ``method.backward``, for the backward pass."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def gathered_as(model: nn.Module) -> torch.dtype | None:
-    """In which other dtype FSDP gathers the weights of a sharded model for its passes; None if it does not."""
-    policies = [getattr(module._get_fsdp_state(), "_mp_policy", None) for module in sharded_modules(model)]
-    return next((policy.param_dtype for policy in policies if policy is not None and policy.param_dtype), None)
+    """The dtype to which FSDP casts the weights when it gathers them; None if it does not cast them."""
+    return next((dtype for dtype in map(fsdp_gathers_as, sharded_modules(model)) if dtype is not None), None)
 
 
-# -- what the weights are used in -------------------------------------------------------------------------------------
+# -- the precision in which weights are used --------------------------------------------------------------------------
 
-# By model, by what of the surroundings decides it, and by the address of the parameter: the grid, None for float32.
+# By model, by surroundings (autocast, TF32, ...) and by the id of the parameter: the grid, None for float32.
 _Known = dict[tuple[Hashable, ...], dict[int, Grid | None]]
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
@@ -40,7 +41,7 @@ _KEEPS_VALUES = {
     "Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "SplitWithSizes", "Squeeze",
     "T", "Transpose", "Unbind", "UnsafeSplit", "UnsafeView", "Unsqueeze", "View",
 }  # fmt: skip
-# Nodes of products, and which of their operands are rounded to TF32. A bias is added in float32.
+# Graph nodes of products, and the operands that are rounded to TF32. A bias is added in float32.
 _PRODUCTS = {"Addmm": (1, 2), "Baddbmm": (1, 2), "Bmm": (0, 1), "Linear": (0, 1), "Mm": (0, 1), "Mv": (0, 1)}
 _CONVOLUTIONS = {"Convolution": (1,), "CudnnConvolution": (1,)}
 
@@ -48,19 +49,18 @@ _CONVOLUTIONS = {"Convolution": (1,), "CudnnConvolution": (1,)}
 def note_grids(
     model: nn.Module, objective: Any, losses: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> None:
-    """Finds out from the graph of the losses in what precision it uses the parameters, for :func:`grids_of`.
+    """Finds out from the graph of the losses in which precision parameters are used, for :func:`grids_of`.
 
-    A weight that is cast (by autocast, around the model or inside it) has a cast between it and the losses. The graph
-    is walked once for a parameter, and again only where the objective is another, or autocast or TF32 are set
-    otherwise. Where it shows nothing (compiled models, shards), weights are taken to be cast if their layer is one
-    that autocast casts for.
+    If a weight is cast (by autocast, around the model or inside it), there is a cast between it and the losses. The
+    graph is searched once per parameter, and again if the objective, autocast or TF32 changes. If a parameter is not
+    visible in the graph (compiled models, shards), it is assumed to be cast if autocast casts for its type of layer.
 
     Args:
         model: The model.
-        objective: The objective, or what stands for it.
-        losses: The losses, or their mean; the graph may have been used already.
+        objective: The objective, or what represents it.
+        losses: The losses, or their mean; the graph may have been freed.
         params: Parameters of the model.
-        grads: Their gradients; one without took no part, and is looked for another time.
+        grads: Their gradients; a parameter without one was not used, and is searched for another time.
     """
     around = _surroundings(model, objective, losses.device)
     known = _known.setdefault(model, {}).setdefault(around, {})
@@ -72,16 +72,16 @@ def note_grids(
 
 
 def grids_of(model: nn.Module, objective: Any, params: Sequence[Tensor], device: torch.device) -> list[Grid | None]:
-    """What these parameters are used in, as far as it was noted; None is float32, or what they are stored in."""
+    """The grids of these parameters, as far as known; None for float32, or for the dtype in which they are stored."""
     known = _known.get(model, {}).get(_surroundings(model, objective, device), {})
     return [known.get(id(p)) for p in params]
 
 
 def _surroundings(model: nn.Module, objective: Any, device: torch.device) -> tuple[Hashable, ...]:
-    """What decides in what precision weights are used: autocast, TF32, the objective's code, a replaced forward.
+    """All that decides in which precision weights are used: autocast, TF32, the objective's code, a replaced forward.
 
-    Accelerate puts autocast into a forward of its own. An objective may be a new function in every step: its code is
-    the same.
+    Accelerate replaces the forward by one with autocast. An objective may be a new function in every step, with the
+    same code.
     """
     kind = device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -91,7 +91,7 @@ def _surroundings(model: nn.Module, objective: Any, device: torch.device) -> tup
 
 
 def _found_in(losses: Tensor, around: tuple[Hashable, ...]) -> dict[int, Grid | None]:
-    """By the address of every parameter that a graph shows: its grid. One with two of them has that of the casts."""
+    """The grid of every parameter that is visible in a graph, by id. A cast takes precedence over TF32."""
     kinds: Any = around[1]
     products = {**(_PRODUCTS if "matmul" in kinds else {}), **(_CONVOLUTIONS if "conv" in kinds else {})}
     found: dict[int, Grid | None] = {}
@@ -100,10 +100,10 @@ def _found_in(losses: Tensor, around: tuple[Hashable, ...]) -> dict[int, Grid | 
         name = _operation(node)
         if hasattr(node, "variable"):
             found.setdefault(id(node.variable), None)
-        elif name.startswith("CompiledFunction"):  # what is inside is no part of the graph
+        elif name.startswith("CompiledFunction"):  # its inside is not visible in the graph
             hidden.update(id(parent.variable) for parent, _ in node.next_functions if hasattr(parent, "variable"))
         elif name == "ToCopy":
-            p, grid = _parameter_under(node, 0), STORED.get(node._input_metadata[0].dtype)
+            p, grid = _parameter_under(node, 0), STORED.get(output_dtype(node))  # type: ignore[arg-type]
             if p is not None and grid is not None:
                 found[id(p)] = grid
         else:
@@ -120,7 +120,7 @@ def _operation(node: Any) -> str:
 
 
 def _parameter_under(node: Any, operand: int) -> Tensor | None:
-    """The parameter whose very values, reshaped or cut, are an operand of this node; None if it is no parameter."""
+    """The parameter whose unchanged values, perhaps reshaped or sliced, are an operand of this node, or None."""
     under = node.next_functions[operand][0]
     while under is not None and _operation(under) in _KEEPS_VALUES:
         under = under.next_functions[0][0]
@@ -128,12 +128,12 @@ def _parameter_under(node: Any, operand: int) -> Tensor | None:
 
 
 def _by_module(p: Tensor, model: nn.Module, around: tuple[Hashable, ...]) -> Grid | None:
-    """The grid of a parameter that the graph does not show, by the kind of its layer."""
+    """The grid of a parameter that is not visible in the graph, by the type of its layer."""
     gathered = gathered_as(model) if is_shard(p) else None
     cast, kinds = around[:2]
     if gathered is not None:
         return STORED.get(gathered)
-    owners = [module for module in model.modules() if any(own is p for own in module._parameters.values())]
+    owners = [module for module in model.modules() if any(own is p for own in parameters_of(module).values())]
     if all(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) or "norm" in type(m).__name__.lower() for m in owners):
         return None
     if cast is not None:
@@ -148,14 +148,14 @@ _is_measured = False
 
 @contextmanager
 def measured_arrival() -> Iterator[None]:
-    r"""Steps that are taken inside measure how much of their perturbation arrives, as ``step.arrived``.
+    r"""Steps inside measure how much of their perturbation arrives, as ``step.arrived``.
 
     .. math:: \text{arrived} = \frac{\langle \tilde w' - \tilde w, \epsilon \rangle}{\lVert \epsilon \rVert^2}
 
-    with the perturbation :math:`\epsilon` that was meant, and the weights as the passes use them,
-    :math:`\tilde w` at w and :math:`\tilde w'` at w + eps. It is 1 where all of it arrives.
+    with the intended perturbation :math:`\epsilon`, and the weights as the passes use them, :math:`\tilde w` at w and
+    :math:`\tilde w'` at w + eps. It is 1 if all of the perturbation arrives.
 
-    Cost: a copy of the perturbation while it is measured, and some passes over the weights.
+    Cost: a copy of the perturbation during the measurement, and some sweeps over the weights.
 
     Example:
         >>> from deltasam import SAM
@@ -182,13 +182,13 @@ def is_measured() -> bool:
 def arrived(
     moved: Moved, params: Sequence[Tensor], direction: Sequence[Tensor | None], step: Tensor, grids: Sequence[Any]
 ) -> Tensor:
-    """The share of the move ``step * direction`` that arrived where the weights are used; not a number for no move."""
+    """The share of the move ``step * direction`` that arrived where the weights are used; NaN if nothing moved."""
     meant = {id(p): (d, grid) for p, d, grid in zip(params, direction, grids, strict=True) if d is not None}
     shares, squares = [], []
     for p, w in moved.pairs():
         d, grid = meant[id(p)]
         d = local(d)
-        eps = step.to(w.device).float() * (d.to_dense() if d.is_sparse else d).float()
+        eps = step.to(w.device).float() * dense(d).float()
         ends = [local(p.data).float(), w.float()] if grid is None else [nearest(t, grid) for t in (local(p.data), w)]
         shares.append((((ends[0] - ends[1]) * eps).sum(), p))
         squares.append((eps.square().sum(), p))

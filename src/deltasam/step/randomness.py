@@ -27,9 +27,9 @@ Randomness = Literal["shared", "independent"]
 
 @dataclass(frozen=True)
 class Seed:
-    """Where a random direction comes from: the user's seed, the step, and which draw of the step it is.
+    """The seed of a random direction: the user's seed, the number of the step, and the draw within the step.
 
-    Kept in parts, so that a captured step can put in the number of the step that is replayed.
+    The parts are kept separately, so that a captured step can insert the number of the step that is replayed.
     """
 
     user: int
@@ -44,31 +44,31 @@ class Seed:
     def value(self) -> int:
         """One number from all parts."""
         parts = (self.user, self.step, *self.path)
-        minus_ones = sum(2**i for i, part in enumerate(parts) if part == -1)  # whose hash is that of -2
+        minus_ones = sum(2**i for i, part in enumerate(parts) if part == -1)  # hash(-1) == hash(-2)
         return hash((*parts, 2**60 + minus_ones) if minus_ones else parts) & (2**63 - 1)
 
 
 class Recording(Protocol):
-    """Random streams of a step that is recorded to be replayed, where states can be neither read nor set."""
+    """Random streams of a step that is recorded for replay, in which states can be neither read nor set."""
 
     def extra(self) -> AbstractContextManager[None]:
         """The streams of an extra pass."""
 
     def generator(self, seed: Seed) -> torch.Generator:
-        """A generator that stands at the start of the seed's stream whenever the step is replayed."""
+        """A generator that starts at the beginning of the seed's stream in every replay."""
 
 
 class Observer(Protocol):
-    """Whoever wants to know what a step draws, to record the next one like it."""
+    """Observes what a step draws, in order to record the next one like it."""
 
     def replay_starts(self, start: RandomState) -> None:
-        """Extra passes will start here."""
+        """Extra passes will start in this state."""
 
     def extra_pass(self, randomness: Randomness) -> None:
-        """An extra pass is made."""
+        """An extra pass starts."""
 
     def seeded(self, seed: Seed) -> None:
-        """A generator of its own is used."""
+        """A generator with this seed is used."""
 
 
 _recording: Recording | None = None
@@ -77,7 +77,7 @@ _observer: Observer | None = None
 
 @contextmanager
 def recorded(by: Recording) -> Iterator[None]:
-    """Steps taken inside draw from these streams. One step is recorded at a time, and methods need not know."""
+    """Steps inside draw from these streams. One step is recorded at a time; methods do not notice."""
     global _recording  # noqa: PLW0603
     _recording = by
     try:
@@ -88,7 +88,7 @@ def recorded(by: Recording) -> Iterator[None]:
 
 @contextmanager
 def observed(by: Observer) -> Iterator[None]:
-    """Tells the observer what the steps taken inside draw."""
+    """Reports to the observer what the steps inside draw."""
     global _observer  # noqa: PLW0603
     _observer = by
     try:
@@ -98,7 +98,7 @@ def observed(by: Observer) -> Iterator[None]:
 
 
 def seeded_generator(device: torch.device, seed: Seed) -> torch.Generator:
-    """A generator of its own, so that the global streams (dropout, data order) stand still."""
+    """A separate generator, so that the global streams (dropout, data order) do not advance."""
     if _recording is not None:
         return _recording.generator(seed)
     if _observer is not None:
@@ -108,7 +108,7 @@ def seeded_generator(device: torch.device, seed: Seed) -> torch.Generator:
 
 @dataclass(frozen=True)
 class RandomState:
-    """All random streams a model can draw from: Python's, NumPy's (if loaded), torch's on every device, its own."""
+    """All random streams that a model can draw from: Python, NumPy (if loaded), torch on all devices, its own."""
 
     python: Any
     numpy: Any
@@ -118,7 +118,7 @@ class RandomState:
 
     @classmethod
     def now(cls, devices: Iterable[torch.device], generators: Iterable[torch.Generator] = ()) -> RandomState:
-        """Reads the streams; ``devices`` are the accelerators in use, ``generators`` those that modules own."""
+        """Reads the streams of the CPU, of the accelerators ``devices``, and of the model's ``generators``."""
         numpy = sys.modules.get("numpy")
         return cls(
             python=random.getstate(),
@@ -129,14 +129,14 @@ class RandomState:
         )
 
     def agrees_on_the_host(self, other: RandomState) -> bool:
-        """Whether nothing was drawn between the two from the streams that are no device's."""
+        """Whether nothing was drawn between the two states from the streams of the host."""
         if self.python != other.python or not torch.equal(self.cpu, other.cpu):
             return False
-        # If NumPy was loaded meanwhile, there was no stream to draw from before.
+        # If NumPy was loaded in between, there was no stream to draw from before.
         return self.numpy is None or other.numpy is None or are_equal(self.numpy, other.numpy)
 
     def restore(self, host: Set[str] = STREAMS) -> None:
-        """Puts the streams back to this state; of Python's and NumPy's only those in ``host``."""
+        """Restores the streams to this state; of Python's and NumPy's only those in ``host``."""
         if "python" in host:
             random.setstate(self.python)
         numpy = sys.modules.get("numpy")
@@ -149,16 +149,16 @@ class RandomState:
             generator.set_state(state)
 
     def fork(self, number: int, host: Set[str] = STREAMS) -> None:
-        """Sets the streams to a place that depends on this state and ``number``, consuming nothing.
+        """Moves the streams to a state that depends on this one and on ``number``, without consuming draws.
 
         Args:
-            number: Which of several such places.
+            number: Which of several such states.
             host: Which of Python's and NumPy's streams to set.
         """
         source = torch.Generator()
         source.set_state(self.cpu)
         words = [int(torch.randint(2**62, (), generator=source, device="cpu"))]
-        # The host's stream stands still while dropout draws from another one, so the states of those count too.
+        # The host's stream does not advance while dropout draws from another one, so all states are included.
         others = (*self.devices, *self.generators)
         words += [int(word) for _, state in others for word in state.view(torch.int64).tolist()]
         seed = hash((number, *words)) & (2**63 - 1)
@@ -176,10 +176,10 @@ class RandomState:
 
 
 class _Search(NamedTuple):
-    """Where modules of a model own generators (``self.noise = torch.Generator()``), and what that holds for."""
+    """The generators that modules of a model own (``self.noise = torch.Generator()``), and when this was found."""
 
     size: tuple[int, int]  # the number of modules, and of all their attributes
-    places: tuple[tuple[int, str], ...]  # number of the module and name of the attribute: nothing is kept alive
+    places: tuple[tuple[int, str], ...]  # number of the module and name of the attribute, which keeps nothing alive
     is_repeated: bool
 
 
@@ -189,12 +189,12 @@ _SEARCHES: WeakKeyDictionary[nn.Module, _Search] = WeakKeyDictionary()
 def generators_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> tuple[torch.Generator, ...]:
     """The generators that are attributes of the model's modules, each once.
 
-    All attributes are gone through when the model is first seen, once more the next time, as a module may have made
-    its generator in the first pass, and whenever modules or attributes were added or removed.
+    All attributes are searched the first two times (a module may create its generator in the first pass), and again
+    whenever modules or attributes were added or removed.
 
     Args:
         model: The model.
-        modules: All its modules, if they are at hand.
+        modules: All its modules, if the caller has them already.
     """
     modules = list(model.modules()) if modules is None else modules
     last, size = _SEARCHES.get(model), (len(modules), sum(map(len, map(vars, modules))))
@@ -209,11 +209,11 @@ def generators_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) 
 
 
 class Replay:
-    """Remembers where a step starts, so that its extra passes can start there too.
+    """Remembers the state in which a step starts, so that its extra passes can start there, too.
 
     The pass at w runs inside :meth:`at_w`, which changes nothing. Every other pass runs inside :meth:`extra`, which
-    rewinds the random streams and the buffers and puts both back afterwards, also after an exception. With
-    ``randomness="independent"`` extra passes draw from streams of their own instead (still consuming nothing).
+    rewinds the random streams and the buffers and restores both afterwards, also after an exception. With
+    ``randomness="independent"`` extra passes draw from separate streams instead (and still consume nothing).
 
     Python's and NumPy's global streams are rewound only if the model draws from them or no other thread is alive, see
     :mod:`deltasam.step.draws`.
@@ -225,7 +225,7 @@ class Replay:
         model: The model.
         devices: The accelerators in use.
         randomness: Whether extra passes see the same random draws.
-        watch: Whether to remember where the first extra pass ends, for :meth:`following`.
+        watch: Whether to remember the state in which the first extra pass ends, for :meth:`following`.
     """
 
     def __init__(
@@ -253,33 +253,33 @@ class Replay:
         return RandomState.now(self._devices, self._generators)
 
     def rewind(self) -> None:
-        """Back to where the step started, for good: the random streams and the buffers."""
+        """Restores the random streams and the buffers to the start of the step."""
         if self._start is None:
-            raise RuntimeError("a step that is recorded cannot be started over")
+            raise RuntimeError("a step that is being recorded cannot be restarted")
         self._start.restore(self._use.streams())
         self._buffers.restore()
 
     def following(self) -> Replay:
-        """One that starts where the first extra pass of this one ended, though that pass has left no trace.
+        """A replay that starts where the first extra pass of this one ended, although that pass has left no trace.
 
-        Parts of a batch that are probed one by one are so probed with the draws and buffers of a sweep over them all.
+        Parts of a batch that are probed one by one then see the draws and buffers of one sweep over all of them.
         """
         if self._end is None:
-            raise RuntimeError("no extra pass was watched to its end")
+            raise RuntimeError("no extra pass has been made with watch=True")
         other = copy(self)
         other._start, other._buffers = self._end
         other._extras, other._end = 0, None
         return other
 
     def at_w(self) -> AbstractContextManager[None]:
-        """The pass at w: shows which streams the model draws from."""
+        """The pass at w. It also shows which streams the model draws from."""
         return nullcontext() if self._start is None else self._use.watched()
 
     @contextmanager
     def extra(self) -> Iterator[None]:
         """One pass that leaves no trace in the random streams and the buffers."""
         if self._start is None:
-            assert _recording is not None, "the step of a recording outlived it"
+            assert _recording is not None, "the step outlived its recording"
             with _recording.extra(), self._buffers.rewound():
                 yield
             return
@@ -301,5 +301,5 @@ class Replay:
 
 
 def accelerators(values: Iterable[Tensor]) -> tuple[torch.device, ...]:
-    """The devices other than the CPU that these tensors live on, each once."""
+    """The devices of these tensors except the CPU, each once."""
     return tuple(dict.fromkeys(value.device for value in values if value.device.type not in ("cpu", "meta")))

@@ -27,18 +27,18 @@ _FP16_NORMAL, _FP16_SPACING = 2.0**-14, 2.0**-24  # below the first, float16 val
 
 @dataclass(frozen=True)
 class Rounding:
-    """Where a move is to arrive: the grid of every tensor, None for one that is used as it is stored.
+    """How to round a move.
 
     Attributes:
-        grids: One for each tensor of the move.
-        generators: Where the random bits of a device come from, for each device of a tensor that has a grid.
+        grids: The grid of each tensor, None if it is used as it is stored.
+        generators: The random generator of each device that holds a tensor with a grid.
     """
 
     grids: list[Grid | None]
     generators: dict[torch.device, torch.Generator]
 
     def of(self, which: Sequence[int]) -> Rounding:
-        """The same for some of the tensors."""
+        """The same, for some of the tensors."""
         return Rounding([self.grids[k] for k in which], self.generators)
 
 
@@ -61,16 +61,16 @@ def add_rounded(weights: Tensor, move: Tensor, grid: Grid, generator: torch.Gene
     .. math:: \text{round}(q + \epsilon), \qquad q = \text{nearest}(w), \qquad
               P(\text{up}) = \text{the part of the spacing that is cut off}
 
-    The move starts at q, where the pass at w has used the weights; so the mean over the random bits is exactly the
-    move. An entry with a move of zero keeps its value w.
+    The move starts at q, the values that the pass at w has used; so the mean over the random bits is exactly the move.
+    An entry with a move of zero keeps its value w.
 
-    Extra memory: three times the tensor in float32, for the length of the call.
+    Extra memory: three times the tensor in float32, during the call.
 
     Args:
-        weights: w, in float32 or in the grid's own dtype.
+        weights: w, in float32 or in the dtype of the grid.
         move: The move, float32, dense.
-        grid: What the weights will be used in.
-        generator: Where the random bits come from.
+        grid: The grid on which the weights will be used.
+        generator: The source of the random bits.
 
     Returns:
         The moved weights, a new tensor with the dtype of ``weights``.

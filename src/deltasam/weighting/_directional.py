@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from deltasam.parallel.distributed import require_whole
+from deltasam._torch import foreach_mul_
+from deltasam.parallel.refusals import require_whole
 from deltasam.step.checks import check_number, require_real
+from deltasam.step.directions import random_direction
+from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm, random_direction, step_size
 from deltasam.step.randomness import Seed
 from deltasam.step.unperturbed import CallWrapper
 from deltasam.weighting._base import Weighting, check_radius
@@ -27,15 +29,16 @@ class Directional(Weighting):
     .. math:: g_i = \frac{|r^\top H_i\, r|}{\max(2\,|\nabla l_i^\top r|, \eta)}, \qquad \lVert r \rVert = \text{radius}
 
     The limit of :class:`FiniteDifference` (Eq. 5) for small radii, and exact: nothing cancels, so it works in bfloat16
-    and under autocast. The same remarks on several draws hold.
+    and under autocast. Several draws are averaged as there.
 
-    Cost: one forward per draw that carries two derivatives along (about four plain forwards of work, no graph);
+    Cost: one forward per draw that also computes two derivatives (about the work of four plain forwards, no graph);
     up to three copies of the parameters while it runs. Attention and normalisation run in elementary operations
-    meanwhile: torch's fused kernels have no forward mode, or a wrong second one.
+    meanwhile, because torch's fused kernels have no forward mode, or a wrong second derivative. Models with other such
+    operations (solvers, determinants, cumulative products) are refused.
 
     Attributes:
         samples: Number of directions.
-        radius: Norm of r, only relative to eta; rho by default.
+        radius: Norm of r, which matters only relative to eta; rho by default.
 
     Example:
         >>> import torch
@@ -62,7 +65,7 @@ class Directional(Weighting):
         firsts, seconds = [], []
         for draw in range(self.samples):
             r = random_direction(params, seed.child(draw))
-            torch._foreach_mul_(r, step_size(radius, global_norm(r)).to(r[0].dtype))
+            foreach_mul_(r, step_size(radius, global_norm(r)).to(r[0].dtype))
             first, second = derivatives_along(passes, dict(zip(passes.params, r, strict=True)))
             firsts.append(first)
             seconds.append(second)
@@ -73,20 +76,20 @@ class Directional(Weighting):
 
 def derivatives_along(passes: Passes, direction: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     r""":math:`\frac{d}{dt} l_i(w + t r)` and :math:`\frac{d^2}{dt^2} l_i(w + t r)` at t = 0, each (N,)."""
-    at_w = {name: passes.params[name].detach() for name in direction}
+    weights = {name: passes.params[name].detach() for name in direction}
     passes.count.forwards += 1
     with torch.no_grad(), passes.extra(), twice_differentiable():
-        scene = CallWrapper(passes.inner, lambda: passes.evaluate(at_w))
+        evaluation = CallWrapper(passes.inner, lambda: passes.evaluate(weights))
 
         def losses_at(params: dict[str, Tensor]) -> Tensor:
             moved = {f"model.{n}": p for n, p in params.items()}
-            # Buffers a forward may count in must be the transform's own.
+            # A forward may write to buffers, which inside a transform must be its own tensors.
             moved |= {f"model.{n}": b.clone() for n, b in passes.inner.named_buffers()}
-            losses: Tensor = functional_call(scene, moved, (), tie_weights=True)
+            losses: Tensor = functional_call(evaluation, moved, (), tie_weights=True)
             return losses
 
-        # The direction itself is the tangent, twice: with w + t r and a number t, torch's products of t with every
-        # parameter take longer than the model where the host is the limit (three times, a tiny BERT of four layers).
-        both: Any = jvp(lambda w: jvp(losses_at, (w,), (direction,)), (at_w,), (direction,))
+        # The direction itself is the tangent, twice. With w + t r and a number t, the products of t with every
+        # parameter take longer than the model if the host is the limit (three times, for a tiny BERT of four layers).
+        both: Any = jvp(lambda w: jvp(losses_at, (w,), (direction,)), (weights,), (direction,))
     (_, first), (_, second) = both
     return first, second

@@ -10,12 +10,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
+from deltasam._torch import CONVOLUTION
 from deltasam.step.checks import check_number, require_real
+from deltasam.step.directions import random_direction
 from deltasam.step.float32 import full_float32, rounded
+from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
-from deltasam.step.perturb import global_norm, random_direction, step_size
 from deltasam.step.precision import gathered_as, no_autocast
 from deltasam.step.randomness import Seed
 from deltasam.weighting._base import Weighting, check_radius
@@ -30,17 +31,17 @@ class FiniteDifference(Weighting):
     With several draws the numerator is the absolute mean of the second differences and the denominator the root mean
     square of the first: the expectations that the paper derives the formula from.
 
-    Cost: 2 forwards per draw without a graph; :math:`l_i(w)` is shared with the gradient pass. A third forward is
-    made where that one is not as precise as the probes (autocast, TF32, which convolutions on a GPU are made with
-    unless torch is told otherwise). Extra memory: the one copy of the parameters that the ascent needs anyway; while a
-    recorded step probes, one more.
+    Cost: 2 forwards per draw without a graph; :math:`l_i(w)` is shared with the gradient pass. If that pass is less
+    precise than the probes (autocast; TF32, which is torch's default for convolutions on a GPU), one more forward.
+    Extra memory: the one copy of the parameters that the ascent needs anyway; one more in a recorded step.
 
     Attributes:
         samples: Number of directions.
-        radius: Norm of r; rho by default, as in the paper. On real models the second difference at that radius is at
-            or below float32's rounding (``deltasam analyze weights`` shows it for yours); a larger radius is above.
-        precision: ``"float32"``: probes run without autocast and TF32; ``"ambient"``: as everything else, which in
-            bfloat16 makes the weights noise, but costs two forwards only.
+        radius: Norm of r; rho by default, as in the paper. On real models the second difference at that radius is
+            about as small as the rounding error of float32 or smaller (``deltasam analyze weights`` measures it for
+            your model); with a larger radius it is above.
+        precision: ``"float32"``: probes run without autocast and TF32; ``"ambient"``: in the precision of the other
+            passes, which needs no extra forward, but in bfloat16 makes the weights noise.
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022, Eq. 5.
@@ -78,7 +79,7 @@ class FiniteDifference(Weighting):
         sides: list[tuple[Tensor, Tensor]] = []
         with exact(passes, self.precision == "float32") as sharpened:
             for draw in range(self.samples):
-                passes.branches.join()  # of the draw before, so that its two copies of the weights are free
+                passes.branches.join()  # of the previous draw, so that its two copies of the weights are freed
                 r = random_direction(params, seed.child(draw))
                 with passes.move(params, r, step_size(radius, global_norm(r))) as moved:
                     plus = passes.losses(concurrent=True)
@@ -95,7 +96,7 @@ class FiniteDifference(Weighting):
 
 
 def difference_weights(center: Tensor, plus: list[Tensor], minus: list[Tensor], eta: float) -> Tensor:
-    """Eq. 5 from the losses at w and at both sides of it, each (N,); one pair per draw."""
+    """Eq. 5 from the losses at w and on both sides of it, each (N,); one pair per draw."""
     b, c = torch.stack(plus), torch.stack(minus)
     second = (b + c - 2 * center).mean(0).abs()
     first = (b - c).square().mean(0).sqrt()
@@ -104,7 +105,7 @@ def difference_weights(center: Tensor, plus: list[Tensor], minus: list[Tensor], 
 
 @contextmanager
 def exact(passes: Passes, wanted: bool) -> Iterator[bool]:
-    """Runs without autocast and TF32 if wanted; yields whether that differs from the surroundings."""
+    """Switches autocast and TF32 off if wanted; yields whether that makes a difference."""
     device = passes.device
     tf32 = wanted and _is_rounded(passes.model, device)
     if not wanted or not (tf32 or torch.is_autocast_enabled(device.type)):
@@ -115,11 +116,11 @@ def exact(passes: Passes, wanted: bool) -> Iterator[bool]:
 
 
 def _is_rounded(model: nn.Module, device: torch.device) -> bool:
-    """Whether the model's float32 is TF32. Convolutions are by default: no reason for a forward more without any."""
+    """Whether the model computes float32 as TF32. TF32 for convolutions, the default, matters only if it has some."""
     kinds = rounded(device)
     if not kinds or "matmul" in kinds:
         return bool(kinds)
-    return any(isinstance(module, (_ConvNd, nn.RNNBase)) for module in model.modules())
+    return any(isinstance(module, (CONVOLUTION, nn.RNNBase)) for module in model.modules())
 
 
 def _warn_if_imprecise(stored: torch.dtype, gathered: torch.dtype | None) -> None:

@@ -1,4 +1,4 @@
-"""What the theory asks for: the curvature along each instance's own gradient."""
+"""The weights of the theory: the curvature along each instance's own gradient."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from deltasam.weighting._finite_difference import exact
 class OwnGradient(Weighting):
     r""":math:`g_i = a_i \lVert \nabla l_i \rVert` without a random direction.
 
-    The paper wants :math:`g_i = a_i \lVert \nabla l_i(w) \rVert_2` with :math:`H_i = a_i \nabla l_i \nabla l_i^\top`,
-    and estimates it along one random r for the whole batch (Eq. 5), which multiplies it by noise. Along
+    In the paper :math:`g_i = a_i \lVert \nabla l_i(w) \rVert_2` with :math:`H_i = a_i \nabla l_i \nabla l_i^\top`. It
+    is estimated there along one random r for the whole batch (Eq. 5), which multiplies it by noise. Along
     :math:`u_i = \nabla l_i / \lVert \nabla l_i \rVert`, which differs between the instances of one pass, it is
 
     .. math:: a_i \lVert \nabla l_i \rVert = \frac{u_i^\top H_i u_i}{\lVert \nabla l_i \rVert}, \qquad
               g_i = \frac{|l_i(w + h u_i) + l_i(w - h u_i) - 2 l_i(w)|}{\max(2 h \lVert \nabla l_i \rVert, \eta)}
               \to \frac h2\, a_i \lVert \nabla l_i \rVert,
 
-    Eq. 5 with an exact norm and a direction of its own for every instance; the constant cancels in the perturbation.
-    The second difference is some :math:`d` (number of parameters) times larger than along a random r, above rounding.
+    which is Eq. 5 with an exact norm and a separate direction for every instance; the constant cancels in the
+    perturbation. The second difference is about :math:`d` (the number of parameters) times larger than along a random
+    r, and so above rounding errors.
 
     Cost: 3 forwards and a backward without weight gradients; memory of :class:`~deltasam.methods.PerInstanceSAM`.
-    Where no rule of the low-rank engine covers the model, one instance after the other: 3N + 1 forwards, N backwards.
+    If no rule of the low-rank engine covers the model, one instance at a time: 3N + 1 forwards, N backwards.
 
     Attributes:
         radius: h; rho by default.
-        precision: ``"float32"``: without autocast and TF32; ``"ambient"``: as everything else.
+        precision: ``"float32"``: without autocast and TF32; ``"ambient"``: in the precision of the other passes.
 
     Relations:
         :class:`FiniteDifference` is the estimate along a random direction.
@@ -67,7 +68,7 @@ class OwnGradient(Weighting):
         with exact(passes, self.precision == "float32"):
             for part in passes.parts(without_side_effects=True):
                 losses, norms, plus, minus = both_sides(part, radius)
-                # In a half-precision model the curvature is what little the two sides differ by beyond the slope.
+                # In half precision the slope must cancel first: the curvature is a small difference of the sides.
                 second = (plus + minus - 2 * losses).abs()
                 weights.append(second / (2 * radius * norms).to(second.dtype).clamp_min(eta))
         g = torch.cat(weights)

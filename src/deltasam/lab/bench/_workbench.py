@@ -67,7 +67,7 @@ class Workbench:
         """Discards compiled code, which keeps its model alive and counts towards torch's limit of recompilations."""
         if self._compiled:
             self._compiled.clear()
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
     def loss(self) -> Tensor:
         """Returns the mean loss, for third-party implementations."""

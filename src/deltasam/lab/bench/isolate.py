@@ -12,7 +12,8 @@ from deltasam.lab.bench._clock import interleaved
 from deltasam.lab.bench._optimizers import NoStep
 from deltasam.lab.bench._workbench import Workbench
 from deltasam.lab.bench.options import StepOptions
-from deltasam.step.perturb import global_norm, perturbed, step_size
+from deltasam.step.moving import perturbed
+from deltasam.step.norms import global_norm, step_size
 
 RHO = 0.05
 OURS = "deltasam"

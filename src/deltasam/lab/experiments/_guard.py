@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from deltasam.lab.experiments._errors import DivergedError
-from deltasam.parallel.distributed import is_shard
-from deltasam.step.perturb import global_norm
+from deltasam.parallel.shards import is_shard
+from deltasam.step.norms import global_norm
 
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from deltasam.objectives import Objective
 from deltasam.speed.capture import PadToBuckets
 from deltasam.speed.splitting import Splitting
 from deltasam.step.float32 import float32_kept
-from deltasam.step.perturb import select
+from deltasam.step.selection import select
 
 _AUTOCAST = "ACCELERATE_MIXED_PRECISION"
 _log = logging.getLogger(__name__)

@@ -10,13 +10,14 @@ objective                what it adds to the wrapped one                 forward
 :class:`SMART`           the same, symmetric, and nearness to a teacher  3 + steps         steps, 1 through 2 passes
 =======================  ==============================================  ================  =========================
 
-They take unmodified Hugging Face models (:func:`perturbed_embeddings` says how), nest in one another, and go into
-every method: ``DeltaSAM(...).backward(model, batch, RDrop(Classification()))``.
+They work with unmodified Hugging Face models (see :func:`perturbed_embeddings`), can be nested, and combine with every
+method: ``DeltaSAM(...).backward(model, batch, RDrop(Classification()))``.
 """
 
 from deltasam.objectives.regularisers._embedding_noise import EmbeddingNoise
 from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side, find_embeddings
+from deltasam.objectives.regularisers._losses import Losses
 from deltasam.objectives.regularisers._noise import Norm, draw, project, row_norm, uphill
 from deltasam.objectives.regularisers._r3f import R3F
 from deltasam.objectives.regularisers._rdrop import RDrop
@@ -32,6 +33,7 @@ __all__ = [
     "Consistency",
     "EmbeddingNoise",
     "Embeddings",
+    "Losses",
     "Norm",
     "RDrop",
     "Side",

@@ -1,4 +1,4 @@
-"""What R3F, SMART and VAT share: a clean pass, then passes with perturbed embeddings."""
+"""The base of R3F, SMART and VAT: a clean pass, then passes with perturbed embeddings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class EmbeddingConsistency(Consistency):
     """A consistency objective that perturbs the input embeddings.
 
     Args:
-        objective: What is regularised.
-        masks: Whether the perturbed passes see the dropout masks of the clean one (``"shared"``) or draw their own.
+        objective: The objective to regularise.
+        masks: Whether the perturbed passes use the dropout masks of the clean one (``"shared"``) or draw new ones.
         embeddings: The embedding layer, its name, or a predicate; None finds the word embeddings.
         side: Which side of an encoder-decoder model is perturbed.
     """
@@ -41,7 +41,7 @@ class EmbeddingConsistency(Consistency):
         check_choice(type(self).__name__, "side", self.side, Side)
 
     def _clean(self, model: nn.Module, batch: Any) -> tuple[Tensor, list[Site], Perturbed]:
-        """The clean outputs, where the embeddings were, and what makes further passes."""
+        """The clean outputs, the sites of the embeddings, and a function for further passes."""
         further = Perturbed(self, model, batch)
         where = perturbed_embeddings(model, batch=batch, embeddings=self.embeddings, side=self.side)
         with further.clean(), where as sites:
@@ -50,9 +50,9 @@ class EmbeddingConsistency(Consistency):
 
 
 class Perturbed:
-    """Further passes over a batch: with other embeddings, and with the clean pass's dropout masks if those are shared.
+    """Further passes over a batch: with perturbed embeddings, and with the clean pass's dropout masks if shared.
 
-    Must be made before the clean pass, whose place in the random streams it state_keys.
+    Create it before the clean pass: it remembers the state of the random streams.
     """
 
     def __init__(self, owner: EmbeddingConsistency, model: nn.Module, batch: Any) -> None:
@@ -69,7 +69,7 @@ class Perturbed:
         return nullcontext() if self._replay is None else self._replay.extra()
 
     def __call__(self, deltas: Sequence[Tensor], *, detach: bool = False) -> Tensor:
-        """Outputs for the embeddings plus the deltas, one for every site."""
+        """Outputs for the embeddings plus the deltas, one delta for every site."""
         owner = self._owner
         where = perturbed_embeddings(
             self._model,
@@ -87,6 +87,6 @@ class Perturbed:
         leaves = [delta.detach().requires_grad_() for delta in deltas]
         with torch.enable_grad():
             total = distance(self(leaves)).sum()
-        # The user's autocast region surrounds this, but a backward pass does not belong into one.
+        # A backward pass must not run in the user's autocast region, which surrounds this.
         with torch.autocast(total.device.type, enabled=False):
             return torch.autograd.grad(total, leaves)

@@ -22,16 +22,16 @@ class EmbeddingNoise(Wrapper):
 
     .. math:: l_i = l(f(E(x_i) + z_i), y_i)
 
-    The paper's "w/ random noise" rows in STS, and what its "R3F" row there is: "simply adding random noise to input
-    embedding". It composes with every method; within one step all passes see the same noise, as they see the same
-    dropout masks. Padding gets none.
+    These are the paper's "w/ random noise" rows in STS, and also its "R3F" row there: "simply adding random noise to
+    input embedding". It combines with every method; within one step all passes see the same noise and the same dropout
+    masks. Padding gets no noise.
 
-    The noise is part of the objective, in ``model.eval()`` too: evaluate with the objective inside.
+    The noise is part of the objective, also in ``model.eval()``: evaluate with the wrapped objective.
 
-    Cost: nothing but the draw.
+    Cost: only the draw.
 
     Args:
-        objective: What is trained; any callable ``(model, batch) -> (N,)`` will do.
+        objective: The objective, or any callable ``(model, batch) -> (N,)``.
         scale: s; the paper searches 0.01 to 0.5 and finds 0.1 (Mirror-BERT) and 0.2 (Mirror-RoBERTa). 0 changes
             nothing.
         noise: ``"uniform"``, the paper's, or ``"normal"`` with standard deviation s.
@@ -69,7 +69,7 @@ class EmbeddingNoise(Wrapper):
 
     @property
     def has_unperturbed_part(self) -> bool:
-        """Whether the objective inside holds a part."""
+        """Whether a part of the wrapped objective's outputs stays at w."""
         return self.objective.has_unperturbed_part
 
     def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
@@ -77,15 +77,15 @@ class EmbeddingNoise(Wrapper):
         with self._noisy(model, batch, required=False):
             return self.objective.unperturbed(model, batch)
 
-    def complete(self, model: nn.Module, batch: Any, held: Tensor) -> Tensor:
-        """All outputs from the held part and a noisy pass over the rest."""
+    def complete(self, model: nn.Module, batch: Any, unperturbed: Tensor) -> Tensor:
+        """All outputs from the part at w and a noisy pass over the rest."""
         with self._noisy(model, batch):
-            return self.objective.complete(model, batch, held)
+            return self.objective.complete(model, batch, unperturbed)
 
     @contextmanager
     def _noisy(self, model: nn.Module, batch: Any, *, required: bool = True) -> Iterator[None]:
         if self.scale == 0:
-            yield  # plain training also in the number of random draws
+            yield  # as in plain training, nothing is drawn
             return
         with perturbed_embeddings(
             model,

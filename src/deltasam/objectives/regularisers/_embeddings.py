@@ -1,4 +1,4 @@
-"""Adds a perturbation to the input embeddings of an unmodified model, by hooks, never to padding."""
+"""Adds a perturbation to the input embeddings of an unmodified model by hooks, except at padding."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Site:
     Attributes:
         index: The number of the call within the pass (a pair of sentences encoded in two calls has two sites).
         shape: Shape of the embeddings, ``(rows, tokens, hidden)``.
-        dtype: At least float32, also where the embeddings are not: a perturbation of 1e-5 does not survive bfloat16.
-        device: Where the embeddings are.
-        mask: True for real tokens, False for padding, ``(rows, tokens, 1)``; None if nothing is known to be padding.
-        ids: What went into the layer, usually token ids ``(rows, tokens)``.
-        vocabulary: Number of rows of the embedding table, if it has one.
-        table: The number of that table among those that are perturbed; layers that are tied have one.
+        dtype: At least float32, even if the embeddings are not: a perturbation of 1e-5 is lost in bfloat16.
+        device: The device of the embeddings.
+        mask: True for real tokens, False for padding, ``(rows, tokens, 1)``; None if no padding is known.
+        ids: The input of the layer, usually token ids ``(rows, tokens)``.
+        vocabulary: Number of rows of the embedding table, if there is one.
+        table: The number of that table among those that are perturbed; tied layers share a table.
     """
 
     index: int
@@ -40,11 +40,11 @@ class Site:
     table: int = 0
 
     def empty(self) -> Tensor:
-        """A tensor for one perturbation of these embeddings, not filled."""
+        """An uninitialised tensor for a perturbation of these embeddings."""
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def unpadded(self, noise: Tensor) -> Tensor:
-        """The noise with exact zeros at padding, whatever it held there."""
+        """The noise with exact zeros at padding."""
         return noise if self.mask is None else torch.where(self.mask, noise, torch.zeros_like(noise))
 
     def lengths(self) -> Tensor:
@@ -73,21 +73,21 @@ def perturbed_embeddings(
     """Within the context, every forward pass of the model sees ``embeddings + noise(site)``.
 
     The model needs no change and no ``inputs_embeds``: a hook on the embedding layer adds the noise to its output,
-    before positions, types, LayerNorm and dropout. Encoder-decoder models are perturbed on one ``side`` only, also
-    where both sides share the table or the module. Wrapped models (DDP, PEFT, ``torch.compile``) work; compiled ones
+    before positions, types, LayerNorm and dropout. Encoder-decoder models are perturbed on one ``side`` only, even if
+    both sides share the table or the module. Wrapped models (DDP, PEFT, ``torch.compile``) work; compiled ones
     run uncompiled inside the context, because compiled code does not see hooks that come and go.
 
-    Padding is what the attention mask of the call says, else the batch's ``attention_mask``, else the layer's
-    ``padding_idx``; its embeddings come through bit for bit.
+    Padding is given by the attention mask of the call, else by the batch's ``attention_mask``, else by the layer's
+    ``padding_idx``; its embeddings stay unchanged, bit for bit.
 
     Args:
         model: The model, with ``get_input_embeddings()`` somewhere in it unless ``embeddings`` is given.
-        noise: What to add to the embeddings of a site; None (or a function that returns None) adds nothing.
-        batch: The batch, for its attention mask where the model's call does not show one.
+        noise: Returns the noise of a site; None (or a function that returns None) adds nothing.
+        batch: The batch, for its attention mask, if the model is called without one.
         embeddings: The layer, its name, or a predicate ``(name, module) -> bool``; None finds the word embeddings.
         side: Which side of an encoder-decoder model.
         detach: Stops the gradient from the perturbed pass into the embedding table.
-        required: Whether it is an error if the layer is not called inside the context.
+        required: Whether to raise if the layer is not called inside the context.
 
     Yields:
         The sites visited so far; it grows with every call of the layer.
@@ -110,7 +110,7 @@ def perturbed_embeddings(
             if found.compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if found.region is not None:
-                # The same module may embed the other side too: only what happens inside this side's forward counts.
+                # The same module may embed the other side, too: only calls inside this side's forward count.
                 stack.callback(found.region.register_forward_pre_hook(state.enter).remove)
                 stack.callback(found.region.register_forward_hook(state.leave, always_call=True).remove)
             for module in found.ancestors:
@@ -122,11 +122,11 @@ def perturbed_embeddings(
                 stack.enter_context(computed_again(_refusing(found.layers)))
             yield state.sites
     finally:
-        state.over = True  # a hook that an interruption (Ctrl-C) has kept from being removed adds nothing any more
+        state.over = True  # if an interruption (Ctrl-C) prevents a hook from being removed, it no longer adds anything
     if required and not state.sites:
         raise RuntimeError(
-            f"the embedding layer of {type(model).__name__} was not called in the pass: nothing was perturbed; "
-            "pass input_ids and not inputs_embeds, or name the layer with embeddings=..."
+            f"the embedding layer of {type(model).__name__} was not called in the pass, so nothing was perturbed; "
+            "pass input_ids instead of inputs_embeds, or name the layer with embeddings=..."
         )
 
 
@@ -142,7 +142,7 @@ class _State:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         self._inside = True
-        self._mask = None  # what the model was called with is the mask of its encoder
+        self._mask = None  # the mask that the model was called with is that of its encoder
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._inside = False
@@ -161,8 +161,8 @@ class _State:
                 return None
             if not isinstance(output, Tensor):
                 raise TypeError(
-                    f"{type(layer).__name__} returns a {type(output).__name__}, noise can be added to a tensor only; "
-                    "name a module by embeddings=... that returns the embeddings alone"
+                    f"{type(layer).__name__} returns a {type(output).__name__}, but noise can be added to a tensor "
+                    "only; pass embeddings=... with a module that returns only the embeddings"
                 )
             ids = args[0] if args and isinstance(args[0], Tensor) else None
             site = Site(
@@ -200,12 +200,12 @@ class _State:
 
 
 def _refusing(layers: Sequence[nn.Module]) -> Callable[[Callable[[], Any]], Any]:
-    """Computes a part of the model again, unless the layers are in it: their noise is gone by then."""
+    """Recomputes a part of the model, and raises if it contains the layers, whose noise is gone by then."""
 
     def hook(module: nn.Module, args: Any) -> None:
         raise RuntimeError(
-            f"the embedding layer ({type(module).__name__}) is inside of activation checkpointing, which computes it "
-            "again in backward, without what was added to it: leave it outside of the part that is checkpointed"
+            f"the embedding layer ({type(module).__name__}) is inside activation checkpointing, which recomputes it "
+            "in backward without the noise: move it out of the part that is checkpointed"
         )
 
     def by(compute: Callable[[], Any]) -> Any:

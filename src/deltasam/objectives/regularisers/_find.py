@@ -1,4 +1,4 @@
-"""Which layer embeds the input, in plain, wrapped and encoder-decoder models."""
+"""Finds the layer that embeds the input, in plain, wrapped and encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
+
+from deltasam._torch import any_compiled
 
 Side = Literal["encoder", "decoder"]
 Embeddings = str | nn.Module | Callable[[str, nn.Module], bool] | None
@@ -23,29 +25,31 @@ class Found:
 
 
 def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Found:
-    """Finds the embedding layer, in one walk over the modules: it is done anew in every pass.
+    """Finds the embedding layer, in one walk over the modules because it is called in every pass.
 
-    Without ``embeddings``: the outermost module whose class has ``get_input_embeddings`` is asked, which sees through
-    DDP, PEFT, ``torch.compile``, sentence-transformers and hand-written heads. Its answer is not always the module
-    that is called (BART and T5 answer with ``shared``, and call copies of it tied to the same table), so every
-    embedding layer on that table counts, within the chosen side of an encoder-decoder model.
+    Without ``embeddings`` it calls ``get_input_embeddings`` of the outermost module whose class has it, which works
+    through DDP, PEFT, ``torch.compile``, sentence-transformers and hand-written heads. The result is not always the
+    module that the model calls (BART and T5 return ``shared``, and call copies that are tied to the same table), so
+    every embedding layer with that table counts, within the chosen side of an encoder-decoder model.
 
     Raises:
         ValueError: Nothing was found.
     """
     if side not in ("encoder", "decoder"):
-        raise ValueError(f"side={side!r} is not 'encoder' or 'decoder'")
+        raise ValueError(f"side={side!r} must be 'encoder' or 'decoder'")
     modules = dict(model.named_modules(remove_duplicate=False))
-    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in modules.values())
+    compiled = any_compiled(modules.values())
     if embeddings is not None:
         names, region = _chosen(modules, embeddings), None
         if not names:
-            raise ValueError(f"embeddings={embeddings!r} is no module of {type(model).__name__}; see named_modules()")
+            raise ValueError(
+                f"embeddings={embeddings!r} is not a module of {type(model).__name__}; see named_modules()"
+            )
     else:
         owner = next((m for m in modules.values() if callable(getattr(type(m), "get_input_embeddings", None))), None)
         if owner is None:
             raise ValueError(
-                f"{type(model).__name__} has no get_input_embeddings(); say which layer embeds the input: "
+                f"{type(model).__name__} has no get_input_embeddings(): pass the layer that embeds the input, "
                 "embeddings=module, its name, or a predicate (name, module) -> bool"
             )
         region = _region(owner, side)
@@ -72,7 +76,7 @@ def _on_the_table(modules: dict[str, nn.Module], owner: nn.Module, root: nn.Modu
         if (m is layer or (isinstance(m, nn.Embedding) and m.weight is table))
         and (m is root or any(name.startswith(prefix) for prefix in inside))
     ]
-    return [name for name in same if not set(same).intersection(_prefixes(name))]  # an adapter holds the layer itself
+    return [name for name in same if not set(same).intersection(_prefixes(name))]  # an adapter contains the layer
 
 
 def _chosen(
@@ -86,7 +90,7 @@ def _chosen(
 
 
 def _prefixes(name: str) -> list[str]:
-    """The names of the modules around this one, the outermost (whose name is empty) first."""
+    """The names of the modules that contain this one, the outermost (with the empty name) first."""
     if not name:
         return []
     parts = name.split(".")
@@ -96,7 +100,7 @@ def _prefixes(name: str) -> list[str]:
 def _region(owner: nn.Module, side: Side) -> nn.Module | None:
     if not getattr(getattr(owner, "config", None), "is_encoder_decoder", False):
         return None
-    # In transformers 4.50 an encoder-decoder with a classification head has no get_encoder of its own.
+    # In transformers 4.50 an encoder-decoder with a classification head has no get_encoder.
     getter = getattr(owner, f"get_{side}", None) or getattr(getattr(owner, "base_model", None), f"get_{side}", None)
     half = None if getter is None else getter()
     return half if isinstance(half, nn.Module) else None

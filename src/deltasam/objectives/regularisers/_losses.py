@@ -1,4 +1,4 @@
-"""Any callable that gives losses, as an objective for the wrappers that only change what the model sees."""
+"""Wraps any callable that returns losses as an objective, for regularisers that only change the model's inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltasam.objectives._base import Objective, load_objective
 
 @dataclass(frozen=True)
 class Losses(Objective):
-    """An objective whose outputs are the losses themselves; it cannot compare two of them.
+    """An objective whose outputs are the losses themselves; it has no divergence.
 
     Args:
         function: ``function(model, batch) -> (N,)``.
@@ -32,16 +32,16 @@ class Losses(Objective):
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         """Not known from losses alone."""
         raise TypeError(
-            f"{self.function!r} gives losses, not outputs that can be compared: wrap an Objective instead, "
+            f"{self.function!r} returns losses, not outputs that can be compared: wrap an Objective instead, "
             "for example Classification()"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the function, if it is a module or has one otherwise."""
+        """State of the function, if it has a ``state_dict``."""
         return dict(getattr(self.function, "state_dict", dict)())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Restores the state that :meth:`state_dict` returned."""
         if hasattr(self.function, "load_state_dict"):
             load_objective(self.function, state)
         else:
@@ -49,6 +49,6 @@ class Losses(Objective):
 
 
 def as_objective(value: Any) -> Objective:
-    """An objective as it is, any other callable as :class:`Losses`."""
+    """An objective itself, any other callable as :class:`Losses`."""
     wrapped: Objective = Losses(value) if callable(value) and not isinstance(value, Objective) else value
     return wrapped

@@ -20,18 +20,18 @@ class R3F(EmbeddingConsistency):
     .. math:: l_i = l(f(E_i), y_i) + \lambda [KL(p_i \| q_i) + KL(q_i \| p_i)], \qquad q_i = f(E_i + z_i), \;
               z \sim U(-\epsilon, \epsilon) \text{ or } N(0, \epsilon^2)
 
-    The gradient goes through both passes. For regression the bracket is :math:`(f - f')^2`, which is ours: the
+    The gradient goes through both passes. For regression the bracket is :math:`(f - f')^2`. This is our choice: the
     released code adds nothing there, and the paper has no STS-B result.
 
     Cost: 2 forwards, 1 backward through both; the activations of both.
 
     Args:
-        objective: What is regularised.
+        objective: The objective to regularise.
         eps: Size of the noise.
         lam: :math:`\lambda`; the paper's grid is 0.1, 0.5, 1, 5.
         noise: ``"uniform"``, the released choice for classification, or ``"normal"``, that for generation.
         masks: ``"independent"``: the noisy pass draws its own dropout masks, as in the released code, so that the
-            divergence sees both. ``"shared"``: it sees the noise alone (with dropout off they are the same).
+            divergence reflects both. ``"shared"``: it reflects only the noise (without dropout they are the same).
         detach_embeddings: Stop the noisy pass from sending gradient into the embedding table, as the released code
             does and the paper's formula does not.
         embeddings: The embedding layer, its name, or a predicate; None finds the word embeddings.

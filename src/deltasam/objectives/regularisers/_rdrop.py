@@ -18,23 +18,23 @@ Reduction = Literal["paper", "released"]
 
 @dataclass(frozen=True)
 class RDrop(Consistency):
-    r"""R-Drop: mean loss of two passes with different dropout masks, and what they disagree on.
+    r"""R-Drop: mean loss of two passes with different dropout masks, and the divergence between them.
 
     .. math:: l_i = \tfrac12 (l_i^1 + l_i^2) + \alpha \tfrac12 [KL(p_i^1 \| p_i^2) + KL(p_i^2 \| p_i^1)]
 
-    For objectives whose divergence has no direction it takes the place of the bracket's half: for regression
-    :math:`\alpha (f_i^1 - f_i^2)^2`. Without dropout it is the wrapped objective.
+    If the divergence of the objective has no direction, it replaces half the bracket: for regression
+    :math:`\alpha (f_i^1 - f_i^2)^2`. Without dropout R-Drop is the wrapped objective.
 
     Cost: the forward and backward of a batch twice as large, and its activation memory; with ``passes="two"`` two
     forwards and one backward through both.
 
     Args:
-        objective: What is regularised.
+        objective: The objective to regularise.
         alpha: Weight of the divergence; the paper chooses from 0.1, 0.5, 1.0, and more for translation.
-        passes: ``"one"``: one forward of the batch joined with itself. ``"two"``: two forwards, at half the peak of
-            a single forward's memory, for models or objectives that mix the instances of a batch (BatchNorm, in-batch
-            negatives), and for whatever expects row i of a layer to belong to instance i (the exact per-instance
-            methods of this package take either).
+        passes: ``"one"``: one forward of the batch joined with itself. ``"two"``: two forwards, with half the peak
+            memory of a single forward, for models or objectives that mix the instances of a batch (BatchNorm, in-batch
+            negatives), and for code that expects row i of a layer to belong to instance i (the exact per-instance
+            methods of this package work with both).
         reduction: ``"paper"``, the formula above. ``"released"``: the released code for BERT, which *sums* the
             divergence over the batch (over its target tokens, for sequences) and the two losses,
             :math:`l_i^1 + l_i^2 + \alpha N \cdot \text{divergence}_i`, there with :math:`\alpha = 0.5`: in the terms
@@ -68,7 +68,7 @@ class RDrop(Consistency):
 
     @property
     def separable(self) -> bool:  # type: ignore[override]
-        """Whether the loss of an instance depends on that instance alone; the released reduction brings in N."""
+        """Whether the loss of an instance depends on that instance alone; the released reduction depends on N."""
         return self.objective.separable and self.reduction == "paper"
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
@@ -78,7 +78,7 @@ class RDrop(Consistency):
         size = batch_size(batch)
         if size is None:
             raise ValueError(
-                "RDrop(passes='one'): the batch holds no tensors to join with themselves; use passes='two'"
+                "RDrop(passes='one'): the batch contains no tensors that could be joined; use passes='two'"
             )
         outputs = self.objective.forward(model, repeat(batch, 2, size))
         dim = _instance_dim(self.objective)
@@ -103,7 +103,7 @@ class RDrop(Consistency):
 
 
 def _instance_dim(objective: Objective) -> int:
-    """Which dimension of the outputs is that of the instances: wrappers put their views in front."""
+    """The dimension of the instances in the outputs: wrappers put the dimension of their views first."""
     inner, dim = objective, 0
     while isinstance(inner, Wrapper):
         dim += isinstance(inner, Consistency)

@@ -1,4 +1,4 @@
-"""SMART: smooth against small adversarial noise, and near to where the weights have been."""
+"""SMART: smoothness under small adversarial noise, and proximity to earlier weights."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class SMART(EmbeddingConsistency):
 
     The teacher :math:`\tilde w` is a moving average of the weights, :math:`\tilde w \leftarrow \beta \tilde w + (1 -
     \beta) w`, :math:`\beta = 0.99` in the first tenth of the updates, then 0.999. It moves when a step starts
-    (:meth:`prepare`, which every method calls); its state belongs into checkpoints. With gradient accumulation give
-    one step all its parts as :class:`~deltasam.MicroBatches`: several calls of ``backward`` move it several times.
+    (:meth:`prepare`, which every method calls); save its state in checkpoints. With gradient accumulation pass all
+    parts of a step as :class:`~deltasam.MicroBatches`: several calls of ``backward`` move it several times.
 
     Cost: 2 + ``steps`` forwards, ``steps`` backwards into the embeddings and 1 through two passes; with the proximal
     term one more forward, and one copy of the trainable parameters.
 
     At the paper's :math:`\epsilon = 10^{-5}` D is near the rounding error of float32 and below that of bfloat16: under
-    autocast its value is mostly noise. That is a property of the method; larger radii are what helps.
+    autocast its value is mostly noise. This is a property of the method; larger radii help.
 
     Args:
-        objective: What is regularised.
+        objective: The objective to regularise.
         lam: :math:`\lambda_s`; the paper uses 1, 3 and 5.
-        mu: Weight of the proximal term; 0 leaves it out, and the teacher with it.
+        mu: Weight of the proximal term; 0 omits the term and the teacher.
         epsilon: Radius of the ball.
         sigma: Standard deviation of the initial noise, which is projected onto the ball as well.
         eta: Step of the ascent.
@@ -52,9 +52,9 @@ class SMART(EmbeddingConsistency):
         total_steps: Updates of the whole run; needed for the teacher's schedule.
         beta: Momentum of the teacher in the first ``early`` part of the updates.
         late_beta: Momentum afterwards.
-        early: Which part of the updates that is.
-        masks: ``"shared"``: all passes see the same dropout masks, so that D is the noise's doing and zero without
-            it; ``"independent"``: what public implementations do.
+        early: The fraction of the updates that use ``beta``.
+        masks: ``"shared"``: all passes see the same dropout masks, so that D is caused by the noise alone;
+            ``"independent"``: as in public implementations.
         embeddings: The embedding layer, its name, or a predicate; None finds the word embeddings.
         side: Which side of an encoder-decoder model is perturbed.
 
@@ -101,12 +101,12 @@ class SMART(EmbeddingConsistency):
             check_positive("SMART", "total_steps", self.total_steps, zero=False, whole=True)
         elif self.mu > 0:
             raise ValueError(
-                "SMART(total_steps=None): the teacher's momentum changes after a tenth of the run, so say how many "
-                "updates it has: SMART(total_steps=...), or leave the proximal term out: SMART(mu=0)"
+                "SMART(total_steps=None): the teacher's momentum changes after a tenth of the run: pass the number of "
+                "updates, SMART(total_steps=...), or omit the proximal term, SMART(mu=0)"
             )
 
     def prepare(self, model: nn.Module) -> None:
-        """Moves the teacher towards the model at w; at the first step it becomes a copy of it."""
+        """Moves the teacher towards the model at w; in the first step it becomes a copy of the model."""
         super().prepare(model)
         if self.mu > 0 and self.total_steps is not None:
             early = self.teacher.updates < self.early * self.total_steps

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deltasam._torch import foreach_lerp_, uncompiled
+
 
 class Teacher:
-    """The moving average of a model's trainable parameters, usable as a model; parameters always frozen are shared.
+    """The moving average of a model's trainable parameters, as a model that shares the frozen parameters.
 
-    It is a model of its own and not the student with other weights put in, so that nothing done to the student between
-    two passes (hooks, perturbed weights) reaches it. The average is kept in float32 at least: a thousandth of a step
-    does not survive bfloat16.
+    It is a separate model and not the student with other weights, so that changes of the student between two passes
+    (hooks, perturbed weights) do not affect it. The average is kept in float32 at least: a thousandth of a step is
+    lost in bfloat16.
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class Teacher:
 
     @torch.no_grad()
     def move(self, student: nn.Module, beta: float) -> None:
-        """``teacher = beta * teacher + (1 - beta) * student``; at first a copy of the student, or what was loaded."""
+        """``teacher = beta * teacher + (1 - beta) * student``; starts with a copy of the student or a loaded state."""
         inner = _inside(student)
         theirs = dict(inner.named_parameters())
         is_first = not self._average
@@ -35,12 +37,12 @@ class Teacher:
         if is_first:
             return
         mine = list(self._average.values())
-        torch._foreach_lerp_(mine, [theirs[name].data.to(m.dtype) for name, m in self._average.items()], 1.0 - beta)
+        foreach_lerp_(mine, [theirs[name].data.to(m.dtype) for name, m in self._average.items()], 1.0 - beta)
         self.updates += 1
         self._show()
 
     def _make(self, student: nn.Module) -> None:
-        """The model, anew where parameters were unfrozen: those start at the student's values."""
+        """Makes the model, again if parameters were unfrozen, which start at the student's values."""
         self._model, own = _copied(student, self._average)
         for name, p in own.items():
             known = self._average.get(name)
@@ -49,18 +51,18 @@ class Teacher:
                 continue
             self._average[name] = known = known.to(p.device)
             if known.dtype == p.dtype:
-                p.data = known  # one memory for both
+                p.data = known  # both share the memory
 
     def model_like(self, student: nn.Module) -> nn.Module:
-        """The teacher, in the student's mode (train or eval), to be called under ``no_grad``.
+        """The teacher, in the student's mode (train or eval); call it under ``no_grad``.
 
         Raises:
-            RuntimeError: It has not been made yet.
+            RuntimeError: The teacher does not exist yet.
         """
         if self._model is None:
             raise RuntimeError(
                 "the teacher does not exist before the first step: call objective.prepare(model) when a step starts "
-                " (the methods do it), or leave the proximal term out with mu=0"
+                "(the methods do it), or omit the proximal term with mu=0"
             )
         for own, other in zip(self._model.modules(), _inside(student).modules(), strict=True):
             own.training = other.training
@@ -73,14 +75,14 @@ class Teacher:
         return {"updates": self.updates, "teacher": {name: value.clone() for name, value in self._average.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave, also before the model is known."""
+        """Restores the state that :meth:`state_dict` returned, also before the model is known."""
         self.updates = int(state.get("updates", 0))
-        # A copy: the average moves in place, and what was loaded is the user's.
+        # A copy: the average changes in place, and the loaded tensors belong to the user.
         self._average = {name: _wide(value).clone() for name, value in state.get("teacher", {}).items()}
-        self._model = None  # made anew at the next step
+        self._model = None  # made again in the next step
 
     def _show(self) -> None:
-        """Puts the average into the model, where it is not in the model's own memory already."""
+        """Copies the average into the model, except where both share the memory."""
         assert self._model is not None
         parameters = dict(self._model.named_parameters())
         for name, value in self._average.items():
@@ -94,31 +96,27 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    inner: Any = model
-    while True:
-        if isinstance(inner, DistributedDataParallel):
-            inner = inner.module
-        elif hasattr(inner, "_orig_mod"):  # torch.compile
-            inner = inner._orig_mod
-        else:
-            found: nn.Module = inner
-            return found
+    inner: Any = uncompiled(model)
+    while isinstance(inner, DistributedDataParallel):
+        inner = uncompiled(inner.module)
+    found: nn.Module = inner
+    return found
 
 
 def _copied(model: nn.Module, averaged: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the model, and those of its parameters that are its own: the trainable and the averaged ones.
+    """A copy of the model, and the parameters that it does not share: the trainable and the averaged ones.
 
     Raises:
-        ValueError: The averages are of another model.
+        ValueError: The averages belong to another model.
     """
     parameters = dict(model.named_parameters())
     unknown = sorted(set(averaged) - set(parameters))
     if unknown:
-        raise ValueError(f"the saved teacher is of another model: this one has no {unknown[0]!r}")
+        raise ValueError(f"the saved teacher belongs to another model: this one has no {unknown[0]!r}")
     for name, value in averaged.items():
         if value.shape != parameters[name].shape:
             raise ValueError(
-                f"the saved teacher is of another model: {name!r} of this one has the shape "
+                f"the saved teacher belongs to another model: {name!r} of this one has the shape "
                 f"{tuple(parameters[name].shape)}, not {tuple(value.shape)}"
             )
     frozen = {name for name, p in parameters.items() if not p.requires_grad and name not in averaged}

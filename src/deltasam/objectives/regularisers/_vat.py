@@ -22,13 +22,13 @@ class VAT(EmbeddingConsistency):
               g_i = \nabla_r KL(p_i \| f(E_i + r)) \big|_{r = \xi d_i}
 
     with :math:`d_i` a random unit vector; further ``steps`` of the power iteration put :math:`g_i / \lVert g_i \rVert`
-    in its place. Norms are over all real tokens of an instance. For objectives whose divergence has no direction
-    (regression: squared differences) it takes the place of KL. A gradient that is zero or not finite gives r = 0.
+    in its place. Norms are over all real tokens of an instance. If the divergence of the objective has no direction
+    (regression: squared differences), it replaces KL. A gradient that is zero or not finite gives r = 0.
 
     Cost: 2 + ``steps`` forwards, ``steps`` backwards into the embeddings and 1 through two passes.
 
     Args:
-        objective: What is regularised; its labels do not enter the adversary, so unlabelled data can be used too.
+        objective: The objective to regularise. The adversary does not use labels, so unlabelled data can be used.
         alpha: Weight of the divergence.
         epsilon: Length of the perturbation. The paper's 5.0 is for embeddings normalised to unit variance; word
             embeddings of BERT-like models have a standard deviation of about 0.04, so the default is 5.0 * 0.04.

@@ -1,4 +1,4 @@
-"""Objectives that wrap an objective: what they pass on, and how several outputs of one batch become one loss."""
+"""Base classes of objectives that wrap an objective: delegation, and losses that compare several outputs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from deltasam.objectives._base import Objective, load_objective
 
 @dataclass(frozen=True)
 class Wrapper(Objective):
-    """An objective made from another; everything it does not change is the other's.
+    """An objective made from another one; it delegates everything that it does not change.
 
     Args:
-        objective: The objective that is wrapped; wrappers wrap wrappers, too.
+        objective: The wrapped objective, which may be a wrapper, too.
     """
 
     cost: ClassVar[str] = ""  # forward/backward passes of a step of plain training, for `deltasam list regularisers`
     objective: Objective
 
     def __post_init__(self) -> None:
-        """Checks what is wrapped."""
+        """Checks the wrapped objective."""
         if not isinstance(self.objective, Objective):
             raise TypeError(
-                f"{type(self).__name__}(objective={self.objective!r}): needs an Objective, to compare its outputs; "
-                "for example Classification(), or a subclass of deltasam.Objective with forward, losses and divergence"
+                f"{type(self).__name__}(objective={self.objective!r}): must be an Objective, whose outputs can be "
+                "compared; for example Classification(), or a subclass of deltasam.Objective with forward, losses and "
+                "divergence"
             )
 
     @property
@@ -60,11 +61,11 @@ class Wrapper(Objective):
         return self.objective.directed(first, second, batch)
 
     def items(self, batch: Any) -> Tensor | None:
-        """What the wrapped objective's mean divides by."""
+        """The divisor of the wrapped objective's mean."""
         return self.objective.items(batch)
 
     def check_parts(self, batches: Sequence[Any]) -> None:
-        """Lets the wrapped objective look at the parts of a step."""
+        """Calls ``check_parts`` of the wrapped objective."""
         self.objective.check_parts(batches)
 
     def prepare(self, model: nn.Module) -> None:
@@ -74,10 +75,10 @@ class Wrapper(Objective):
     def state_dict(self, **place: Any) -> dict[str, Any]:
         """State of the wrapped objective, under ``objective``, and of this one; empty if neither has any.
 
-        The weights of one that is a module too are under ``module``.
+        The weights of a wrapper that is also a module are under ``module``.
 
         Args:
-            **place: Where to put the weights, from a module that this one is a part of; it asks for nothing else.
+            **place: Arguments of a module that contains this one; the result is then only the weights.
         """
         if place:
             return _weights(self, **place)
@@ -85,10 +86,10 @@ class Wrapper(Objective):
         return {**{name: part for name, part in parts.items() if part}, **self._own_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Restores the state that :meth:`state_dict` returned."""
         own = {key: value for key, value in state.items() if key != "objective"}
         load_objective(self.objective, state.get("objective", {}))
-        this: Any = self  # it may be a module too
+        this: Any = self  # may also be a module
         if isinstance(this, nn.Module) and "module" in own:
             nn.Module.load_state_dict(this, own.pop("module"))
         self._load_own_state(own)
@@ -108,8 +109,8 @@ def _weights(objective: Any, **place: Any) -> dict[str, Any]:
 class Consistency(Wrapper):
     """A wrapper whose loss compares several outputs of the model for the same batch, its views.
 
-    A subclass says how to get the views, and how they make one loss per instance. For a wrapper around this one the
-    outputs are the views stacked, ``(views, N, ...)``, and its divergence is the mean over the views.
+    A subclass defines the views and how to combine them into one loss per instance. For a wrapper around this one the
+    outputs are the stacked views, ``(views, N, ...)``, and the divergence is the mean over the views.
     """
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
@@ -118,7 +119,7 @@ class Consistency(Wrapper):
 
     @abstractmethod
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
-        """The outputs to compare, each as the wrapped objective's :meth:`forward` gives them."""
+        """The outputs to compare, each as :meth:`forward` of the wrapped objective returns them."""
 
     @abstractmethod
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
@@ -145,27 +146,27 @@ class Consistency(Wrapper):
     def both_directions(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         r""":math:`KL(p_1\|p_2) + KL(p_2\|p_1)`, twice the divergence.
 
-        Where that has no direction (squared differences), the divergence itself, as SMART has it for regression.
+        If the divergence has no direction (squared differences), the divergence itself, as in SMART for regression.
         """
         factor = 2.0 if self.objective.directional else 1.0
         return factor * self.objective.divergence(first, second, batch)
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Any) -> None:
-    """Raises a ValueError that names the argument, its value and what it may be."""
+    """Raises a ValueError that names the argument, its value and the choices."""
     if value not in get_args(choices):
         raise ValueError(f"{owner}({name}={value!r}): must be one of {list(get_args(choices))}")
 
 
 def check_positive(owner: str, name: str, value: Any, *, zero: bool = True, whole: bool = False) -> None:
-    """Raises a ValueError that names the argument and its value, if that is negative, not finite, or a bad zero.
+    """Raises a ValueError that names the argument and its value, unless that is a finite number of at least 0.
 
     Args:
-        owner: Whose argument it is.
+        owner: The class.
         name: The argument.
         value: Its value.
         zero: Whether zero is allowed.
-        whole: Whether it counts something.
+        whole: Whether it must be an integer.
     """
     number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     if not number or not (value >= 0 if zero else value > 0) or value == float("inf"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from deltasam._torch import base_of, version_of
 from deltasam.per_instance.algebra.calls import Call, Normal
 from deltasam.per_instance.algebra.factors import wide_dtype
 from deltasam.per_instance.algebra.grouping import Grouping
@@ -82,7 +83,7 @@ class PassState:
 
         They are cast once under autocast, and computed once while the same input goes through several layers.
         """
-        last, how = self._last, (layout.kind, torch.is_grad_enabled(), x._version)  # x may be changed in place
+        last, how = self._last, (layout.kind, torch.is_grad_enabled(), version_of(x))  # x may be changed in place
         if last is None or last[0] is not x or last[1] != how:
             source = x.inner if type(x) is PerInstance else x
             kind = source.device.type
@@ -195,6 +196,6 @@ def whole_base(output: Tensor) -> Tensor:
     ``F.linear`` with a bias returns such a view. When the view is changed in place, autograd bypasses it, and the
     gradient arrives at the base only.
     """
-    base = output._base
+    base = base_of(output)
     whole = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
     return base if base is not None and whole else output

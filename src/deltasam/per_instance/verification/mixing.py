@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from deltasam._torch import tree_flatten, tree_unflatten
 from deltasam.per_instance.verification.plain_pass import Run, plain_losses, without_trace
 from deltasam.step.checks import is_out_of_memory
 

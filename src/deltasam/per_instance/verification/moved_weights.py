@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from deltasam._torch import TorchDispatchMode, argument_names, tree_leaves
 from deltasam.per_instance.errors import MisreadError, UncoveredError
 from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.verification.comparison import CheckResult, Scale
 from deltasam.per_instance.verification.plain_pass import Run, plain_losses, without_trace
 from deltasam.step.float32 import full_float32
-from deltasam.step.perturb import global_norm, step_size
-from deltasam.step.perturb import perturbed as moved
+from deltasam.step.moving import perturbed as moved
+from deltasam.step.norms import global_norm, step_size
 
 Losses = Callable[[Tensor], Tensor]
 
@@ -158,7 +157,7 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):  # higher-order operators have none
         return False
     # Attention kernels have the tag with and without dropout.
-    names = [argument.name for argument in func._schema.arguments]
+    names = argument_names(func)
     if "dropout_p" not in names:
         return True
     at = names.index("dropout_p")

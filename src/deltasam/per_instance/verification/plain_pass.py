@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import version_of
 from deltasam.per_instance.errors import ModelError
 from deltasam.per_instance.interception.slots import eager
 from deltasam.step.buffers import Buffers
@@ -35,7 +36,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
 
 def _version(buffer: Tensor) -> int:
     """Changes with every write. An unchanged buffer is not restored: a graph that saved it allows no write."""
-    return 0 if buffer.is_inference() else buffer._version
+    return 0 if buffer.is_inference() else version_of(buffer)
 
 
 def plain_losses(model: nn.Module, run: Run) -> Tensor:

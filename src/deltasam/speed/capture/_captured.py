@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import Method, Step, prepare
+from deltasam.methods import Method, Step
 from deltasam.objectives.nesting import with_weights
-from deltasam.parallel.distributed import sharded_modules
+from deltasam.parallel.shards import sharded_modules
 from deltasam.speed.capture._graph import Pool, RecordedStep
 from deltasam.speed.capture._key import (
     NotCapturableError,
@@ -28,7 +28,7 @@ from deltasam.speed.capture._key import (
 )
 from deltasam.speed.capture._streams import Needs
 from deltasam.step.batches import MicroBatches
-from deltasam.step.passes import ObjectiveLike, Passes, Scaler
+from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.randomness import observed
 
 HAS_GRAPHS = ("cuda",)
@@ -120,7 +120,7 @@ class Captured:
 
         number: Hashable = scale if isinstance(scale, (int, float)) else Same(scale) if factor is None else "tensor"
         kind = ("backward", number)
-        prepare(objective, model)
+        prepare_objective(objective, model)
         return self._take(model, (batch, factor), objective, run, kind)
 
     def step(self, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Step:
@@ -143,7 +143,7 @@ class Captured:
             return step
 
         optimizer.zero_grad()
-        prepare(objective, model)
+        prepare_objective(objective, model)
         step = self._take(model, (batch, None), objective, run, ("step",))
         optimizer.zero_grad()
         return step

@@ -1,4 +1,4 @@
-"""Attention in float32, written out."""
+"""Attention in float32, written out in plain operations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.fx import Graph
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-_LONGEST = 512  # tokens; the scores, which are kept then, are as many as their square
+_LONGEST = 512  # tokens; the scores, which are then stored, grow with the square
 
 
 def write_out_attention(graph: Graph) -> None:
-    """Lets the compiler see the two products and the softmax of attention in float32 on a GPU.
+    """Replaces fused attention in float32 on a GPU by two products and a softmax, which the compiler can optimise.
 
-    The fused kernels for attention in float32 are those of older GPUs; what the compiler makes of the plain operations
-    is several times faster at the lengths of sentences. Memory grows with the square of the length, so only up to 512
-    tokens. Under autocast, where the fused kernels are fast, the graph stays as it is.
+    The fused kernels for float32 were made for older GPUs; for lengths of sentences the compiled plain operations are
+    several times faster. Their memory grows with the square of the length, so this is limited to 512 tokens. Under
+    autocast, where the fused kernels are fast, the graph is not changed.
     """
     if torch.is_autocast_enabled("cuda"):
         return

@@ -1,32 +1,33 @@
-"""Gradients of weights that leave their product in float32."""
+"""Gradients of weights as products with a float32 result."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from deltasam._torch import inductor_multiplies_to_float32
+
 _aten = torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
-_TURNS = (_aten.permute.default, _aten.t.default)
-_VIEWS = (*_TURNS, _aten.slice.Tensor, _aten.view.default, _aten.reshape.default)
+_TRANSPOSES = (_aten.permute.default, _aten.t.default)
+_VIEWS = (*_TRANSPOSES, _aten.slice.Tensor, _aten.view.default, _aten.reshape.default)
 
 
 def keep_float32(graph: Graph) -> None:
-    """Writes ``float32(A^T D)``, a gradient, as one product with a float32 result.
+    """Replaces ``float32(A^T D)``, a gradient, by one product with a float32 result.
 
-    Autocast computes the gradient of a weight in bfloat16 (or float16) and casts it to the weight's float32: the
-    product's sums, which are float32 inside, are rounded, written, read, and written again. Here the product writes
-    them once, unrounded. Only for what leaves the graph: elsewhere casts are fused into what follows. Results of the
-    forward pass that are cast to float32 without anything in between are such products, too.
+    Autocast computes the gradient of a weight in bfloat16 (or float16) and casts it to the weight's float32: the sums
+    of the product, which are float32 inside, are rounded, written, read, and written again. Here the product writes
+    them once, unrounded. Only outputs of the graph are changed: other casts are fused into the operations that follow.
+    Outputs of the forward pass that are cast to float32 directly are changed, too.
     """
     if not compiler_knows():
         return
     for product in graph.find_nodes(op="call_function", target=_aten.mm.default):
-        readers = list(_past(product, _TURNS))
+        readers = list(_past(product, _TRANSPOSES))
         if len(readers) == 1 and _is_half_on_gpu(product) and _is_cast_of_a_result(readers[0]):
             product.target, product.args = _aten.mm.dtype, (*product.args, torch.float32)
             _retype(product)
@@ -35,16 +36,14 @@ def keep_float32(graph: Graph) -> None:
 
 
 def compiler_knows() -> bool:
-    """Whether there is such a product on these GPUs and Inductor can compile it (torch 2.9 or later)."""
+    """Whether these GPUs have such a product and Inductor can compile it (torch 2.9 or later)."""
     if not hasattr(_aten.mm, "dtype") or torch.version.hip is not None:
         return False
-    from torch._inductor.kernel.mm import tuned_mm  # not importable by itself: Inductor has been imported by now
-
-    return "out_dtype" in inspect.signature(tuned_mm).parameters
+    return inductor_multiplies_to_float32()
 
 
 def _past(node: Node, views: tuple[Any, ...]) -> Iterator[Node]:
-    """Who reads the values of a node, by way of views or not."""
+    """The users of a node's values, directly or through views."""
     for user in node.users:
         if user.target in views:
             yield from _past(user, views)
@@ -53,7 +52,7 @@ def _past(node: Node, views: tuple[Any, ...]) -> Iterator[Node]:
 
 
 def _is_cast_of_a_result(node: Node) -> bool:
-    """Whether this is a cast to float32 that is handed out, whole or in parts."""
+    """Whether this is a cast to float32 that only outputs of the graph use, whole or in parts."""
     if node.target is not _CAST or node.args[1] != torch.float32:
         return False
     readers = list(_past(node, _VIEWS))
@@ -66,8 +65,8 @@ def _is_half_on_gpu(node: Node) -> bool:
 
 
 def _retype(node: Node) -> None:
-    """What is known of the values: the same shapes and strides, in float32."""
-    node.meta["val"] = node.meta["val"].to(torch.float32)  # of a product or a turned one: dense, so strides are kept
+    """Updates the metadata of a node: same shape and strides, in float32."""
+    node.meta["val"] = node.meta["val"].to(torch.float32)  # dense, so the strides are kept
     for user in node.users:
-        if user.target in _TURNS:
+        if user.target in _TRANSPOSES:
             _retype(user)

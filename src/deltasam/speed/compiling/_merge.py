@@ -1,4 +1,4 @@
-"""Layers that read the same input as one product: query, key and value, for example."""
+"""Merges layers that read the same input into one product: query, key and value, for example."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 from torch.nn.functional import linear
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-# Operations that write to nothing and need no strides; what is not named may do anything. Results of the views may
-# share memory with what they were given.
+from deltasam._torch import is_wrapper_subclass
+
+# Operations that write to no tensor and work with any strides; any other operation may do anything. The results of the
+# views may share memory with their inputs.
 _VIEWS: frozenset[str | Callable[..., Any]] = frozenset((
     "view", "reshape", "transpose", "permute", "unflatten", "flatten", "chunk", "split", "unsqueeze", "squeeze",
     "expand", "contiguous", "to", "float", "type_as",
@@ -35,16 +36,16 @@ _ATTRIBUTES = ("shape", "dtype", "device", "ndim")
 
 
 def merge_layers(graph: Graph) -> None:
-    """Writes ``linear(x, W_1), ..., linear(x, W_k)`` as ``linear(x, [W_1; ...; W_k])`` and its parts.
+    """Replaces ``linear(x, W_1), ..., linear(x, W_k)`` by ``linear(x, [W_1; ...; W_k])`` and slices of its result.
 
-    One product of k times the size fills a GPU that k products one after the other do not; the backward pass has two
-    products where it had 2k. Under autocast the joint weight costs nothing: the weights are copied there anyway, to
-    the lower precision. Elsewhere it would be one more copy, and the graph stays as it is; likewise where weights have
-    that precision already, or the model switches autocast itself.
+    One product of k times the size fills a GPU better than k products one after the other; the backward pass has two
+    products instead of 2k. Under autocast the joint weight is free: the weights are copied to the lower precision
+    anyway. Otherwise it would be another copy, and the graph is not changed; nor is it changed if the weights already
+    have that precision, or if the model switches autocast itself.
 
-    The graph has not been made functional yet, and a part of the joint result has gaps between its rows. So layers are
-    merged only where all operations between them, and all that read their results, are known to write to nothing and
-    to need no strides. A layer that is left alone is slower, not wrong.
+    The graph is not functional yet, and a slice of the joint result has gaps between its rows. So layers are merged
+    only if all operations between them, and all that read their results, are known to write to no tensor and to work
+    with any strides. A layer that is not merged is slower, not wrong.
     """
     if any("autocast" in getattr(node.target, "__name__", "") for node in graph.nodes):
         return
@@ -61,7 +62,7 @@ def _groups(graph: Graph) -> Iterator[Sequence[Node]]:
             stretch += 1
         elif node.target is linear and _can_be_joined(node) and _is_only_read(node):
             given = [None if each is None else _value(each) for each in node.args[1:]]
-            # with a frozen layer in between, its gradient would be computed for nothing
+            # a frozen layer is not merged with others: its gradient would be computed in vain
             learn = tuple(each is not None and each.requires_grad for each in given)
             weight, has_bias = _value(node.args[1]), len(given) > 1 and given[1] is not None
             groups[stretch, node.args[0], has_bias, weight.dtype, weight.device, learn].append(node)
@@ -86,7 +87,7 @@ def _merge(graph: Graph, layers: Sequence[Node]) -> None:
 
 
 def _allow_gaps(node: Node) -> None:
-    """Lets views copy where they must: the rows of a part do not lie side by side."""
+    """Replaces views by reshapes, which copy if they must: the rows of a slice have gaps between them."""
     for user in node.users:
         if user.op == "call_method" and user.target == "view":
             user.target = "reshape"
@@ -110,11 +111,11 @@ def _can_be_joined(layer: Node) -> bool:
 
 
 def _is_given(each: Any) -> bool:
-    """Whether this is there before anything is computed, and a plain tensor: not quantised, not sharded."""
+    """Whether this is an input of the graph and a plain tensor: not quantised, not sharded."""
     if not isinstance(each, Node) or each.op not in ("placeholder", "get_attr"):
         return False
     value = each.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
+    return isinstance(value, torch.Tensor) and not is_wrapper_subclass(value)
 
 
 def _value(node: Any) -> torch.Tensor:
@@ -123,7 +124,7 @@ def _value(node: Any) -> torch.Tensor:
 
 
 def _only_reads(node: Node) -> bool:
-    """Whether a node is known to change no tensor."""
+    """Whether a node is known not to write to any tensor."""
     if node.op in ("placeholder", "get_attr", "output"):
         return True
     if node.target is getattr:
@@ -133,7 +134,7 @@ def _only_reads(node: Node) -> bool:
 
 
 def _is_only_read(node: Node) -> bool:
-    """Whether a part of the joint result may stand for this: nobody writes to it, hands it out, asks how it lies."""
+    """Whether a slice can replace this result: no user writes to it, returns it, or depends on its strides."""
     return all(
         user.op != "output" and _only_reads(user) and (user.target not in _VIEWS or _is_only_read(user))
         for user in node.users

@@ -1,27 +1,29 @@
-"""The changes to the graph, in the form in which Inductor takes them."""
+"""The changes to the graph as Inductor's custom graph passes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph
 
+from deltasam._torch import inductor_pass
 from deltasam.speed.compiling._attention import write_out_attention
 from deltasam.speed.compiling._gradients import keep_float32
 from deltasam.speed.compiling._merge import merge_layers
 
+_CustomGraphPass, _hash_of_files = inductor_pass()
 
-class _Pass(CustomGraphPass):
-    """A change that compiled code in Inductor's cache is told by: another source, another entry."""
+
+class _Pass(_CustomGraphPass):  # type: ignore[misc, valid-type]
+    """A graph pass with a key for Inductor's cache, which changes with the source of this package."""
 
     def uuid(self) -> Any:
-        return get_hash_for_files(tuple(sorted(str(path) for path in Path(__file__).parent.glob("*.py"))))
+        return _hash_of_files(tuple(sorted(str(path) for path in Path(__file__).parent.glob("*.py"))))
 
 
 class BeforeGradients(_Pass):
-    """On the graph of the forward pass, of which the backward pass is made."""
+    """Changes the graph of the forward pass, from which the backward pass is made."""
 
     def __call__(self, graph: Graph) -> None:
         merge_layers(graph)
@@ -29,7 +31,7 @@ class BeforeGradients(_Pass):
 
 
 class AfterGradients(_Pass):
-    """On the graphs of both passes, in their last form."""
+    """Changes the final graphs of both passes."""
 
     def __call__(self, graph: Graph) -> None:
         keep_float32(graph)

@@ -1,9 +1,8 @@
 """``w + step * direction`` for all parameters in one kernel, rounded stochastically where that is needed.
 
-Torch's own multi-tensor kernels take two of them for a move, a copy and an addition: five trips through memory where
-three are enough; and they do not round. The kernel (Triton, which comes with torch) finds its tensors through a table
-of addresses. A recorded step uses the same addresses for ever, so its table is written once, when the recording is
-over.
+With torch's multi-tensor kernels a move is a copy and an addition, which pass five times through memory instead of
+three; and they do not round. This kernel (Triton, which comes with torch) finds its tensors through a table of
+addresses. A recorded step always uses the same addresses, so its table is written once, at the end of the recording.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ Take = Callable[[Sequence[Sequence[int]]], Tensor | None]
 
 
 class Tables:
-    """The tables of addresses of one recorded step; to be kept as long as the step is replayed.
+    """The tables of addresses of one recorded step; keep them as long as the step is replayed.
 
     Args:
-        device: Where the step runs.
+        device: The device of the step.
     """
 
     _current: Tables | None = None
@@ -46,7 +45,7 @@ class Tables:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """What is recorded inside may use the tables; afterwards they are sent to the device."""
+        """Steps that are recorded inside use the tables; afterwards the tables are sent to the device."""
         before, Tables._current = Tables._current, self
         try:
             yield
@@ -55,11 +54,11 @@ class Tables:
         self.send()
 
     def send(self) -> None:
-        """Puts the tables where the kernel reads them."""
+        """Copies the tables to the device, where the kernel reads them."""
         self._device.copy_(self._host)
 
     def take(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
-        """A table of these rows, valid when the recording is over; None if there is no room."""
+        """A table with these rows, valid after the recording; None if there is no room."""
         values = torch.tensor(rows, dtype=torch.int64, device="cpu").flatten()
         start, self._used = self._used, self._used + values.numel()
         if self._used > _ROOM:
@@ -76,18 +75,18 @@ def moved(
     grids: Sequence[Grid | None] | None = None,
     seed: Tensor | None = None,
 ) -> list[Tensor | None]:
-    """New tensors ``w + step * d``, and None for those that the kernel does not take.
+    """New tensors ``w + step * d``, and None for those that the kernel does not support.
 
-    A zero step gives w itself, whatever the direction holds. The kernel takes dense tensors of one layout whose sizes
-    are multiples of four, in float32 or half precision; and only while a step is recorded by
+    A zero step gives w itself, whatever the direction holds. The kernel supports dense tensors of equal strides whose
+    sizes are multiples of four, in float32 or half precision, while a step is recorded by
     :class:`~deltasam.speed.capture.Captured`.
 
     Args:
         weights: w, one tensor per parameter.
-        direction: d, likewise.
+        direction: d, one tensor per parameter.
         step: A scalar.
-        grids: What to round to, None for a tensor that is not rounded; nothing is rounded by default.
-        seed: A scalar int64 tensor, what the random bits are made of; needed where something is rounded.
+        grids: The grid to round each tensor to, None for no rounding; by default nothing is rounded.
+        seed: The seed of the random bits, a scalar int64 tensor; needed if something is rounded.
     """
     made: list[Tensor | None] = [None] * len(weights)
     tables = Tables._current
@@ -104,12 +103,12 @@ def add_(
     grids: Sequence[Grid | None],
     seed: Tensor,
 ) -> set[int]:
-    """``w += step * d`` in place, rounded, in a step that is not recorded; returns which tensors the kernel took."""
+    """``w += step * d`` in place, rounded, in a step that is not recorded; returns the indices of what was moved."""
     if not is_ready(step.device):
         return set()
 
     def sent(rows: Sequence[Sequence[int]]) -> Tensor:
-        # Pinned, so that the copy does not wait; torch keeps the memory until the copy is made.
+        # Pinned, so that the copy is asynchronous; torch keeps the memory until the copy is done.
         table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=True).flatten()
         return table.to(step.device, non_blocking=True)
 
@@ -125,7 +124,7 @@ def _launch(
     seed: Tensor | None,
     take: Take,
 ) -> list[int]:
-    """Launches the kernel over the tensors that it takes and returns which; fills in results where there are none."""
+    """Launches the kernel over the tensors that it supports, fills in missing outputs, and returns the indices."""
     if step.dtype is not torch.float32 or not _is_aligned(step):
         return []
     grids = [None] * len(weights) if grids is None else grids
@@ -156,7 +155,7 @@ def _fits(w: Tensor, d: Tensor, grid: Grid | None, device: torch.device) -> bool
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie side by side, in whatever order."""
+    """Whether the elements fill a block of memory without gaps, in any order."""
     return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
@@ -173,7 +172,7 @@ def _planned(
     grids: Sequence[Grid | None],
     seed: Tensor | None,
 ) -> Callable[[], None] | None:
-    """The launch of the kernel over tensors that it takes; None if the tables have no room for them."""
+    """A function that launches the kernel over these tensors; None if the tables have no room for them."""
     blocks = [-(-w.numel() // _BLOCK) for w in weights]
     ends = list(accumulate(blocks))
     begins = [end - own for end, own in zip(ends, blocks, strict=True)]
@@ -188,7 +187,8 @@ def _planned(
     }  # fmt: skip
 
     def launch() -> None:
-        with torch.cuda.device(step.device) if step.is_cuda else nullcontext():  # Triton's is the current one
+        # Triton launches on the current device.
+        with torch.cuda.device(step.device) if step.is_cuda else nullcontext():
             module.move_kernel[(ends[-1],)](table, step, step if seed is None else seed, len(weights), **options)
 
     return launch
@@ -196,18 +196,18 @@ def _planned(
 
 @cache
 def is_ready(device: torch.device) -> bool:
-    """Whether the kernel runs on this device: it is compiled, which a recording would not survive, and tried out."""
+    """Whether the kernel runs on this device. The first call compiles it, which a recording would not survive."""
     if device.type != "cuda":
         return False
     try:
         return works(device)
-    except Exception as why:  # noqa: BLE001 - no Triton, no compiler, a device it does not know: torch's kernels remain
+    except Exception as why:  # noqa: BLE001 - no Triton, no compiler, an unknown device: fall back to torch's kernels
         _log.info("the fused kernel for perturbations cannot be used on %s: %s", device, why)
         return False
 
 
 def works(device: torch.device) -> bool:
-    """Tries the kernel out against torch: several tensors, a block that is not full, a step of zero, all grids."""
+    """Compares the kernel with torch: several tensors, a block that is not full, a zero step, all grids."""
     return all(_moves(device, dtype, grid) for dtype, grid in _KINDS)
 
 
@@ -218,7 +218,7 @@ _KINDS: tuple[tuple[torch.dtype, Grid | None], ...] = (
 
 
 def _moves(device: torch.device, dtype: torch.dtype, grid: Grid | None) -> bool:
-    """Whether a move is within one spacing of what it should be, and a move of nothing exactly nothing."""
+    """Whether a move is right within one spacing of the grid, and a zero move is exactly zero."""
     generator = torch.Generator().manual_seed(0)
     sizes = (8, _BLOCK, 2 * _BLOCK + 12)
     weights, direction = (

@@ -1,4 +1,4 @@
-"""The Triton kernel behind :mod:`deltasam.step.fused`. Imported there, on machines that have Triton (torch brings it)."""
+"""The Triton kernel of :mod:`deltasam.step.fused`, which imports it if Triton is installed (it comes with torch)."""
 
 # mypy: ignore-errors
 
@@ -28,7 +28,7 @@ def _rounded(w, move, seed, at, grid):
 def move_kernel(
     table, step, seed, number, DTYPE: tl.constexpr, ROUND: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    # Which tensor is this block of? The one whose last block (exclusive) is the first after it.
+    # The tensor of this block is the first one whose last block (exclusive) comes after it.
     block = tl.program_id(0)
     each = tl.arange(0, MOST)
     ends = tl.load(table + each, mask=each < number, other=0)
@@ -48,6 +48,6 @@ def move_kernel(
     if ROUND:
         grid = tl.load(table + 6 * number + mine).to(tl.int32)
         if grid != 0:
-            # A stream for each tensor: the place in the tensor is the place in the stream.
+            # One random stream per tensor, indexed by the position in the tensor.
             value = _rounded(w, s * d, tl.load(seed) + mine, at, grid)
     tl.store(out + at, tl.where(s == 0, w, value).to(DTYPE), mask=inside)

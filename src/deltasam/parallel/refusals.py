@@ -1,0 +1,106 @@
+"""Ways to spread a model over processes that no method supports: each raises one clear error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from deltasam._torch import active_ddp, joins_uneven_inputs
+from deltasam.parallel.shards import is_shard
+
+
+def refuse_foreign(model: nn.Module) -> None:
+    """Refuses wrappers that keep the parameters where no method can reach them.
+
+    Raises:
+        ValueError: The model is wrapped by DeepSpeed or by the first version of FSDP.
+    """
+    if type(model).__module__.split(".")[0] == "deepspeed" or hasattr(next(model.parameters(), None), "ds_id"):
+        raise ValueError(
+            "the model belongs to DeepSpeed, whose engine owns the parameters and the backward pass: use "
+            "DistributedDataParallel or torch.distributed.fsdp.fully_shard instead"
+        )
+    first = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    if first is not None and any(isinstance(module, first.FullyShardedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "the model is wrapped in FullyShardedDataParallel, which flattens the parameters: use "
+            "torch.distributed.fsdp.fully_shard instead (fsdp_version: 2 in accelerate)"
+        )
+
+
+def inside_ddp_forward(model: nn.Module) -> bool:
+    """Whether the forward of a DDP with several processes is running, and the model is a part of what it wraps."""
+    outer = active_ddp()
+    together = outer is not None and outer.process_group.size() > 1
+    replicated = {id(p) for p in outer.module.parameters()} if together else set()
+    return any(id(p) in replicated for p in model.parameters())
+
+
+def refuse_inside_ddp_forward(model: nn.Module) -> None:
+    """Refuses a part of a replica while DDP is in its forward: nothing would average its gradients.
+
+    Lightning calls ``training_step`` there, and its ``manual_backward`` prepares DDP for the backward.
+
+    Raises:
+        ValueError: The model is such a part.
+    """
+    if inside_ddp_forward(model):
+        raise ValueError(
+            f"model ({type(model).__name__}) is a part of a model in DistributedDataParallel, inside its forward: "
+            "the gradients would stay in each process. Pass the wrapped model; in a LightningModule with manual "
+            "optimization that is self.trainer.strategy.model, which calls the module's forward()"
+        )
+
+
+def refuse_tensor_parallel(parts: Sequence[Any], *, fully_sharded: bool) -> None:
+    """Refuses tensor parallelism, alone or together with ``fully_shard``.
+
+    Raises:
+        ValueError: A parameter is split along several dimensions, or not by ``fully_shard``.
+    """
+    split = any(sum(placement.is_shard() for placement in p.placements) > 1 for p in parts)
+    if split or not fully_sharded:
+        raise ValueError(
+            "the parameters are split by tensor parallelism, under which no method has been tested: use "
+            "DistributedDataParallel or torch.distributed.fsdp.fully_shard alone"
+        )
+
+
+def refuse_join(ddp: Any) -> None:
+    """Refuses an exchange under DDP's ``join``: processes without a batch answer only DDP's own exchanges.
+
+    Raises:
+        ValueError: ``DistributedDataParallel.join()`` is open.
+    """
+    if joins_uneven_inputs(ddp):
+        raise ValueError(
+            "under DistributedDataParallel.join() processes without a batch answer only what DDP itself exchanges, "
+            "and would leave the others waiting here: pass scope='local' to a method that perturbs weights "
+            "and does not edit the final gradient, or give all processes the same number of batches"
+        )
+
+
+def refuse_static_graph(ddp: Any) -> None:
+    """Refuses ``no_sync()`` of a DDP with a static graph.
+
+    Raises:
+        ValueError: It was made with ``static_graph=True``.
+    """
+    if getattr(ddp, "static_graph", False):
+        raise ValueError(
+            "DistributedDataParallel(static_graph=True) fails, or gives wrong gradients, in no_sync(), which "
+            "MicroBatches, scope='local' in a closure that calls backward(), and PerInstanceSAM's loop need: "
+            "leave static_graph out"
+        )
+
+
+def require_whole(what: str, params: Sequence[Any]) -> None:
+    """Raises a ValueError if parameters are shards but ``what`` needs all of them."""
+    if any(is_shard(p) for p in params):
+        raise ValueError(
+            f"{what} needs whole parameters on every process, and these are sharded: pass scope='local', which "
+            "gathers them for the length of a step, or use DistributedDataParallel"
+        )

@@ -1,0 +1,110 @@
+"""Sharded parameters (``fully_shard``, FSDP2): which part lies here, and sums over all parts.
+
+Norms and inner products are computed from whole tensors, so the numbers of all parts are added up here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that ``fully_shard`` was called on, whether or not their parameters are gathered at the moment."""
+    return [module for module in model.modules() if is_sharded_module(module)]
+
+
+def is_sharded_module(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on this module itself."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def is_shard(tensor: Any) -> bool:
+    """Whether this process holds only a part of the tensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # whoever made a sharded tensor has imported it
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies here, sharing its memory; an ordinary tensor itself."""
+    part: Tensor = tensor.detach().to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """The value as this process's part of a tensor that is sharded as the parameter is."""
+    if not is_shard(parameter):
+        return value
+    whole: Any = parameter
+    made: Tensor = type(whole.data).from_local(
+        value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    return made
+
+
+def remembered(value: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor from a checkpoint, as this process's part of a tensor that is sharded as the parameter is.
+
+    Raises:
+        ValueError: It is the part of another process, or was saved with another number of processes.
+    """
+    saved: Any = value
+    here: Any = parameter
+    if is_shard(saved) and is_shard(here):
+        if saved.device_mesh is here.device_mesh:  # not from a checkpoint
+            return value
+        fits = _place(saved) == _place(here)
+    else:
+        fits = not is_shard(saved) and saved.shape == local(here).shape  # the part alone
+    if not fits:
+        raise ValueError(
+            f"the state holds {_describe(saved)}, this process {_describe(here)}: every process must save and load "
+            "its own file, torch.save(method.state_dict(), f'method-{rank}.pt'), with the same number of processes, "
+            "or start without state"
+        )
+    return shard_like(local(value).to(parameter.device), parameter)
+
+
+def shard_number(parameter: Any) -> tuple[int, ...]:
+    """Which part lies here: the same for processes that hold the same part; () for an ordinary tensor."""
+    if not is_shard(parameter):
+        return ()
+    place = parameter.device_mesh.get_coordinate()  # of a mesh from a checkpoint: where it was saved
+    return tuple(place[d] for d, placement in enumerate(parameter.placements) if placement.is_shard())
+
+
+def _describe(tensor: Tensor) -> str:
+    number = shard_number(tensor)
+    return f"{f'part {number} of a' if number else 'a whole'} tensor, shape {tuple(local(tensor).shape)}"
+
+
+def _place(shard: Any) -> tuple[Any, ...]:
+    """Which part of a tensor this is, and of which division of it."""
+    return shard_number(shard), shard.shape, tuple(shard.placements), shard.device_mesh.mesh.shape
+
+
+def total(values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The sum of numbers that were computed from tensors, given as ``(number, tensor)``; adds up all parts of shards.
+
+    Tensors that are laid out alike share one message of one number.
+    """
+    here = [value for value, tensor in values if not is_shard(tensor)]
+    sharded: dict[Any, list[Tensor]] = {}
+    for value, tensor in values:
+        if is_shard(tensor):
+            layout: Any = tensor
+            pattern = tuple(placement.is_shard() for placement in layout.placements)
+            sharded.setdefault((layout.device_mesh, pattern), []).append(value)
+    for (mesh, pattern), members in sharded.items():
+        number = torch.stack(members).sum()
+        for dim, is_split in enumerate(pattern):
+            if is_split:
+                torch.distributed.all_reduce(number, group=mesh.get_group(dim))
+        here.append(number)
+    return torch.stack([value.to(here[0].device) for value in here]).sum()

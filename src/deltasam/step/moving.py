@@ -1,0 +1,273 @@
+"""The move to w + eps, which always moves back, bit for bit.
+
+There are three ways of moving. On the CPU the parameters are lent other memory. Elsewhere their values change in
+place, because compiled and sharded models hold the addresses. While a CUDA graph is recorded, w + eps is a new tensor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
+
+import torch
+from torch import Tensor, nn
+
+from deltasam._torch import foreach_copy_, foreach_lerp, foreach_lerp_, fused_ascent_
+from deltasam.parallel.shards import local, shard_number
+from deltasam.step import fused
+from deltasam.step.branches import is_recorded
+from deltasam.step.norms import dense, masked_product
+from deltasam.step.randomness import Seed, seeded_generator
+from deltasam.step.rounding import STORED, Grid, Rounding, add_rounded
+
+
+class Moved:
+    """Parameters away from w. :meth:`mirror` takes them to the other side; leaving the context takes them back."""
+
+    def __init__(self, params: Sequence[nn.Parameter], origin: Sequence[Tensor]) -> None:
+        self._params = params
+        self._origin = origin
+
+    def pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every moved parameter with its value at w; of a sharded one the part that lies here."""
+        return zip(self._params, self._origin, strict=True)
+
+    @torch.no_grad()
+    def mirror(self) -> None:
+        """Takes w + eps to w - eps.
+
+        ``2 w - (w + eps)`` is exact where ``w + eps`` was rounded, so the two points are symmetric about w even in
+        float32, which the second difference of Eq. 5 needs.
+        """
+        self._mirror([local(p.data) for p in self._params])
+        torch.clear_autocast_cache()
+
+    def _mirror(self, values: list[Tensor]) -> None:
+        foreach_lerp_(values, list(self._origin), 2.0)
+
+
+class _MovedRecorded(Moved):
+    """As :class:`Moved`, but w - eps is a second copy: a recorded pass at w + eps may not have run yet."""
+
+    def _mirror(self, values: list[Tensor]) -> None:
+        mirrored = foreach_lerp(values, list(self._origin), 2.0)
+        for p, value in zip(self._params, mirrored, strict=True):
+            p.data = value
+
+
+@contextmanager
+def perturbed(
+    params: Sequence[nn.Parameter],
+    direction: Sequence[Tensor | None],
+    step: Tensor,
+    *,
+    consume: bool = True,
+    grids: Sequence[Grid | None] | None = None,
+    seed: Seed = Seed(0, 0),  # noqa: B008 - a frozen record
+) -> Iterator[Moved]:
+    """Moves the parameters to ``w + step * direction`` and back to w, bit for bit, whatever happens inside.
+
+    If the weights are used, or stored, in fewer bits than the move needs, the move is rounded stochastically, see
+    :mod:`deltasam.step.rounding`.
+
+    Extra memory: one copy of the moved parameters; a second one for :meth:`Moved.mirror` while a CUDA graph is
+    recorded.
+
+    The direction is never written to. It may be the user's memory (a gradient that a hook keeps, a buffer that a
+    custom function returns as its gradient), and gradients of several parameters may be views into one tensor.
+
+    Args:
+        params: The parameters to move.
+        direction: One tensor per parameter; None leaves it where it is.
+        step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
+        consume: Empty the list of directions, so that their memory can be freed.
+        grids: The precision that each parameter is used in, None for float32. A parameter that is stored in half
+            precision is rounded to that in any case.
+        seed: The seed of the rounding.
+
+    Yields:
+        A handle that can :meth:`~Moved.mirror` the move.
+    """
+    grids = [None] * len(params) if grids is None else grids
+    chosen = [k for k, d in enumerate(direction) if d is not None]
+    moved = [params[k] for k in chosen]
+    given = [d for d in direction if d is not None]
+    if consume and isinstance(direction, list):
+        direction.clear()
+    with _way_to_move(moved)(moved, given, step, _rounding(moved, [grids[k] for k in chosen], seed)) as handle:
+        yield handle
+
+
+def _rounding(params: list[nn.Parameter], grids: list[Grid | None], seed: Seed) -> Rounding | None:
+    """How to round a move of these parameters; None if none of them needs it.
+
+    Processes that hold the same parameters round alike. Different shards are rounded with different random bits.
+    """
+    grids = [STORED.get(p.dtype, grid) for p, grid in zip(params, grids, strict=True)]
+    if not any(grids):
+        return None
+    shards = {local(p.data).device: shard_number(p) for p, grid in zip(params, grids, strict=True) if grid}
+    generators = {
+        device: seeded_generator(device, seed.child(number, *shard))
+        for number, (device, shard) in enumerate(shards.items())
+    }
+    return Rounding(grids, generators)
+
+
+def _way_to_move(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Moved]]:
+    """The way of moving these parameters."""
+    if any(type(p.data) is not Tensor for p in params):
+        return _in_place  # shards
+    if all(p.device.type == "cpu" for p in params):
+        return _lending
+    return _recorded if all(is_recorded(p.device) for p in params) else _in_place
+
+
+@contextmanager
+def _lending(
+    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> Iterator[Moved]:
+    """On the CPU: the moved weights are other tensors."""
+    size = float(step)  # no synchronisation: the value is on the host
+    values = [p.data for p in params]
+    direction.reverse()  # taken from the end, so that each direction is freed as soon as it is used
+    with torch.no_grad():
+        for k, w in enumerate(values):
+            d = direction.pop()
+            if size == 0:  # the direction may not be finite
+                continue
+            if rounding is None or rounding.grids[k] is None:
+                values[k] = torch.add(w, d, alpha=size)
+            else:
+                values[k] = _rounded(w, d, step, rounding, k)
+            del d
+    with _lent(params, values) as moved:
+        yield moved
+
+
+@contextmanager
+def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = Moved) -> Iterator[Moved]:
+    """Lends the parameters other tensors; the memory at w is not touched."""
+    origin = [p.data for p in params]
+    back = map(setattr, params, repeat("data"), origin)
+    try:
+        for p, value in zip(params, values, strict=True):
+            p.data = value
+        torch.clear_autocast_cache()  # autocast remembers its casts of the weights by parameter, not by value
+        yield kind(params, origin)
+    finally:
+        deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them moved, or none
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def _in_place(
+    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> Iterator[Moved]:
+    """On accelerators: the values change, and come back from a copy."""
+    weights = [local(p.data) for p in params]
+    direction[:] = [local(d) for d in direction]
+    origin = _copies(weights)
+    try:
+        with torch.no_grad():
+            add_scaled_(weights, direction, step, rounding)
+        direction.clear()  # during the passes at w + eps one copy of the parameters is held, not two
+        torch.clear_autocast_cache()
+        yield Moved(params, origin)
+    finally:
+        foreach_copy_(weights, origin)  # first, and in one call, as above; neither side has a graph
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def _recorded(
+    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> Iterator[Moved]:
+    """For a step that is being recorded: its kernels keep the addresses that they see, so nothing is copied back."""
+    weights = [p.data for p in params]
+    with torch.no_grad():
+        if rounding is None or step.device not in rounding.generators:
+            made = fused.moved(weights, direction, step)
+        else:
+            made = fused.moved(weights, direction, step, rounding.grids, _random_number(rounding, step.device))
+        rest = [k for k, value in enumerate(made) if value is None]
+        copies = _copies([weights[k] for k in rest])
+        add_scaled_(copies, [direction[k] for k in rest], step, None if rounding is None else rounding.of(rest))
+    direction.clear()
+    for k, copy in zip(rest, copies, strict=True):
+        made[k] = copy
+    with _lent(params, [value for value in made if value is not None], _MovedRecorded) as moved:
+        yield moved
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of all tensors, in few kernels."""
+    if not tensors:  # torch refuses an empty list
+        return []
+    made = [torch.empty_like(t) for t in tensors]
+    with torch.no_grad():
+        foreach_copy_(made, tensors)
+    return made
+
+
+def add_scaled_(
+    weights: list[Tensor], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+) -> None:
+    """``weights += step * direction`` in place; a zero step changes nothing, even where the direction is not finite.
+
+    No host synchronisation. Dense tensors of one dtype and device take a single fused kernel: the Triton kernel if
+    they are rounded, else that of ``torch.optim.SGD(fused=True)``.
+    """
+    if rounding is not None:
+        taken = _add_rounded_(weights, direction, step, rounding)
+        rest = [k for k in range(len(weights)) if k not in taken]
+        weights, direction = [weights[k] for k in rest], [direction[k] for k in rest]
+    if not weights:
+        return
+    first = weights[0]
+    kinds = {(type(t), t.dtype, t.device, t.is_sparse) for t in (*weights, *direction)}
+    alike = kinds == {(Tensor, first.dtype, first.device, False)} and all(map(fused.is_dense, weights))
+    if alike and first.device.type == "cuda" and first.dtype != torch.float64:  # its step size is a float32
+        _add_fused_(weights, direction, step)
+        return
+    for w, d in zip(weights, direction, strict=True):
+        w.add_(_scaled(d, step, w.device).to(w.dtype))
+
+
+def _scaled(d: Tensor, step: Tensor, device: torch.device) -> Tensor:
+    """The move of one tensor, dense; zero if the step is zero, whatever the direction holds."""
+    return masked_product(dense(d), step.to(device))
+
+
+def _add_rounded_(weights: list[Tensor], direction: list[Tensor], step: Tensor, rounding: Rounding) -> set[int]:
+    """Moves the tensors that have a grid, in one kernel if that is ready, else one by one; returns their indices."""
+    chosen = [k for k, grid in enumerate(rounding.grids) if grid]
+    done: set[int] = set()
+    if step.device in rounding.generators and not is_recorded(step.device) and fused.is_ready(step.device):
+        w, d = ([each[k] for k in chosen] for each in (weights, direction))
+        taken = fused.add_(w, d, step, rounding.of(chosen).grids, _random_number(rounding, step.device))
+        done = {chosen[k] for k in taken}
+    for k in chosen:
+        if k not in done:
+            weights[k].copy_(_rounded(weights[k], direction[k], step, rounding, k))
+    return set(chosen)
+
+
+def _rounded(w: Tensor, d: Tensor, step: Tensor, rounding: Rounding, k: int) -> Tensor:
+    """One tensor, moved and rounded."""
+    grid = rounding.grids[k]
+    assert grid is not None
+    return add_rounded(w, _scaled(d.float(), step.float(), w.device), grid, rounding.generators[w.device])
+
+
+def _random_number(rounding: Rounding, device: torch.device) -> Tensor:
+    """The seed of the kernel's random bits: on the device, so that every replay draws a new one."""
+    return torch.randint(2**62, (), generator=rounding.generators[device], device=device)
+
+
+def _add_fused_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
+    """:func:`add_scaled_` for dense tensors; a direction with other strides than its weight is copied first."""
+    pairs = zip(weights, direction, strict=True)
+    fused_ascent_(weights, [d if d.stride() == w.stride() else torch.empty_like(w).copy_(d) for w, d in pairs], step)

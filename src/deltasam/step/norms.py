@@ -1,0 +1,105 @@
+"""Arithmetic on lists of tensors, one tensor per parameter: norms, inner products, sums, and the size of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from deltasam._torch import foreach_norm
+from deltasam.parallel.shards import is_shard, local, total
+
+_STRETCH = 2**16  # elements that float32 can add up one after the other
+
+
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all tensors together, shards of other processes included.
+
+    It is accumulated in float32 at least, on the first one's device, to a relative error of a few 1e-6 however many
+    entries there are.
+    """
+    if not tensors:
+        return torch.zeros((), device="cpu")
+    values = [t.coalesce().values() if t.is_sparse else local(t) for t in tensors]
+    norms = _norms(values, _wide_enough(values))
+    if any(is_shard(t) for t in tensors):
+        return total([(n.square(), t) for n, t in zip(norms, tensors, strict=True)]).sqrt()
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return norm
+
+
+def _wide_enough(tensors: Sequence[Tensor]) -> torch.dtype:
+    """A dtype that holds the values of all tensors, float32 at least: the parts of a model may differ in theirs."""
+    return reduce(torch.promote_types, {t.dtype for t in tensors}, torch.float32)
+
+
+def _norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The 2-norm of each tensor.
+
+    On a CPU torch adds the squares of a float32 tensor one after the other: over the 23 million entries of BERT's word
+    embeddings the norm loses 0.3%, over 100 million 3%. Large ones are taken there in stretches (views, no copy).
+    """
+    if not any(_is_long(t) for t in tensors):
+        return list(foreach_norm(tensors, 2, dtype=dtype))
+    pieces = [_stretches(t) for t in tensors]
+    norms = iter(foreach_norm([piece for each in pieces for piece in each], 2, dtype=dtype))
+    found = [list(islice(norms, len(each))) for each in pieces]
+    return [each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each)) for each in found]
+
+
+def _is_long(tensor: Tensor) -> bool:
+    return tensor.numel() > _STRETCH and tensor.is_cpu
+
+
+def _stretches(tensor: Tensor) -> tuple[Tensor, ...]:
+    if not _is_long(tensor):
+        return (tensor,)
+    longest = max(tensor.shape)
+    return torch.split(tensor, max(1, _STRETCH * longest // tensor.numel()), tensor.shape.index(longest))
+
+
+def dot(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tensor:
+    """The inner product of two lists of tensors, shards of other processes included; None is zero."""
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    if not pairs:
+        return torch.zeros((), device="cpu")
+    dtype = _wide_enough([a for a, _ in pairs])
+    return total([((dense(local(a)).to(dtype) * dense(local(b)).to(dtype)).sum(), a) for a, b in pairs])
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor, converted to a dense one if it is sparse."""
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def combine(a: Tensor, first: Tensor | None, b: Tensor, second: Tensor | None) -> Tensor | None:
+    """``a * first + b * second`` with scalars a and b; None is zero, and so is a term whose factor is exactly zero.
+
+    The latter keeps a gradient that is not finite out of the sum when the method has decided not to use it. The sum of
+    two sparse tensors is sparse.
+    """
+    terms = [_times(factor, value) for factor, value in ((a, first), (b, second)) if value is not None]
+    terms.sort(key=lambda term: term.is_sparse)  # torch adds a sparse tensor to a dense one, not the other way round
+    return sum(terms[1:], start=terms[0]) if terms else None
+
+
+def _times(factor: Tensor, value: Tensor) -> Tensor:
+    if value.is_sparse:
+        value = value.coalesce()
+        scaled = _times(factor, value.values())
+        return torch.sparse_coo_tensor(value.indices(), scaled, value.shape, is_coalesced=True, check_invariants=False)
+    return masked_product(value, factor.to(value.device, value.dtype))
+
+
+def masked_product(value: Tensor, factor: Tensor) -> Tensor:
+    """``value * factor``, and zero where the factor is zero, even if the value is not finite there."""
+    return torch.where(factor == 0, torch.zeros_like(value), value * factor)
+
+
+def step_size(rho: float, norm: Tensor) -> Tensor:
+    """The radius over the norm; 0 where the norm is zero, not finite, or too small to divide by."""
+    size = rho / norm
+    return torch.where(torch.isfinite(size) & torch.isfinite(norm), size, torch.zeros_like(size))

@@ -1,0 +1,174 @@
+"""The batch of one step: its micro-batches, their shares in the mean, and smaller steps over a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.parallel.ranks import Ranks
+from deltasam.step.batches import MicroBatches, batch_size, ratio, shares, take, tensors
+from deltasam.step.randomness import Randomness, Replay, accelerators
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ObjectiveLike = Callable[[nn.Module, Any], Tensor]
+
+
+class StepBatch:
+    """A model, an objective, and one batch or several micro-batches that make up one.
+
+    Attributes:
+        model: The model.
+        inner: The model without DDP. DDP synchronises in ``backward()``; the ascent goes through the module inside.
+        named: The parameters by name.
+        trainable: Those that require gradients.
+        batches: The micro-batches; a single batch is the only one.
+        sizes: The number of instances of each, as soon as it is known.
+        objective: Maps (model, batch) to losses of shape (N,).
+        ranks: The processes that train the model.
+
+    Args:
+        model: The model.
+        batch: One batch, or :class:`~deltasam.MicroBatches`.
+        objective: The objective.
+        randomness: Whether extra passes see the same random draws.
+        replay: Remember the random streams and buffers for extra passes.
+        gather: Whether sharded parameters are gathered during the step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        objective: ObjectiveLike,
+        *,
+        randomness: Randomness = "shared",
+        replay: bool = True,
+        gather: bool = False,
+    ) -> None:
+        self.model = model
+        self.ranks = Ranks(model, gather=gather)
+        self.inner: nn.Module = self.ranks.inner
+        self.named = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
+        self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
+        self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        self.sizes: list[int | None] = [None] * len(self.batches)
+        self.objective = objective
+        self._is_part = len(self.batches) > 1  # whether a pass sees only a part of the batch at a time
+        self._shares = self._micro_batch_shares()
+        devices = accelerators([*self.named.values(), *tensors(self.batches)])
+        self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
+        self._replay = self._from_here() if replay else None
+
+    @property
+    def share(self) -> float | Tensor:
+        """The weight of a single batch in the step that it is a part of: 1, or less for one micro-batch of several."""
+        return self._shares[0]  # type: ignore[no-any-return]
+
+    # -- several micro-batches as one ----------------------------------------------------------------------------
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Joins the losses of the micro-batches, scaled so that their mean is the objective of the whole batch."""
+        if len(parts) == 1:
+            return parts[0]
+        total = sum(part.shape[0] for part in parts)
+        scaled = []
+        for share, part in zip(self._shares, parts, strict=True):
+            here = share.to(part) if isinstance(share, Tensor) else share
+            scaled.append(part * (here * total / part.shape[0]))
+        return torch.cat(scaled)
+
+    def _micro_batch_shares(self) -> list[Any]:
+        """The weight of each micro-batch's mean in the mean of all: its share of the items, or of the instances."""
+        if len(self.batches) == 1:
+            return [1.0]
+        getattr(self.objective, "check_parts", lambda batches: None)(self.batches)
+        items = getattr(self.objective, "items", lambda batch: None)
+        counts: list[Any] = [items(batch) for batch in self.batches]
+        if any(count is None for count in counts):
+            counts = self.sizes = [batch_size(batch) for batch in self.batches]
+        return shares(counts)  # without any item (0 / 0) they are zero, as the losses are
+
+    def _weighted_mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
+        """What micro-batch k contributes to the weighted mean over all instances."""
+        mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()
+        share = self._shares[k]
+        if isinstance(share, Tensor):
+            return mean * share.to(mean)
+        return mean if share == 1 else mean * share
+
+    def _weights_of(self, k: int, weights: Tensor | None) -> Tensor | None:
+        """The weights of the instances of micro-batch k."""
+        if weights is None or len(self.batches) == 1:
+            return weights
+        sizes = [int(size or 0) for size in self.sizes]
+        return weights[sum(sizes[:k]) : sum(sizes[: k + 1])]
+
+    # -- a part of the batch -------------------------------------------------------------------------------------
+
+    def subset(self, index: Tensor) -> Self:
+        """The passes of this step over some instances of its batch; they are counted with the others.
+
+        Raises:
+            ValueError: The step has several micro-batches, or the batch has no tensors to index.
+        """
+        size = self._only_size()
+        if (n := len(self.batches)) > 1 or size is None:
+            which = f"MicroBatches of {n}: call backward() for each, with scale=1 / {n}" if n > 1 else "one without"
+            raise ValueError(f"a part of the batch can be taken from one batch of tensors only, not from {which}")
+        other = copy(self)
+        other.batches, other._is_part = MicroBatches([take(self.batches[0], index, size)]), True
+        other.sizes = [index.shape[0]]
+        return other
+
+    def parts(self, *, without_side_effects: bool = False) -> Iterator[Self]:
+        """The micro-batches one by one, each with all its passes, for methods that perturb instances and not batches.
+
+        Args:
+            without_side_effects: Make only extra passes. Each part then starts where the one before ended, as in one
+                sweep over all; otherwise it starts where the random streams are when its turn comes.
+        """
+        replay = self._from_here(watch=True) if without_side_effects and len(self.batches) > 1 else self._replay
+        for k, batch in enumerate(self.batches):
+            part = copy(self)
+            part.batches, part.sizes, part._shares = MicroBatches([batch]), [self.sizes[k]], [self._shares[k]]
+            if k:
+                replay = replay.following() if without_side_effects and replay is not None else self._from_here()
+            part._replay = replay
+            with self.ranks.no_sync(k < len(self.batches) - 1):
+                yield part
+            self.sizes[k] = part.sizes[0]
+
+    def instances(self, index: Tensor, *, alone: bool) -> Self:
+        """The passes over some instances of a part, whose gradient is their share of the gradient of the step.
+
+        Args:
+            index: Which instances.
+            alone: Cut them out of the batch, which is cheaper. Otherwise the whole batch passes through the model,
+                which is right for any objective and gives every instance the random draws that it has in the batch.
+        """
+        size = self._only_size()
+        assert size is not None
+        objective = self.objective
+        if alone:
+            other = self.subset(index)
+            items = getattr(objective, "items", lambda batch: None)
+            here, whole = items(other.batches[0]), items(self.batches[0])
+            if here is not None and whole is not None:  # a token mean is over the tokens of the whole batch
+                factor = ratio(here, whole) * (size / index.shape[0])
+                other.objective = lambda model, batch: objective(model, batch) * factor
+        else:
+            other = copy(self)
+            other.objective = lambda model, batch: objective(model, batch)[index]
+            other.sizes = [index.shape[0]]
+        other._shares = [self._shares[0] * (index.shape[0] / size)]
+        return other
+
+    def _only_size(self) -> int | None:
+        return self.sizes[0] or batch_size(self.batches[0])
