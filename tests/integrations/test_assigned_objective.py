@@ -68,7 +68,7 @@ def test_weights_of_an_objective_that_came_later_are_cleared(tmp_path: Path) -> 
     objective, trainer = Tempered(), trainer_for(tmp_path, callbacks=[Noting])
     for _ in range(2):  # twice is no more than once
         trainer.objective = objective
-    assert sum(type(each).__name__ == "ClearedGradients" for each in trainer.callback_handler.callbacks) == 1
+    assert sum(type(each).__name__ == "ZeroAllGradients" for each in trainer.callback_handler.callbacks) == 1
     trainer.optimizer = torch.optim.SGD([*trainer.model.parameters(), *objective.parameters()], lr=1e-2)
     trainer.train()
     assert seen

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deltasam.integrations import MethodOptimizer
-from deltasam.integrations._closure import ClosurePasses
+from deltasam.integrations._closure_passes import ClosurePasses
 from deltasam.methods import ERM, GSAM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.weighting import LossWeights
 

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from deltasam import methods
 from deltasam.integrations import MethodTrainer
-from deltasam.integrations._own_weights import refuse_apart
+from deltasam.integrations._objective_weights import check_objective_weights
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
 from deltasam.objectives import Classification
@@ -150,9 +150,9 @@ def test_the_weights_of_an_objective_have_the_gradient_of_one_update(
 @WRAPPED
 def test_the_weights_of_an_objective_in_several_processes_are_refused(wrap: Callable[[Any], Any]) -> None:
     with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.* over the 2 processes"):
-        refuse_apart(wrap(Tempered()), 2)
-    refuse_apart(Tempered().requires_grad_(False), 2)
-    refuse_apart(Classification(), 2)
+        check_objective_weights(wrap(Tempered()), 2)
+    check_objective_weights(Tempered().requires_grad_(False), 2)
+    check_objective_weights(Classification(), 2)
 
 
 def test_the_weights_of_an_objective_in_recorded_steps_are_refused(tmp_path: Path) -> None:

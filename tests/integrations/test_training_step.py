@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from deltasam.integrations import MethodTrainer
 from deltasam.integrations._infer import check_inferred
+from deltasam.integrations._logged_loss import LossFilter
 from deltasam.integrations._metrics import StepMetrics
-from deltasam.integrations._shown import ShownLosses
 from deltasam.methods import ERM, SAM, LookSAM, Step
 from deltasam.objectives import Classification, Seq2Seq
 from helpers.tiny import classifier, labelled
@@ -240,16 +240,16 @@ def test_the_last_finite_loss_stands_in_with_the_share_of_its_micro_batch(tmp_pa
         return zeros + (3.0 if len(zeros) == 4 else float("nan"))
 
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=objective)
-    with trainer._losses.instead_of_the_filter(trainer.args):
+    with trainer._losses.replaces_trainers(trainer.args):
         found = [float(trainer.training_step(model, trainer.data_collator(classification_data(n)), 6)) for n in (4, 2)]
     assert found == pytest.approx([3.0 * 4 / 6, 3.0 * 2 / 6])
 
 
 def test_losses_are_filtered_in_a_training_only() -> None:
-    losses, args = ShownLosses(), SimpleNamespace(logging_nan_inf_filter=True)
-    with losses.instead_of_the_filter(args):
-        losses.shown(torch.tensor(2.0))
-    assert losses.shown(torch.tensor(float("nan"))).isnan()
+    losses, args = LossFilter(), SimpleNamespace(logging_nan_inf_filter=True)
+    with losses.replaces_trainers(args):
+        losses.filtered(torch.tensor(2.0))
+    assert losses.filtered(torch.tensor(float("nan"))).isnan()
 
 
 def test_a_callback_changes_the_method_of_split_steps(tmp_path: Path) -> None:

@@ -21,16 +21,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deltasam.integrations._lost import LostError as LostError
     from deltasam.integrations._mixin import MethodMixin as MethodMixin
     from deltasam.integrations._optimizer import MethodOptimizer as MethodOptimizer
     from deltasam.integrations._sentence import SentenceTransformerMethodTrainer as SentenceTransformerMethodTrainer
     from deltasam.integrations._sft import SFTMethodTrainer as SFTMethodTrainer
     from deltasam.integrations._trainer import MethodTrainer as MethodTrainer
     from deltasam.integrations._trainer import Seq2SeqMethodTrainer as Seq2SeqMethodTrainer
+    from deltasam.integrations._worker_errors import LostError as LostError
 
 _HOME = {
-    "LostError": "_lost",
+    "LostError": "_worker_errors",
     "MethodMixin": "_mixin",
     "MethodOptimizer": "_optimizer",
     "MethodTrainer": "_trainer",

@@ -17,12 +17,12 @@ from deltasam.integrations._arguments import (
     refuse_unsupported,
 )
 from deltasam.integrations._infer import check_inferred, infer_objective, no_labels
-from deltasam.integrations._lost import lost_told
+from deltasam.integrations._logged_loss import LossFilter
 from deltasam.integrations._metrics import StepMetrics
-from deltasam.integrations._own_weights import ClearedGradients, refuse_apart
+from deltasam.integrations._objective_weights import ZeroAllGradients, check_objective_weights
 from deltasam.integrations._precision import visible_autocast
-from deltasam.integrations._shown import ShownLosses
 from deltasam.integrations._state import load_state, save_state
+from deltasam.integrations._worker_errors import explain_worker_errors
 from deltasam.methods import Method
 from deltasam.objectives._base import load_objective
 from deltasam.objectives.batch import unwrapped
@@ -121,7 +121,7 @@ class MethodMixin(_Base):
             self._put_objective(wanted)
         self.forwards = self.backwards = 0
         self._step_metrics = StepMetrics()
-        self._losses = ShownLosses()
+        self._losses = LossFilter()
         self._operations: dict[Any, Any] = {}
 
     @property
@@ -143,12 +143,12 @@ class MethodMixin(_Base):
     def _put_objective(self, objective: Any) -> None:
         """Goes by this objective from here on, unless the training cannot."""
         check_step(self.model, objective)
-        refuse_apart(objective, self.args.world_size, capture=self.captured is not None, model=self.model)
+        check_objective_weights(objective, self.args.world_size, capture=self.captured is not None, model=self.model)
         if self.splitting is not None:
             self.splitting.check(objective)
         if with_weights(objective, self.model) is not None:
-            self.remove_callback(ClearedGradients)  # once is enough
-            self.add_callback(ClearedGradients)
+            self.remove_callback(ZeroAllGradients)  # once is enough
+            self.add_callback(ZeroAllGradients)
         self._objective = objective
 
     # -- what a subclass may change ------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class MethodMixin(_Base):
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0 and step.losses.device.type != "cpu":
             torch.get_device_module(step.losses.device).empty_cache()
-        return scale.share_of(self._losses.shown(step.loss)).to(self.args.device)
+        return scale.share_of(self._losses.filtered(step.loss)).to(self.args.device)
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         """The loss for evaluation: the model's own, or what the Trainer says.
@@ -300,7 +300,7 @@ class MethodMixin(_Base):
         """
         self._check_objective()
         self._operations.clear()
-        with lost_told(self._how_to_go_on), self._losses.instead_of_the_filter(self.args):
+        with explain_worker_errors(self.resume_hint), self._losses.replaces_trainers(self.args):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -308,7 +308,7 @@ class MethodMixin(_Base):
         self._load_states({"method": {}, "objective": {}, "forwards": 0, "backwards": 0})
         return super()._inner_training_loop(*args, **kwargs)
 
-    def _how_to_go_on(self) -> str:
+    def resume_hint(self) -> str:
         return f"train(resume_from_checkpoint=True) goes on from the last checkpoint in {self.args.output_dir}"
 
     def _save(self, *args: Any, **kwargs: Any) -> None:

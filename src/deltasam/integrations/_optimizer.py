@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from deltasam.integrations._closure import LINES, MANUAL, ClosurePasses, is_lightnings, wrapped
+from deltasam.integrations._closure_passes import LINES, MANUAL, ClosurePasses, is_lightnings, wrapped
 from deltasam.methods import ASAM, ESAM, SAM, FisherSAM, Method, SubsetSAM
 from deltasam.step.checks import shown
 

@@ -20,7 +20,7 @@ class LostError(RuntimeError):
 
 
 @contextmanager
-def lost_told(how_to_go_on: Callable[[], str]) -> Iterator[None]:
+def explain_worker_errors(hint: Callable[[], str]) -> Iterator[None]:
     """Turns what torch raises when a process has died into a :class:`LostError` that says what to do."""
     try:
         yield
@@ -28,7 +28,7 @@ def lost_told(how_to_go_on: Callable[[], str]) -> Iterator[None]:
         what = _what(error)
         if what is None:
             raise
-        raise LostError(f"{what}. {how_to_go_on()}") from error
+        raise LostError(f"{what}. {hint()}") from error
 
 
 def _what(error: RuntimeError | OSError | EOFError) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class ShownLosses:
+class LossFilter:
     """Replaces a loss that is not finite by the last finite one, on the device.
 
     ``Trainer``'s own filter asks the host in every step whether the loss is finite, so that the host waits for the
@@ -21,9 +21,9 @@ class ShownLosses:
 
     Example:
         >>> from types import SimpleNamespace
-        >>> losses, args = ShownLosses(), SimpleNamespace(logging_nan_inf_filter=True)
-        >>> with losses.instead_of_the_filter(args):
-        ...     [float(losses.shown(torch.tensor(value))) for value in (2.0, float("nan"))]
+        >>> losses, args = LossFilter(), SimpleNamespace(logging_nan_inf_filter=True)
+        >>> with losses.replaces_trainers(args):
+        ...     [float(losses.filtered(torch.tensor(value))) for value in (2.0, float("nan"))]
         [2.0, 2.0]
     """
 
@@ -32,7 +32,7 @@ class ShownLosses:
         self._filtered = False
 
     @contextmanager
-    def instead_of_the_filter(self, args: Any) -> Iterator[None]:
+    def replaces_trainers(self, args: Any) -> Iterator[None]:
         """Takes the place of the Trainer's filter for the length of a training; the arguments stay the user's."""
         wanted = args.logging_nan_inf_filter
         self._filtered, args.logging_nan_inf_filter = wanted, False
@@ -51,7 +51,7 @@ class ShownLosses:
         finally:
             args.logging_nan_inf_filter = now
 
-    def shown(self, loss: Tensor) -> Tensor:
+    def filtered(self, loss: Tensor) -> Tensor:
         """The loss, or the last finite one; 0 before there was any, as the Trainer's filter has it."""
         if not self._filtered:
             return loss

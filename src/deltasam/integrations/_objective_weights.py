@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from deltasam.objectives.nesting import with_weights
 
 
-class ClearedGradients(TrainerCallback):
+class ZeroAllGradients(TrainerCallback):
     """Clears the gradients of all that the optimizer updates; Trainer clears those of the model."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -22,7 +22,9 @@ class ClearedGradients(TrainerCallback):
         kwargs["optimizer"].zero_grad()
 
 
-def refuse_apart(objective: Any, processes: int, *, capture: bool = False, model: nn.Module | None = None) -> None:
+def check_objective_weights(
+    objective: Any, processes: int, *, capture: bool = False, model: nn.Module | None = None
+) -> None:
     """One clear error for weights that would come apart, or stay as they are.
 
     Args:
