@@ -97,9 +97,9 @@ def test_values_of_the_batches_and_a_choice_of_conditions(
     assert row.by_batch.keys() == {"spearman", "snr", "ideal", "median"}
     assert row.snr == pytest.approx(sum(row.by_batch["snr"]) / 3)
     assert row.by_batch["median"][0] != row.by_batch["median"][2]  # a direction of its own for every batch
-    shown = capsys.readouterr()
-    assert "quality of the weights" in shown.err
-    assert shown.out == ""
+    output = capsys.readouterr()
+    assert "quality of the weights" in output.err
+    assert output.out == ""
 
 
 def test_weights_that_are_all_zero_are_uniform_ones() -> None:

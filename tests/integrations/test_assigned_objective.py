@@ -1,4 +1,4 @@
-"""``trainer.objective = ...`` after the construction: it is refused, or followed, as one given there."""
+"""``trainer.objective = ...`` after construction: the same checks and the same training."""
 
 from __future__ import annotations
 
@@ -37,23 +37,28 @@ def trainer_for(folder: Path, *, objective: Any = None, callbacks: Any = None, *
 
 
 @pytest.mark.parametrize(
-    ("options", "objective", "error", "said"),
+    ("options", "objective", "error", "message"),
     [
-        ({}, None, TypeError, r"objective=None must be a callable"),
-        ({}, Classification, TypeError, r"objective=Classification is a class"),
-        ({}, nn.CrossEntropyLoss(reduction="none"), TypeError, r"takes outputs and targets"),
-        ({"capture": True}, Tempered(), ValueError, r"objective=Tempered has weights of its own.*capture=False"),
-        ({"label_smoothing_factor": 0.1}, Classification(), ValueError, r"label_smoothing_factor=0.1 .*was given"),
-        ({"on_out_of_memory": "split"}, Contrastive(), ValueError, r"'split' cannot be used with Contrastive"),
+        ({}, None, TypeError, "objective=None"),
+        ({}, Classification, TypeError, "objective=Classification"),
+        ({}, nn.CrossEntropyLoss(reduction="none"), TypeError, "objective=CrossEntropyLoss"),
+        ({"capture": True}, Tempered(), ValueError, "objective=Tempered .*capture=False"),
+        (
+            {"label_smoothing_factor": 0.1},
+            Classification(),
+            ValueError,
+            "label_smoothing_factor=0.1",
+        ),
+        ({"on_out_of_memory": "split"}, Contrastive(), ValueError, "'split' .*Contrastive"),
     ],
     ids=["none", "class", "criterion", "recorded", "smoothing", "split"],
 )
 def test_what_the_constructor_refuses_is_refused(
-    options: dict[str, Any], objective: Any, error: type[Exception], said: str, tmp_path: Path
+    options: dict[str, Any], objective: Any, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     trainer = trainer_for(tmp_path, **options)
     before = trainer.objective
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         trainer.objective = objective
     assert trainer.objective is before
 
@@ -116,7 +121,7 @@ def test_the_inferred_one_inside_a_regulariser_is_still_compared(
 
     monkeypatch.setattr(trainer.model, "forward", of_its_own)
     trainer.objective = RDrop(trainer.objective)
-    with pytest.raises(ValueError, match=r"computes the loss .*, and the objective inferred from its head, Classif"):
+    with pytest.raises(ValueError, match=r"computes the loss .* Classification"):
         trainer.train()
 
 

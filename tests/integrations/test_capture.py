@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from deltasam.integrations import MethodTrainer
-from deltasam.integrations._mixin import Scale
+from deltasam.integrations._accumulation import Scale
 from deltasam.methods import SAM, DeltaSAM, Method
 from deltasam.speed.capture import _captured
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, weights

@@ -82,5 +82,5 @@ def test_parts_of_a_micro_batch_may_be_without_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize("size", [8, 4])
 def test_an_optimizer_step_may_not(reduction: Any, size: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"every target token of the batch is ignored"):
+    with pytest.raises(ValueError, match="target token"):
         moved(tmp_path, ERM(), range(8), size, objective=Seq2Seq(reduction=reduction))

@@ -49,7 +49,7 @@ def cases() -> dict[str, tuple[Any, type, Tensor]]:
 def test_the_mean_is_the_plain_trainers_loss(name: str, smoothing: float, tmp_path: Path) -> None:
     model, kind, labels = cases()[name]
     if smoothing and kind is Regression:
-        with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1 with a regression model"):
+        with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1"):
             infer_objective(model, label_smoothing=smoothing)
         return
     objective = infer_objective(model, label_smoothing=smoothing)
@@ -75,7 +75,7 @@ def test_peft_models_are_looked_into() -> None:
 def test_several_labels_are_a_clear_error(tmp_path: Path) -> None:
     args = arguments(tmp_path, label_names=["labels", "more"])
     trainer = MethodTrainer(model=classifier(), args=args, method=ERM())
-    with pytest.raises(ValueError, match=r"has the labels \['labels', 'more'\], not one; pass the objective"):
+    with pytest.raises(ValueError, match=r"\['labels', 'more'\]; pass the objective"):
         trainer.train()
 
 
@@ -107,16 +107,16 @@ def test_a_model_whose_forward_hands_everything_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (encoder, "cannot tell the objective of BertModel from its head; pass the objective"),
-        (lambda: nn.Linear(2, 2), "cannot tell the objective of Linear from its head; pass the objective"),
+        (encoder, "BertModel .* pass the objective"),
+        (lambda: nn.Linear(2, 2), "Linear .* pass the objective"),
         (
             lambda: hf.BertForQuestionAnswering(encoder_config("bert")),
-            "cannot tell the objective of BertForQuestionAnswering",
+            "BertForQuestionAnswering .*objective",
         ),
     ],
     ids=["encoder", "module", "question answering"],
 )
-def test_a_head_that_says_nothing_is_a_clear_error_in_training(model: Any, message: str, tmp_path: Path) -> None:
+def test_an_unknown_head_raises_in_training_only(model: Any, message: str, tmp_path: Path) -> None:
     trainer = MethodTrainer(model=model(), args=arguments(tmp_path), method=ERM())
     assert trainer.objective is None
     for _ in range(2):

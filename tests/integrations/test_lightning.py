@@ -99,7 +99,7 @@ def test_accumulation_by_lightning_is_refused(whole: bool, tmp_path: Path) -> No
             adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
             return MethodOptimizer(adam, self.method, self if whole else self.network)
 
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches=2\) .*manual optimization.*scale=1 / 2"):
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches=2\) .*scale=1 / 2"):
         fit(Inner(SAM()), tmp_path, accumulate_grad_batches=2)
 
 
@@ -113,13 +113,9 @@ def test_a_method_that_needs_losses_is_for_manual_optimization(kind: Any, whole:
             adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
             return MethodOptimizer(adam, self.method, self if whole else self.network, closure=kind)
 
-    what = {"backward": "DeltaSAM needs the loss of every instance, which", "losses": "closure='losses' is not for"}
-    with pytest.raises(ValueError, match=f"^{what[kind]} Lightning's automatic .*: use manual") as caught:
+    with pytest.raises(ValueError, match=r"manual.* method\.backward\(self, batch, objective\)") as caught:
         fit(Inner(DeltaSAM()), tmp_path)
-    words = str(caught.value)
-    assert "method.backward(self, batch, objective)" in words
-    assert 'closure="losses"' not in words
-    assert repr(DeltaSAM()) not in words
+    assert 'closure="losses"' not in str(caught.value)
 
 
 def test_losses_by_a_closure_of_ones_own(tmp_path: Path) -> None:
@@ -153,7 +149,7 @@ def test_losses_by_a_closure_of_ones_own(tmp_path: Path) -> None:
 def test_clipping_by_lightning_that_would_change_the_method_is_refused(
     method: Method, algorithm: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"gradient_clip_val=0.1\) .*every pass.*register_step_pre_hook"):
+    with pytest.raises(ValueError, match=r"gradient_clip_val=0.1\) .*register_step_pre_hook"):
         fit(Automatic(method), tmp_path, gradient_clip_val=0.1, gradient_clip_algorithm=algorithm)
 
 

@@ -278,27 +278,24 @@ def test_copies_and_pickles() -> None:
 
 
 @pytest.mark.parametrize("method", [*OTHERS, *TAKE_PARTS, FreeLB(), PerInstanceSAM()], ids=name)
-def test_a_method_that_needs_losses_shows_the_lines_to_write(method: Method) -> None:
+def test_a_method_that_needs_losses_raises(method: Method) -> None:
     model, _, optimizer = wrapped(replace(method))
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(
-        ValueError, match=r"needs the loss of every instance[\s\S]*closure=\"losses\"[\s\S]*reduction="
-    ):
+    with pytest.raises(ValueError, match=rf"{type(method).__name__} .*closure=\"losses\".*reduction=\"none\""):
         optimizer.step(backward_closure(model, optimizer, batches(1)[0]))
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-def test_no_closure_shows_the_lines_to_write() -> None:
-    with pytest.raises(TypeError, match=r"step\(\) needs a closure[\s\S]*loss.backward\(\)[\s\S]*return loss"):
-        wrapped()[2].step()
-    with pytest.raises(TypeError, match=r"step\(\) needs a closure[\s\S]*reduction=\"none\""):
-        wrapped(closure="losses")[2].step()
+@pytest.mark.parametrize(("style", "wanted"), [("backward", r"loss\.backward\(\)"), ("losses", r"\(N,\)")])
+def test_no_closure(style: Any, wanted: str) -> None:
+    with pytest.raises(TypeError, match=rf"closure that .*{wanted}.*MethodTrainer"):
+        wrapped(closure=style)[2].step()
 
 
 @pytest.mark.parametrize("name", ["first_step", "second_step"])
-def test_the_steps_of_other_packages_say_what_takes_their_place(name: str) -> None:
+def test_the_steps_of_other_packages(name: str) -> None:
     optimizer = wrapped()[2]
-    with pytest.raises(AttributeError, match=rf"MethodOptimizer has no {name}: step\(closure\) makes all passes"):
+    with pytest.raises(AttributeError, match=rf"MethodOptimizer has no {name}: step\(closure\)"):
         getattr(optimizer, name)(zero_grad=True)
     assert not hasattr(optimizer, name)  # frameworks ask
 
@@ -329,11 +326,11 @@ def test_a_closure_that_steps_is_refused(inner: str, style: Any) -> None:
 @pytest.mark.parametrize(
     ("style", "closure", "error", "match"),
     [
-        ("backward", lambda model, losses: None, TypeError, "returned NoneType, not the loss"),
-        ("backward", lambda model, losses: losses, ValueError, r"shape \(6,\).*closure='losses'"),
-        ("backward", lambda model, losses: losses.mean(), ValueError, r"left no gradient: call loss.backward\(\)"),
-        ("losses", lambda model, losses: losses.mean(), ValueError, "returned a scalar"),
-        ("losses", lambda model, losses: None, TypeError, "returned NoneType"),
+        ("backward", lambda model, losses: None, TypeError, "NoneType.*return loss"),
+        ("backward", lambda model, losses: losses, ValueError, r"shape \(6,\).*closure=\"losses\""),
+        ("backward", lambda model, losses: losses.mean(), ValueError, r"call loss\.backward\(\)"),
+        ("losses", lambda model, losses: losses.mean(), ValueError, "scalar"),
+        ("losses", lambda model, losses: None, TypeError, "NoneType"),
     ],
 )
 def test_bad_closures(style: Any, closure: Any, error: type[Exception], match: str) -> None:
@@ -345,27 +342,27 @@ def test_bad_closures(style: Any, closure: Any, error: type[Exception], match: s
 @pytest.mark.parametrize("method", TAKE_PARTS, ids=name)
 def test_methods_that_take_parts_ask_for_the_batch(method: Method) -> None:
     model, _, optimizer = wrapped(method, closure="losses")
-    with pytest.raises(ValueError, match=r"takes a part of the batch: give it with optimizer.step\(closure, batch\)"):
+    with pytest.raises(ValueError, match=r"optimizer\.step\(closure, batch\)"):
         optimizer.step(lambda: objective(model, batches(1)[0]))
 
 
 def test_bad_arguments() -> None:
     model, base, _ = wrapped()
-    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer"):
+    with pytest.raises(TypeError, match="optimizer="):
         MethodOptimizer(torch.optim.SGD, SAM(), model)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="must be a method such as SAM"):
+    with pytest.raises(TypeError, match="method="):
         MethodOptimizer(base, SAM, model)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="closure='loss' must be one of"):
+    with pytest.raises(ValueError, match="closure='loss'"):
         MethodOptimizer(base, SAM(), model, closure="loss")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="LBFGS evaluates the closure by itself"):
+    with pytest.raises(ValueError, match="optimizer=LBFGS"):
         MethodOptimizer(torch.optim.LBFGS(model.parameters()), SAM(), model)
-    with pytest.raises(TypeError, match=r"model=AdamW .* must be a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match="model=AdamW"):
         MethodOptimizer(base, SAM(), base)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"model \(Linear\) has none of the parameters that optimizer \(AdamW\)"):
+    with pytest.raises(ValueError, match=r"optimizer \(AdamW\).*model \(Linear\)"):
         MethodOptimizer(base, SAM(), nn.Linear(5, 3))
 
 
 def test_a_closure_that_goes_backward_where_losses_are_wanted() -> None:
     model, _, optimizer = wrapped(DeltaSAM(), closure="losses")
-    with pytest.raises(RuntimeError, match=r"must only compute the losses.*no backward\(\)"):
+    with pytest.raises(RuntimeError, match=r"backward\(\)"):
         optimizer.step(backward_closure(model, optimizer, batches(1)[0]))

@@ -116,12 +116,12 @@ def test_regularisers_see_the_logits_of_the_targets() -> None:
 
 def test_without_the_setting_an_error_names_it() -> None:
     model, batch = tuned(), texts()
-    with pytest.raises(ValueError, match=r"3 logits per sequence more.*CausalLM\(virtual_tokens=3\)"):
+    with pytest.raises(ValueError, match=r"CausalLM\(virtual_tokens=3\)"):
         CausalLM()(model, batch)
     for wrong in (2, 4):
         with pytest.raises(ValueError, match=rf"virtual_tokens={wrong}"):
             CausalLM(virtual_tokens=wrong)(model, batch)
-    with pytest.raises(ValueError, match="virtual_tokens is -1"):
+    with pytest.raises(ValueError, match=r"virtual_tokens.*-1"):
         CausalLM(virtual_tokens=-1)
 
 
@@ -131,7 +131,7 @@ def test_a_loss_of_its_own_is_refused(tmp_path: Path) -> None:
     config = peft.CPTConfig(task_type="CAUSAL_LM", cpt_token_ids=[3, 4], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2])
     model = peft.get_peft_model(causal("llama"), config)
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=SAM(), train_dataset=rows(texts()))
-    with pytest.raises(ValueError, match="CPT has a loss of its own"):
+    with pytest.raises(ValueError, match=r"CPT .* pass the objective"):
         trainer.train()
 
 

@@ -149,7 +149,7 @@ def test_the_weights_of_an_objective_have_the_gradient_of_one_update(
 
 @WRAPPED
 def test_the_weights_of_an_objective_in_several_processes_are_refused(wrap: Callable[[Any], Any]) -> None:
-    with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.* over the 2 processes"):
+    with pytest.raises(ValueError, match=r"objective=Tempered .* 2 processes"):
         check_objective_weights(wrap(Tempered()), 2)
     check_objective_weights(Tempered().requires_grad_(False), 2)
     check_objective_weights(Classification(), 2)
@@ -157,7 +157,7 @@ def test_the_weights_of_an_objective_in_several_processes_are_refused(wrap: Call
 
 def test_the_weights_of_an_objective_in_recorded_steps_are_refused(tmp_path: Path) -> None:
     """A recording puts the gradients of the model into their places, and no others."""
-    with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.*capture=False"):
+    with pytest.raises(ValueError, match=r"objective=Tempered .*capture=False"):
         MethodTrainer(fresh(), arguments(tmp_path), method=SAM(), objective=Tempered(), capture=True)
     frozen = Tempered().requires_grad_(False)
     assert MethodTrainer(fresh(), arguments(tmp_path), method=SAM(), objective=frozen, capture=True)
@@ -203,7 +203,7 @@ def test_another_number_of_processes_continues_without_the_state(
     one = trainer_for(tmp_path, LookSAM())
     one.train(resume_from_checkpoint=str(checkpoint))
     assert one.method.steps == 5
-    assert "is of 2 processes, not 1; LookSAM starts without state" in caplog.text
+    assert "2 processes, not 1; LookSAM starts without state" in caplog.text
 
 
 def test_the_state_of_another_process_is_not_taken(
@@ -286,5 +286,5 @@ def test_state_survives_the_disk(tmp_path: Path) -> None:
 
 
 def test_state_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="the state has set at 'method/seen'"):
+    with pytest.raises(TypeError, match="set at 'method/seen'"):
         save_state(tmp_path, "state", {"method": {"seen": {1}}})

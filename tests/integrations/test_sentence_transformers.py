@@ -114,36 +114,19 @@ def test_a_loss_without_rows_says_what_to_pass(tmp_path: Path) -> None:
         loss=st_losses.MultipleNegativesRankingLoss(model),
         method=SAM(),
     )
-    with pytest.raises(ValueError, match=r"MultipleNegativesRankingLoss returns one loss .* objective=Contrastive\("):
+    with pytest.raises(ValueError, match=r"loss=MultipleNegativesRankingLoss .* objective=Contrastive\("):
         trainer.train()
 
 
 @pytest.mark.parametrize("scored", [False, True])
 def test_no_loss_and_no_objective_says_what_to_pass(scored: bool, tmp_path: Path) -> None:
-    """What sentence-transformers takes then compares pairs with each other, and fails without scores."""
+    """The default of sentence-transformers compares pairs with each other, and fails without scores."""
     data = pairs().add_column("score", [0.5] * len(pairs())) if scored else pairs()
     trainer = SentenceTransformerMethodTrainer(
         model=encoder(), args=options(tmp_path), train_dataset=data, method=SAM()
     )
-    with pytest.raises(
-        ValueError, match=r"CoSENTLoss, .* neither loss= nor objective=.* pass objective=Contrastive\("
-    ):
+    with pytest.raises(ValueError, match=r"loss=CoSENTLoss, .* objective=Contrastive\("):
         trainer.train()
-
-
-@pytest.mark.parametrize("loss", [None, "CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"])
-def test_an_evaluation_without_scores(loss: str | None, tmp_path: Path) -> None:
-    model = encoder()
-    trainer = SentenceTransformerMethodTrainer(
-        model=model,
-        args=options(tmp_path),
-        eval_dataset=pairs(),
-        loss=None if loss is None else getattr(st_losses, loss)(model),
-        method=SAM(),
-    )
-    told = rf"loss={loss or 'CoSENTLoss'} is for scored pairs, .* no scores, a column named 'score' or 'label': "
-    with pytest.raises(ValueError, match=rf"{told}.*rename_column.* pass objective=Contrastive\("):
-        trainer.evaluate()
 
 
 def test_three_columns_are_not_two_views(tmp_path: Path) -> None:
@@ -151,7 +134,7 @@ def test_three_columns_are_not_two_views(tmp_path: Path) -> None:
     trainer = SentenceTransformerMethodTrainer(
         model=encoder(), args=options(tmp_path), train_dataset=data, method=SAM(), objective=Contrastive()
     )
-    with pytest.raises(ValueError, match="two views, but the data set has 3 text columns"):
+    with pytest.raises(ValueError, match="3 text columns"):
         trainer.train()
 
 

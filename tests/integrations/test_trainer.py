@@ -316,7 +316,7 @@ def test_an_encoder_learns_from_pairs(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     args = arguments(tmp_path)
-    with pytest.raises(TypeError, match=r"method=.*SAM.* must be a method such as DeltaSAM"):
+    with pytest.raises(TypeError, match=r"method=.*SAM"):
         MethodTrainer(model=fresh(), args=args, method=SAM)
     with pytest.raises(ValueError, match=r"compute_loss_func .* pass objective="):
         MethodTrainer(model=fresh(), args=args, method=SAM(), compute_loss_func=lambda *a, **k: None)
@@ -324,16 +324,16 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"compute_loss_func .* pass objective="):
         MethodTrainer(*in_place, method=SAM())
     optimizer = torch.optim.SGD(fresh().parameters())
-    with pytest.raises(TypeError, match=r"method=SGD \( Parameter .*\.\.\. must be a method such as DeltaSAM"):
+    with pytest.raises(TypeError, match=r"method=SGD \( Parameter"):
         MethodTrainer(model=fresh(), args=args, method=optimizer)
-    with pytest.raises(TypeError, match=r"objective=Classification is a class: make one of it, Classification\(\)"):
+    with pytest.raises(TypeError, match=r"objective=Classification .*Classification\(\)"):
         MethodTrainer(model=fresh(), args=args, method=SAM(), objective=Classification)
     for wrapper in (Splitting, Captured):
-        with pytest.raises(TypeError, match=rf"method={wrapper.__name__}.*: pass the method itself, .*capture=True"):
+        with pytest.raises(TypeError, match=rf"method=.*{wrapper.__name__}.*capture=True"):
             MethodTrainer(model=fresh(), args=args, method=wrapper(SAM()))
     model = fresh()
     twice = MethodOptimizer(torch.optim.SGD(model.parameters()), SAM(), model)
-    with pytest.raises(ValueError, match=r"MethodOptimizer takes the gradients itself.*pass the optimizer inside it"):
+    with pytest.raises(ValueError, match=r"optimizers=MethodOptimizer\(.*method="):
         MethodTrainer(model=model, args=args, method=SAM(), optimizers=(twice, None))
 
 

@@ -108,7 +108,7 @@ def test_a_step_by_itself_is_no_part_of_another(tmp_path: Path) -> None:
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=Seq2Seq())
     batch = trainer.data_collator(seq2seq_data(4))
     batch["labels"].fill_(-100)
-    with pytest.raises(ValueError, match="every target token of the batch is ignored"):
+    with pytest.raises(ValueError, match="target token"):
         trainer.training_step(model, batch)
 
 
@@ -123,14 +123,11 @@ def test_an_inferred_objective_is_compared_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        (torch.tensor([0, 9]), "labels contain 9, but the model has . classes"),
-        (torch.tensor([0.0, 1.0]), "labels have type torch.float32, but must be integers"),
-    ],
+    ("labels", "message"),
+    [(torch.tensor([0, 9]), "labels .* 9"), (torch.tensor([0.0, 1.0]), "labels .* torch.float32")],
 )
-def test_labels_that_do_not_fit_are_told_by_the_objective_not_by_the_model(labels: torch.Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_unsuitable_labels_raise_the_objectives_error(labels: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_inferred(classifier(), labelled(labels), Classification())
 
 
@@ -240,14 +237,14 @@ def test_the_last_finite_loss_stands_in_with_the_share_of_its_micro_batch(tmp_pa
         return zeros + (3.0 if len(zeros) == 4 else float("nan"))
 
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=objective)
-    with trainer._losses.replaces_trainers(trainer.args):
+    with trainer._loss_filter.enabled_for(trainer.args):
         found = [float(trainer.training_step(model, trainer.data_collator(classification_data(n)), 6)) for n in (4, 2)]
     assert found == pytest.approx([3.0 * 4 / 6, 3.0 * 2 / 6])
 
 
 def test_losses_are_filtered_in_a_training_only() -> None:
     losses, args = LossFilter(), SimpleNamespace(logging_nan_inf_filter=True)
-    with losses.replaces_trainers(args):
+    with losses.enabled_for(args):
         losses.filtered(torch.tensor(2.0))
     assert losses.filtered(torch.tensor(float("nan"))).isnan()
 
@@ -269,12 +266,16 @@ def test_a_callback_changes_the_method_of_split_steps(tmp_path: Path) -> None:
     assert trainer.forwards == 2 + 1 + 1
 
 
-def test_a_method_of_another_state_is_recorded_anew(tmp_path: Path) -> None:
+def test_another_method_of_the_same_settings_is_recorded_again(tmp_path: Path) -> None:
     trainer = MethodTrainer(model=fresh(), args=arguments(tmp_path), method=LookSAM(), capture=True)
-    assert trainer.captured is not None
-    assert trainer._up_to_date(trainer.captured) is trainer.captured
+    batch, before = trainer.data_collator(classification_data(4)), trainer.captured
+    trainer.training_step(trainer.model, batch)
+    assert trainer.captured is before
     trainer.method = LookSAM()
-    assert trainer._up_to_date(trainer.captured).method.state is trainer.method.state
+    trainer.training_step(trainer.model, batch)
+    assert trainer.captured is not before
+    assert trainer.captured is not None
+    assert trainer.captured.method is trainer.method
 
 
 def test_steps_are_recorded_anew_in_every_training(tmp_path: Path) -> None:
@@ -291,6 +292,6 @@ def test_steps_are_recorded_anew_in_every_training(tmp_path: Path) -> None:
     assert trainer.captured is not before
 
 
-def test_wrong_objectives_are_told_when_the_trainer_is_made(tmp_path: Path) -> None:
+def test_wrong_objectives_raise_in_the_constructor(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="objective="):
         MethodTrainer(model=fresh(), args=arguments(tmp_path), method=SAM(), objective=3)

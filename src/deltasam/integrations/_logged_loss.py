@@ -1,4 +1,4 @@
-"""The losses that a Trainer logs: what ``logging_nan_inf_filter`` promises, without waiting for the device."""
+"""The losses that a Trainer logs: ``logging_nan_inf_filter`` without waiting for the device."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from torch import Tensor
 class LossFilter:
     """Replaces a loss that is not finite by the last finite one, on the device.
 
-    ``Trainer``'s own filter asks the host in every step whether the loss is finite, so that the host waits for the
-    device, and the device then for the host.
+    ``Trainer``'s own filter asks the host in every step whether the loss is finite, so the host waits for the device.
 
     Attributes:
-        last: The last finite loss, a scalar on its device; None before the first step with the filter.
+        last: The last finite loss, a scalar on its device; None before the first filtered step.
 
     Example:
         >>> from types import SimpleNamespace
         >>> losses, args = LossFilter(), SimpleNamespace(logging_nan_inf_filter=True)
-        >>> with losses.replaces_trainers(args):
+        >>> with losses.enabled_for(args):
         ...     [float(losses.filtered(torch.tensor(value))) for value in (2.0, float("nan"))]
         [2.0, 2.0]
     """
 
     def __init__(self) -> None:
         self.last: Tensor | None = None
-        self._filtered = False
+        self._enabled = False
 
     @contextmanager
-    def replaces_trainers(self, args: Any) -> Iterator[None]:
-        """Takes the place of the Trainer's filter for the length of a training; the arguments stay the user's."""
+    def enabled_for(self, args: Any) -> Iterator[None]:
+        """Replaces the Trainer's filter during a training; restores ``args`` afterwards."""
         wanted = args.logging_nan_inf_filter
-        self._filtered, args.logging_nan_inf_filter = wanted, False
+        self._enabled, args.logging_nan_inf_filter = wanted, False
         try:
             yield
         finally:
-            self._filtered, args.logging_nan_inf_filter = False, wanted
+            self._enabled, args.logging_nan_inf_filter = False, wanted
 
     @contextmanager
-    def as_given(self, args: Any) -> Iterator[None]:
-        """The arguments as the user gave them, for the while that they are saved."""
+    def original_arguments(self, args: Any) -> Iterator[None]:
+        """Sets ``args`` to the user's value inside, to save them."""
         now = args.logging_nan_inf_filter
-        args.logging_nan_inf_filter = now or self._filtered
+        args.logging_nan_inf_filter = now or self._enabled
         try:
             yield
         finally:
             args.logging_nan_inf_filter = now
 
     def filtered(self, loss: Tensor) -> Tensor:
-        """The loss, or the last finite one; 0 before there was any, as the Trainer's filter has it."""
-        if not self._filtered:
+        """Returns the loss if it is finite, else the last finite one; 0 if there is none, as Trainer does."""
+        if not self._enabled:
             return loss
         last = torch.zeros_like(loss) if self.last is None else self.last.to(loss)
         self.last = torch.where(torch.isfinite(loss), loss.detach(), last)

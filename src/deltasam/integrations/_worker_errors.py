@@ -1,4 +1,4 @@
-"""What is said when a process that the training needs has died: a worker of the data loader, or another rank."""
+"""Errors for dead processes: a worker of the data loader, or another rank."""
 
 from __future__ import annotations
 
@@ -8,50 +8,49 @@ from traceback import walk_tb
 
 import torch
 
-# What gloo and the stores say; NCCL's watchdog ends the process by itself.
-_GONE = (
+# Messages of gloo and of the stores. NCCL's watchdog ends the process itself.
+_LOST_CONNECTION = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket Timeout",
     "Socket closed", "pair closure", "failed to recv",
 )  # fmt: skip
 
 
 class LostError(RuntimeError):
-    """A process that the training needs has died; the checkpoints are intact."""
+    """A process that the training needs has died. The checkpoints are intact."""
 
 
 @contextmanager
 def explain_worker_errors(hint: Callable[[], str]) -> Iterator[None]:
-    """Turns what torch raises when a process has died into a :class:`LostError` that says what to do."""
+    """Converts torch's error about a dead process into a :class:`LostError` that ends with the hint."""
     try:
         yield
     except (RuntimeError, OSError, EOFError) as error:
-        what = _what(error)
-        if what is None:
+        reason = _reason(error)
+        if reason is None:
             raise
-        raise LostError(f"{what}. {hint()}") from error
+        raise LostError(f"{reason}. {hint()}") from error
 
 
-def _what(error: RuntimeError | OSError | EOFError) -> str | None:
+def _reason(error: RuntimeError | OSError | EOFError) -> str | None:
     text = str(error) or type(error).__name__
-    # Not "DataLoader worker process": so begins an error of the data set, which its worker has told and lived on.
-    if "DataLoader worker (pid" in text or "Pin memory thread exited" in text or _while_a_worker_sent(error):
+    # Not "DataLoader worker process": that is an error in the data set, reported by a worker that is still alive.
+    if "DataLoader worker (pid" in text or "Pin memory thread exited" in text or _broke_connection_to_worker(error):
         return (
             f"a worker of the data loader has died ({text.splitlines()[0]}): the data set crashed it, or the system "
-            "ended it for want of memory. Without workers (dataloader_num_workers=0) an error of the data set shows "
-            "itself"
+            "killed it because memory ran out. To see an error of the data set, set dataloader_num_workers=0"
         )
     if not isinstance(error, RuntimeError):
         return None
     distributed = torch.distributed.is_available() and isinstance(error, torch.distributed.DistError)
-    if distributed or any(sign in text for sign in _GONE):
-        return f"another process of the training has died or does not answer ({text.splitlines()[0][:200]})"
+    if distributed or any(message in text for message in _LOST_CONNECTION):
+        return f"another process of the training has died or does not respond ({text.splitlines()[0][:200]})"
     return None
 
 
-def _while_a_worker_sent(error: BaseException) -> bool:
-    """Whether a connection to a worker broke: torch passes that on where the worker is not yet known to be dead.
+def _broke_connection_to_worker(error: BaseException) -> bool:
+    """Whether the connection to a worker broke before torch noticed that the worker is dead.
 
-    The data set's own errors are not among them: a worker sends them whole, and they are raised elsewhere.
+    Errors of the data set do not match: a worker sends them whole, and they are raised elsewhere.
     """
     if isinstance(error, RuntimeError):
         return False

@@ -19,7 +19,7 @@ else through the callables ``predict(model, batch)`` and ``labels(batch)``. A me
 :class:`EmbeddingNoise` are objectives made from an objective.
 """
 
-from deltasam.objectives._base import Objective, at_least_float32, symmetric_kl
+from deltasam.objectives._base import Objective, at_least_float32, load_objective, symmetric_kl
 from deltasam.objectives._causal import CausalLM
 from deltasam.objectives._classification import Classification
 from deltasam.objectives._contrastive import Contrastive
@@ -42,6 +42,7 @@ __all__ = [
     "Seq2Seq",
     "Tokens",
     "at_least_float32",
+    "load_objective",
     "perturbed_embeddings",
     "symmetric_kl",
 ]
