@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from deltasam import LookSAM, PerInstanceSAM
-from deltasam.parallel.distributed import _parameter_groups
+from deltasam._torch import fsdp_parameter_groups
 from helpers.problems import relative_error
 
 CAN_SHARD = hasattr(torch.cpu.current_stream(), "record_event")  # a model on a CPU, by this version of torch
@@ -40,7 +40,7 @@ def blocks(rank: int, world: int) -> dict[str, float]:
     PerInstanceSAM(rho=0.3).backward(model, (batch[0][part], batch[1][part]), objective)
     PerInstanceSAM(rho=0.3).backward(alone, batch, objective)
     found = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
-    groups = [group for layer in model for group in _parameter_groups(layer)]
+    groups = [group for layer in model for group in fsdp_parameter_groups(layer)]
     whole = any(group.post_forward_mesh_info is None or not group.reshard_after_backward for group in groups)
     return {
         "per-instance": relative_error(found, {name: p.grad for name, p in alone.named_parameters()}),

@@ -87,7 +87,7 @@ def test_a_torch_that_knows_the_older_way_alone(monkeypatch: pytest.MonkeyPatch)
     class Cudnn:
         allow_tf32 = True
 
-    monkeypatch.setattr(float32, "_TWO_WAYS", False)
+    monkeypatch.setattr(float32, "HAS_FP32_PRECISION", False)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: Torch.products)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda value: setattr(Torch, "products", value))
     monkeypatch.setattr(torch.backends, "cudnn", Cudnn)

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+
+from deltasam._torch import CPU_ATTENTION, TorchDispatchMode, cpu_has_bfloat16, tree_map_only
 
 _aten: Any = torch.ops.aten
 _PRODUCTS = (
     _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot, _aten.convolution,
-    _aten.convolution_backward, _aten._scaled_dot_product_flash_attention_for_cpu,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    _aten.convolution_backward, *CPU_ATTENTION,
 )  # fmt: skip
 
 
@@ -46,7 +45,7 @@ def bfloat16(device: torch.device) -> Iterator[None]:
 
     If oneDNN refuses a product in bfloat16, torch disables oneDNN for the process. This context enables it again.
     """
-    slow = device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    slow = device.type == "cpu" and not cpu_has_bfloat16()
     enabled = torch.backends.mkldnn.enabled
     try:
         with torch.autocast(device.type, dtype=torch.bfloat16), WideProducts() if slow else nullcontext():

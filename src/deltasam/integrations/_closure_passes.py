@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deltasam._torch import is_view
 from deltasam.methods import Method
 from deltasam.parallel.distributed import inside_ddp_forward
 from deltasam.step.passes import Passes
@@ -183,7 +184,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 
 def _own(grad: Tensor | None) -> Tensor | None:
     """Copies a gradient that is a view: the next backward may overwrite DDP's buckets."""
-    return grad if grad is None or not grad._is_view() else grad.clone()
+    return grad if grad is None or not is_view(grad) else grad.clone()
 
 
 def is_from_lightning(closure: Any) -> bool:

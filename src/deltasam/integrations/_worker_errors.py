@@ -8,6 +8,8 @@ from traceback import walk_tb
 
 import torch
 
+from deltasam._torch import RECEIVES_FROM_WORKER
+
 # Messages of gloo and of the stores. NCCL's watchdog ends the process itself.
 _LOST_CONNECTION = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Socket Timeout",
@@ -55,7 +57,4 @@ def _broke_connection_to_worker(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return False
     frames = (frame for frame, _ in walk_tb(error.__traceback__))
-    return any(
-        (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("torch.utils.data.dataloader", "_try_get_data")
-        for frame in frames
-    )
+    return any((frame.f_globals.get("__name__"), frame.f_code.co_name) == RECEIVES_FROM_WORKER for frame in frames)

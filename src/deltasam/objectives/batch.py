@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deltasam._torch import COMPILED_CHILD
+
 Labels = str | Callable[[Any], Tensor]
 """Where the labels are: a key of the batch, or a callable that takes them out of it."""
 
@@ -85,7 +87,7 @@ def unwrapped(model: nn.Module) -> Any:
     inner: Any = model
     while True:
         modules = dict(inner.named_children())
-        for name in ("_orig_mod", "module"):
+        for name in (COMPILED_CHILD, "module"):
             # Only a wrapper has one child and calls it by this name.
             if len(modules) == 1 and name in modules:
                 inner = modules[name]

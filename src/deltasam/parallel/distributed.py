@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deltasam._torch import active_ddp, fsdp_parameter_groups, joins_uneven_inputs, uncompiled
+
 Scope = Literal["local", "global"]
 
 _BUCKET = 25 * 2**20  # bytes sent at a time, as DistributedDataParallel does
@@ -55,7 +57,7 @@ class Ranks:
 
     def _find(self, model: nn.Module) -> None:
         refuse_foreign(model)
-        wrapped = _uncompiled(model)
+        wrapped = uncompiled(model)
         if isinstance(wrapped, DistributedDataParallel):
             self._wrapper, self.inner = wrapped, wrapped.module
             self._groups, self.size = [wrapped.process_group], wrapped.process_group.size()
@@ -86,7 +88,7 @@ class Ranks:
 
     def _gather(self) -> None:
         for module in self._shards:
-            for group in _parameter_groups(module):
+            for group in fsdp_parameter_groups(module):
                 self._gathered.append((group, group.post_forward_mesh_info, group.reshard_after_backward))
                 group.post_forward_mesh_info, group.reshard_after_backward = None, False
             module.unshard()
@@ -156,7 +158,7 @@ class Ranks:
 
     def _refuse_join(self) -> None:
         """One sentence for DDP's ``join``: who has no batch left answers DDP's own exchanges, and no others."""
-        if getattr(getattr(self._wrapper, "_join_config", None), "enable", False):
+        if joins_uneven_inputs(self._wrapper):
             raise ValueError(
                 "under DistributedDataParallel.join() processes without a batch answer what DDP exchanges by itself, "
                 "and would leave the others waiting here: pass scope='local', to a method other than GSAM, "
@@ -312,7 +314,7 @@ def refuse_foreign(model: nn.Module) -> None:
 
 def inside_ddp_forward(model: nn.Module) -> bool:
     """Whether a DDP of several processes is in its forward, and the model is a part of what it wraps."""
-    outer: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    outer = active_ddp()
     together = outer is not None and outer.process_group.size() > 1
     replicated = {id(p) for p in outer.module.parameters()} if together else set()
     return any(id(p) in replicated for p in model.parameters())
@@ -350,36 +352,6 @@ def require_whole(what: str, params: Sequence[Any]) -> None:
 
 
 # -- details ----------------------------------------------------------------------------------------------------------
-
-
-def _uncompiled(model: nn.Module) -> Any:
-    """What ``torch.compile`` was given, and calls, whatever somebody has put into ``_orig_mod`` since.
-
-    Accelerate's ``unwrap_model`` puts the model inside of DDP there.
-    """
-    given = getattr(vars(model).get("_torchdynamo_orig_callable"), "__self__", None)
-    return given if isinstance(given, nn.Module) else getattr(model, "_orig_mod", model)
-
-
-def _parameter_groups(module: Any) -> list[Any]:
-    """What ``fully_shard`` keeps about a module's parameters. Private to torch, so it may not be there.
-
-    Raises:
-        RuntimeError: This version of torch keeps it elsewhere.
-    """
-    try:
-        state = module._get_fsdp_state()
-        found = getattr(state, "_fsdp_param_groups", None)  # several since torch 2.12
-        groups = [group for group in ([state._fsdp_param_group] if found is None else found) if group is not None]
-        for group in groups:
-            _ = group.post_forward_mesh_info, group.reshard_after_backward
-    except AttributeError as error:
-        raise RuntimeError(
-            f"torch {torch.__version__} keeps sharded parameters where deltasam does not find them ({error}), so they "
-            "cannot be whole for the length of a step: pass scope='global' where the method takes it, use "
-            "DistributedDataParallel, or a version of torch that deltasam is tested with (2.13)"
-        ) from error
-    return groups
 
 
 def _dense(value: Tensor | None, like: Tensor) -> Tensor:

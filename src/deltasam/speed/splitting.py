@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import BATCH_NORM
 from deltasam.methods import Method, Step
 from deltasam.methods._base import prepare
 from deltasam.objectives import Objective
@@ -192,9 +193,8 @@ def _has_rows(batch: Any, size: int) -> bool:
 def _obstacle(model: nn.Module, parts: MicroBatches) -> str | None:
     if any(_size(part) is None for part in parts):
         return "the batch is not made of tensors with one row per instance (and lists of texts)"
-    kinds = (nn.modules.batchnorm._BatchNorm,)
     for name, module in model.named_modules():
-        if isinstance(module, kinds) and (module.training or module.running_mean is None):
+        if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             return f"{name} ({type(module).__name__}) takes statistics of the whole batch; put it in eval mode"
     return None
 

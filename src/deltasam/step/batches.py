@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam._torch import version_of
+
 
 class MicroBatches(tuple[Any, ...]):
     """Several batches that are one: the step takes *one* perturbation for all of them, in two sweeps.
@@ -123,7 +125,7 @@ def one_more(batch: Any) -> Any:
 
 def versions(batch: Any) -> list[int]:
     """Numbers that change when the tensors of a batch are changed in place."""
-    return [tensor._version for tensor in tensors(batch) if not tensor.is_inference()]
+    return [version_of(tensor) for tensor in tensors(batch) if not tensor.is_inference()]
 
 
 def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:

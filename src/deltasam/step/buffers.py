@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from deltasam._torch import buffers_of, version_of
 from deltasam.step.branches import is_recorded
 
 SMALL = 64 * 1024  # bytes; smaller buffers are always copied, as that is cheap and right whatever a pass does to them
@@ -56,7 +57,7 @@ class Buffers:
 
     def __init__(self, model: nn.Module, modules: Sequence[nn.Module] | None = None) -> None:
         modules = list(model.modules()) if modules is None else modules
-        slots = [(module._buffers, name) for module in modules for name in module._buffers]
+        slots = [(own, name) for own in map(buffers_of, modules) for name in own]
         self._owners, self._names = [own for own, _ in slots], [name for _, name in slots]
         self._model, self._modes = model, modes_of(modules)
         self._own = self._held()
@@ -150,7 +151,7 @@ class Buffers:
 
 def _version(buffer: Tensor) -> int:
     """Changes with every write, except writes through ``.data``."""
-    return 0 if buffer.is_inference() else buffer._version
+    return 0 if buffer.is_inference() else version_of(buffer)
 
 
 def _size(buffer: Tensor) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from deltasam._torch import checkpoints_wrapped
+
 Compute = Callable[[], Any]
 
 UNKNOWN = (
@@ -19,26 +21,13 @@ UNKNOWN = (
 def computed_again(by: Callable[[Compute], Any]) -> Iterator[None]:
     """What is checkpointed inside is computed again as ``by(compute)`` when backward comes to it.
 
-    A function of torch's own is exchanged for it, as a model's calls of ``torch.utils.checkpoint`` cannot be seen.
-    Where a version of torch does not have it, nothing is exchanged, and a warning says so.
+    Warns where this version of torch does not allow it.
     """
-    from torch.utils import checkpoint  # late: with torch 2.6 this takes half a second
 
-    module: Any = checkpoint
-    own = getattr(module, "_checkpoint_without_reentrant_generator", None)
-    if own is None:
-        warnings.warn(UNKNOWN, stacklevel=2)
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: by(lambda: function(*args, **kwargs))
+
+    with checkpoints_wrapped(wrap) as is_possible:
+        if not is_possible:
+            warnings.warn(UNKNOWN, stacklevel=2)
         yield
-        return
-
-    def generator(function: Callable[..., Any], *rest: Any, **options: Any) -> Any:
-        def again(*args: Any, **kwargs: Any) -> Any:
-            return by(lambda: function(*args, **kwargs))
-
-        return own(again, *rest, **options)
-
-    module._checkpoint_without_reentrant_generator = generator
-    try:
-        yield
-    finally:
-        module._checkpoint_without_reentrant_generator = own

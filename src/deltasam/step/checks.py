@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import in_function_transform
 from deltasam.step.batches import tensors, versions
 
 
@@ -244,4 +245,4 @@ def readable(values: Tensor) -> bool:
     """Whether looking at the values is free and allowed: on the CPU, and not under torch.func or torch.compile."""
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return torch._C._functorch.maybe_current_level() is None
+    return not in_function_transform()

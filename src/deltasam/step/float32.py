@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-# Since 2.9 torch has a second way to allow TF32, for one kind of operation or for several at once. After it the first
-# way often raises when asked. Not by its public names: torch.backends.mkldnn.fp32_precision sets all backends.
-_TWO_WAYS = hasattr(torch._C, "_get_fp32_precision_getter")
+from deltasam._torch import HAS_FP32_PRECISION, fp32_precision, set_fp32_precision
+
+# Since 2.9 torch has a second way to allow TF32, for one kind of operation or for several at once. Once it was used,
+# asking in the first way often raises.
 _KINDS = ("matmul", "conv", "rnn")
 _BACKENDS = {"cuda": "cuda", "cpu": "mkldnn"}
 _SEVERAL = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"))
@@ -25,14 +26,6 @@ def rounds_products(device: torch.device) -> bool:
     return "matmul" in rounded(device)
 
 
-def _read(backend: str, kind: str) -> str:
-    return torch._C._get_fp32_precision_getter(backend, kind)
-
-
-def _write(backend: str, kind: str, value: str) -> None:
-    torch._C._set_fp32_precision_setter(backend, kind, value)
-
-
 def rounded(device: torch.device) -> frozenset[str]:
     """Which float32 operations may be made with fewer bits there: ``matmul``, ``conv`` (convolutions), ``rnn``.
 
@@ -41,8 +34,8 @@ def rounded(device: torch.device) -> frozenset[str]:
     """
     if device.type not in _BACKENDS:
         return frozenset()
-    if _TWO_WAYS:
-        return frozenset(kind for kind in _KINDS if _read(_BACKENDS[device.type], kind) in _FEWER_BITS)
+    if HAS_FP32_PRECISION:
+        return frozenset(kind for kind in _KINDS if fp32_precision(_BACKENDS[device.type], kind) in _FEWER_BITS)
     products = torch.get_float32_matmul_precision()
     if device.type == "cpu":
         return frozenset({"matmul"} if products == "medium" else ())
@@ -98,43 +91,45 @@ class _Float32:
     @classmethod
     def now(cls) -> _Float32:
         """Asks; for that, much is set for a moment, to full precision."""
-        if not _TWO_WAYS:
+        if not HAS_FP32_PRECISION:
             return cls({}, *_older_way())
         chosen: dict[tuple[str, str], str] = {}
         try:
             for key in _SEVERAL:  # from the top: with "none" there, what is below tells its own setting
-                chosen[key] = _read(*key)
-                _write(*key, "none")
-            single = {key: _read(*key) for key in _SINGLE}
-            _write("generic", "all", "ieee")
-            chosen |= {key: value for key, value in single.items() if value == "none" or _read(*key) == value}
+                chosen[key] = fp32_precision(*key)
+                set_fp32_precision(*key, "none")
+            single = {key: fp32_precision(*key) for key in _SINGLE}
+            set_fp32_precision("generic", "all", "ieee")
+            chosen |= {key: value for key, value in single.items() if value == "none" or fp32_precision(*key) == value}
             for key in chosen:
-                _write(*key, "ieee")
+                set_fp32_precision(*key, "ieee")
             return cls(chosen, *_older_way())
         finally:
             for key, value in chosen.items():
-                _write(*key, value)
+                set_fp32_precision(*key, value)
 
     def lift(self) -> None:
         """Takes back what allows fewer bits, in the ways in which it was allowed, so that neither contradicts."""
         for key, value in self.chosen.items():
             if value in _FEWER_BITS or key == ("generic", "all"):  # which is above torch's own choice
-                _write(*key, "ieee")
+                set_fp32_precision(*key, "ieee")
         self._set_older_way((self.products, self.convolutions), ("highest", False))
 
     def restore(self) -> None:
         """Sets all of it again."""
         for key in self.chosen:
-            _write(*key, "ieee")
+            set_fp32_precision(*key, "ieee")
         self._set_older_way(_older_way(), (self.products, self.convolutions))
         for key, value in self.chosen.items():
-            _write(*key, value)
+            set_fp32_precision(*key, value)
 
     def _set_older_way(self, now: tuple[str, bool], wanted: tuple[str, bool]) -> None:
         """Only what differs: who never used it hears no warning of torch, and it writes over the newer way."""
         if now[0] != wanted[0]:
             torch.set_float32_matmul_precision(wanted[0])
-        if now[1] != wanted[1] and (not _TWO_WAYS or {("cuda", "conv"), ("cuda", "rnn")} <= self.chosen.keys()):
+        if now[1] != wanted[1] and (
+            not HAS_FP32_PRECISION or {("cuda", "conv"), ("cuda", "rnn")} <= self.chosen.keys()
+        ):
             torch.backends.cudnn.allow_tf32 = wanted[1]
 
 

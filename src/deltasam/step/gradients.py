@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from deltasam._torch import has_gradient_hooks, version_of
+
 
 class Scaler(Protocol):
     """What ``torch.amp.GradScaler`` and its relatives offer."""
@@ -113,10 +115,10 @@ def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
     Raises:
         RuntimeError: A hook has changed a parameter, as optimizers do that step in backward to save memory.
     """
-    hooked = {name: (p, p._version) for name, p in trainable.items() if p._post_accumulate_grad_hooks}
+    hooked = {name: (p, version_of(p)) for name, p in trainable.items() if has_gradient_hooks(p)}
     yield
     for name, (p, version) in hooked.items():
-        if p._version != version:
+        if version_of(p) != version:
             raise RuntimeError(
                 f"an optimizer steps in a hook of {name!r} while backward runs, where this method has moved the "
                 "weights or not yet finished the gradient: the step would be lost. Remove the hook "

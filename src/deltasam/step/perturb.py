@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import foreach_copy_, foreach_lerp, foreach_lerp_, foreach_norm, fused_ascent_
 from deltasam.parallel.distributed import is_shard, local, shard_like, shard_number, total
 from deltasam.step import fused
 from deltasam.step.branches import is_recorded
@@ -114,9 +115,9 @@ def _norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     embeddings the norm loses 0.3%, over 100 million 3%. Large ones are taken there in stretches (views, no copy).
     """
     if not any(_is_long(t) for t in tensors):
-        return list(torch._foreach_norm(tensors, 2, dtype=dtype))
+        return list(foreach_norm(tensors, 2, dtype=dtype))
     pieces = [_stretches(t) for t in tensors]
-    norms = iter(torch._foreach_norm([piece for each in pieces for piece in each], 2, dtype=dtype))
+    norms = iter(foreach_norm([piece for each in pieces for piece in each], 2, dtype=dtype))
     found = [list(islice(norms, len(each))) for each in pieces]
     return [each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each)) for each in found]
 
@@ -223,14 +224,14 @@ class Moved:
         torch.clear_autocast_cache()
 
     def _mirror(self, values: list[Tensor]) -> None:
-        torch._foreach_lerp_(values, list(self._origin), 2.0)
+        foreach_lerp_(values, list(self._origin), 2.0)
 
 
 class _MovedBeside(Moved):
     """As :class:`Moved`, but w - eps lies beside w + eps: a pass there may not have run yet."""
 
     def _mirror(self, values: list[Tensor]) -> None:
-        mirrored = torch._foreach_lerp(values, list(self._origin), 2.0)
+        mirrored = foreach_lerp(values, list(self._origin), 2.0)
         for p, value in zip(self._params, mirrored, strict=True):
             p.data = value
 
@@ -355,7 +356,7 @@ def _in_place(
         torch.clear_autocast_cache()
         yield Moved(params, origin)
     finally:
-        torch._foreach_copy_(weights, origin)  # first, and one call, as above; neither has a graph
+        foreach_copy_(weights, origin)  # first, and one call, as above; neither has a graph
         torch.clear_autocast_cache()
 
 
@@ -386,7 +387,7 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
         return []
     made = [torch.empty_like(t) for t in tensors]
     with torch.no_grad():
-        torch._foreach_copy_(made, tensors)
+        foreach_copy_(made, tensors)
     return made
 
 
@@ -448,13 +449,9 @@ def _random_number(rounding: Rounding, device: torch.device) -> Tensor:
 
 
 def _add_fused_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
-    """:func:`add_scaled_` of dense tensors; the kernel goes by memory, so what lies in another way is copied first."""
+    """:func:`add_scaled_` for dense tensors; a direction with other strides than its weight is copied first."""
     pairs = zip(weights, direction, strict=True)
-    laid_out = [d if d.stride() == w.stride() else torch.empty_like(w).copy_(d) for w, d in pairs]
-    torch._fused_sgd_(
-        weights, laid_out, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
-        maximize=True, is_first_step=False, grad_scale=None, found_inf=(step == 0).float(),
-    )  # fmt: skip
+    fused_ascent_(weights, [d if d.stride() == w.stride() else torch.empty_like(w).copy_(d) for w, d in pairs], step)
 
 
 def step_size(rho: float, norm: Tensor) -> Tensor:

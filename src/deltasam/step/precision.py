@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import fsdp_gathers_as, output_dtype, parameters_of
 from deltasam.parallel.distributed import is_shard, local, sharded_modules, total
 from deltasam.step.float32 import rounded
 from deltasam.step.gradients import graph_of
@@ -26,8 +27,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def gathered_as(model: nn.Module) -> torch.dtype | None:
     """In which other dtype FSDP gathers the weights of a sharded model for its passes; None if it does not."""
-    policies = [getattr(module._get_fsdp_state(), "_mp_policy", None) for module in sharded_modules(model)]
-    return next((policy.param_dtype for policy in policies if policy is not None and policy.param_dtype), None)
+    return next((dtype for dtype in map(fsdp_gathers_as, sharded_modules(model)) if dtype is not None), None)
 
 
 # -- what the weights are used in -------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def _found_in(losses: Tensor, around: tuple[Hashable, ...]) -> dict[int, Grid | 
         elif name.startswith("CompiledFunction"):  # what is inside is no part of the graph
             hidden.update(id(parent.variable) for parent, _ in node.next_functions if hasattr(parent, "variable"))
         elif name == "ToCopy":
-            p, grid = _parameter_under(node, 0), STORED.get(node._input_metadata[0].dtype)
+            p, grid = _parameter_under(node, 0), STORED.get(output_dtype(node))  # type: ignore[arg-type]
             if p is not None and grid is not None:
                 found[id(p)] = grid
         else:
@@ -133,7 +133,7 @@ def _by_module(p: Tensor, model: nn.Module, around: tuple[Hashable, ...]) -> Gri
     cast, kinds = around[:2]
     if gathered is not None:
         return STORED.get(gathered)
-    owners = [module for module in model.modules() if any(own is p for own in module._parameters.values())]
+    owners = [module for module in model.modules() if any(own is p for own in parameters_of(module).values())]
     if all(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) or "norm" in type(m).__name__.lower() for m in owners):
         return None
     if cast is not None:

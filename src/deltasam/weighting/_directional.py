@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
+from deltasam._torch import foreach_mul_
 from deltasam.parallel.distributed import require_whole
 from deltasam.step.checks import check_number, require_real
 from deltasam.step.passes import Passes
@@ -62,7 +63,7 @@ class Directional(Weighting):
         firsts, seconds = [], []
         for draw in range(self.samples):
             r = random_direction(params, seed.child(draw))
-            torch._foreach_mul_(r, step_size(radius, global_norm(r)).to(r[0].dtype))
+            foreach_mul_(r, step_size(radius, global_norm(r)).to(r[0].dtype))
             first, second = derivatives_along(passes, dict(zip(passes.params, r, strict=True)))
             firsts.append(first)
             seconds.append(second)

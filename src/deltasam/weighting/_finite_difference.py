@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
+from deltasam._torch import CONVOLUTION
 from deltasam.step.checks import check_number, require_real
 from deltasam.step.float32 import full_float32, rounded
 from deltasam.step.passes import Passes
@@ -119,7 +119,7 @@ def _is_rounded(model: nn.Module, device: torch.device) -> bool:
     kinds = rounded(device)
     if not kinds or "matmul" in kinds:
         return bool(kinds)
-    return any(isinstance(module, (_ConvNd, nn.RNNBase)) for module in model.modules())
+    return any(isinstance(module, (CONVOLUTION, nn.RNNBase)) for module in model.modules())
 
 
 def _warn_if_imprecise(stored: torch.dtype, gathered: torch.dtype | None) -> None:

@@ -255,8 +255,6 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     F.silu: _silu,
     F.mish: _mish,
     F.glu: _glu,
-    torch._C._nn.silu: _silu,
-    torch._C._nn.glu: _glu,
     Tensor.requires_grad_: _requires_grad,
     torch.autograd.grad: _grad,
 }

@@ -67,7 +67,7 @@ class Workbench:
         """Lets go of compiled code, which keeps its model alive and counts against torch's limit of recompilations."""
         if self._compiled:
             self._compiled.clear()
-            torch._dynamo.reset()
+            torch.compiler.reset()
 
     def loss(self) -> Tensor:
         """The mean loss, for the candidates that know nothing of instances."""

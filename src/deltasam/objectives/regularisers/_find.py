@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from deltasam._torch import any_compiled
+
 Side = Literal["encoder", "decoder"]
 Embeddings = str | nn.Module | Callable[[str, nn.Module], bool] | None
 
@@ -36,7 +38,7 @@ def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Fou
     if side not in ("encoder", "decoder"):
         raise ValueError(f"side={side!r} is not 'encoder' or 'decoder'")
     modules = dict(model.named_modules(remove_duplicate=False))
-    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in modules.values())
+    compiled = any_compiled(modules.values())
     if embeddings is not None:
         names, region = _chosen(modules, embeddings), None
         if not names:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deltasam._torch import foreach_lerp_, uncompiled
+
 
 class Teacher:
     """The moving average of a model's trainable parameters, usable as a model; parameters always frozen are shared.
@@ -35,7 +37,7 @@ class Teacher:
         if is_first:
             return
         mine = list(self._average.values())
-        torch._foreach_lerp_(mine, [theirs[name].data.to(m.dtype) for name, m in self._average.items()], 1.0 - beta)
+        foreach_lerp_(mine, [theirs[name].data.to(m.dtype) for name, m in self._average.items()], 1.0 - beta)
         self.updates += 1
         self._show()
 
@@ -94,15 +96,11 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    inner: Any = model
-    while True:
-        if isinstance(inner, DistributedDataParallel):
-            inner = inner.module
-        elif hasattr(inner, "_orig_mod"):  # torch.compile
-            inner = inner._orig_mod
-        else:
-            found: nn.Module = inner
-            return found
+    inner: Any = uncompiled(model)
+    while isinstance(inner, DistributedDataParallel):
+        inner = uncompiled(inner.module)
+    found: nn.Module = inner
+    return found
 
 
 def _copied(model: nn.Module, averaged: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, nn.Parameter]]:

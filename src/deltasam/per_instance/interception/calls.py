@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from deltasam._torch import base_of, version_of
 from deltasam.per_instance.algebra.factors import wide_dtype
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.interception.layout import Grouping, Layout, find_layout
@@ -65,7 +66,7 @@ def made_as(output: Tensor) -> Tensor:
     ``F.linear`` with a bias puts out such a view. When it is changed in place, autograd goes past the view, and its
     gradient arrives at what it is a view of only.
     """
-    base = output._base
+    base = base_of(output)
     whole = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
     return base if base is not None and whole else output
 
@@ -126,7 +127,7 @@ class PassState:
 
     def rows(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Inputs as ``(G, S, in)``, cast once under autocast; the same for query and key. Second, what to record."""
-        last, how = self._last, (layout.kind, torch.is_grad_enabled(), x._version)  # it may be changed in place
+        last, how = self._last, (layout.kind, torch.is_grad_enabled(), version_of(x))  # it may be changed in place
         if last is None or last[0] is not x or last[1] != how:
             source = x.inner if type(x) is PerInstance else x
             kind = source.device.type

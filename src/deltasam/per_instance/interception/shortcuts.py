@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deltasam._torch import parameters_of
 from deltasam.per_instance.algebra.operations import scaled_norm
 from deltasam.per_instance.interception.calls import Normal, PassState
 from deltasam.per_instance.interception.tensors import Proxy
@@ -33,7 +34,7 @@ def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str
     """
     for module in modules:
         make, attributes = SHORTCUTS.get(type(module)), vars(module)
-        usual = "forward" not in attributes and {"weight", "bias"} <= module._parameters.keys()
+        usual = "forward" not in attributes and {"weight", "bias"} <= parameters_of(module).keys()
         if make is not None and usual:
             yield attributes
             attributes["forward"] = make(module, state)
@@ -45,7 +46,7 @@ def lengthening(changed: Iterable[dict[str, Any]]) -> Iterator[Any]:
 
 
 def _linear(module: Any, state: PassState) -> Forward:
-    own = module._parameters  # looked at in every call: hooks may exchange what is in it
+    own = parameters_of(module)  # looked at in every call: hooks may exchange what is in it
 
     def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
         weight, bias = own["weight"], own["bias"]
@@ -61,7 +62,7 @@ def _linear(module: Any, state: PassState) -> Forward:
 
 
 def _layer_norm(module: Any, state: PassState) -> Forward:
-    own, shape, eps = module._parameters, module.normalized_shape, module.eps
+    own, shape, eps = parameters_of(module), module.normalized_shape, module.eps
     normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
     perturbation = state.perturbation
 

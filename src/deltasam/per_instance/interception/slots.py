@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import BATCH_NORM, forward_pre_hooks_of, is_compiler_loaded, parameters_of
 from deltasam.parallel.distributed import is_sharded_module, require_whole
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.perturbation import Perturbation
@@ -53,13 +53,13 @@ class ParameterSlots:
         others: list[Tensor] = []
         for module in model.modules():  # one walk for all questions: on a fast device its time counts
             self.is_sharded = self.is_sharded or is_sharded_module(module)
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, BATCH_NORM):
                 refuse_batch_statistics(model)
             if type(module) in SHORTCUTS:
                 self._often_called.append(module)
-            if module._forward_pre_hooks:
+            if forward_pre_hooks_of(module):
                 self._hooked.append(vars(module))
-            own: dict[str, Any] = module._parameters
+            own = parameters_of(module)
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
             others += [p for p in own.values() if p is not None and id(p) not in self.names]
         if sharing(params.values(), others):
@@ -169,7 +169,7 @@ def _leading(values: list[Any]) -> int:
 def refuse_batch_statistics(model: nn.Module) -> None:
     """Raises :class:`InstancesMixedError` for BatchNorm in training mode."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             raise InstancesMixedError(
                 f"{name or 'the model'} ({type(module).__name__}) normalises each instance with statistics of the "
                 "whole batch, so the loss of one instance depends on the others and a perturbation per instance is "
@@ -179,4 +179,4 @@ def refuse_batch_statistics(model: nn.Module) -> None:
 
 def eager() -> AbstractContextManager[Any]:
     """Compiled code has the operations baked in; with proxies, and in comparison with them, it runs as written."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return torch.compiler.set_stance("force_eager") if is_compiler_loaded() else nullcontext()

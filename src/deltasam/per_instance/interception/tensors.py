@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from deltasam._torch import no_torch_function, tree_flatten, tree_unflatten
 from deltasam.per_instance.verification.errors import COMMON, NoRuleError, of_a_rule
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif func in _METADATA or (
         getattr(func, "__name__", "") in ("__get__", "__set__") and func not in _TENSOR_GETTERS
     ):
-        with torch._C.DisableTorchFunctionSubclass():
+        with no_torch_function():
             return func(*args, **kwargs)
     leaves, spec = tree_flatten((args, kwargs))
     proxies = [leaf for leaf in leaves if isinstance(leaf, Proxy)]
@@ -226,7 +226,7 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
     def back(value: Tensor) -> Tensor:
         return instances_back(value, order) if batch else PerInstance.wrap(value, reading)
 
-    with torch._C.DisableTorchFunctionSubclass(), warnings.catch_warnings():
+    with no_torch_function(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")
         output = torch.func.vmap(once, randomness="same")(*own)
     return type(output)(map(back, output)) if isinstance(output, (tuple, list)) else back(output)

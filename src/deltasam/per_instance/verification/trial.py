@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from deltasam._torch import tree_flatten, tree_unflatten, version_of
 from deltasam.per_instance.interception.slots import eager
 from deltasam.per_instance.verification.errors import ModelError
 from deltasam.per_instance.verification.verify import Checked
@@ -55,7 +55,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
 
 def _version(buffer: Tensor) -> int:
     """Changes with every write; a graph that has saved the buffer allows none, so none is made without need."""
-    return 0 if buffer.is_inference() else buffer._version
+    return 0 if buffer.is_inference() else version_of(buffer)
 
 
 def plainly(model: nn.Module, run: Run) -> Tensor:

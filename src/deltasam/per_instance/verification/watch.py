@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from deltasam._torch import TorchDispatchMode, argument_names, tree_leaves
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):  # operators of higher order have none
         return False
     # The kernels of attention have the tag whether or not they drop anything.
-    names = [argument.name for argument in func._schema.arguments]
+    names = argument_names(func)
     if "dropout_p" not in names:
         return True
     at = names.index("dropout_p")

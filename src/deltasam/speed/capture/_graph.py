@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import foreach_copy_
 from deltasam.methods import Step
 from deltasam.speed.capture._constants import filled_constants
 from deltasam.speed.capture._key import NotCapturableError
@@ -100,7 +101,7 @@ class RecordedStep:
 
 def _copy_(places: list[Tensor], values: list[Tensor]) -> None:
     if places:  # torch refuses an empty list
-        torch._foreach_copy_(places, values, non_blocking=True)
+        foreach_copy_(places, values, non_blocking=True)
 
 
 def _obstacle(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import children_of, parameters_of
 from deltasam.objectives import Objective
 from deltasam.step.float32 import rounded
 from deltasam.step.precision import is_measured
@@ -67,7 +68,7 @@ def batch_key(batch: Any) -> Hashable:
 def model_key(model: nn.Module) -> Hashable:
     """The modes of the modules, and the identity, address and trainability of every parameter."""
     modules = _modules(model)
-    params = [p for module in modules for p in module._parameters.values() if p is not None]
+    params = [p for module in modules for p in parameters_of(module).values() if p is not None]
     return (
         id(model),
         tuple([module.training for module in modules]),
@@ -83,7 +84,7 @@ def _modules(model: nn.Module) -> list[nn.Module]:
         module = waiting.pop()
         if id(module) not in found:
             found[id(module)] = module
-            waiting.extend([child for child in module._modules.values() if child is not None])
+            waiting.extend([child for child in children_of(module).values() if child is not None])
     return list(found.values())
 
 

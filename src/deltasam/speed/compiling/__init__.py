@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deltasam._torch import inductor_settings
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -55,12 +57,10 @@ def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool =
         ...
         ValueError: max_autotne=True: Inductor has no such setting; near it are max_autotune, ...
     """
-    from torch._inductor import list_options  # torch's compiler, seconds to import
-
     from deltasam.speed.compiling._passes import PASSES
 
     for name, value in options.items():
-        if name not in (known := list_options()):
+        if name not in (known := inductor_settings()):
             close = ", ".join(difflib.get_close_matches(name, known, n=3))
             hint = f"; near it are {close}" if close else ""
             raise ValueError(f"{name}={value!r}: Inductor has no such setting{hint}; torch._inductor.list_options()")

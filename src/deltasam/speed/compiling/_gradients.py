@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from deltasam._torch import inductor_multiplies_to_float32
 
 _aten = torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
@@ -38,9 +39,7 @@ def compiler_knows() -> bool:
     """Whether there is such a product on these GPUs and Inductor can compile it (torch 2.9 or later)."""
     if not hasattr(_aten.mm, "dtype") or torch.version.hip is not None:
         return False
-    from torch._inductor.kernel.mm import tuned_mm  # not importable by itself: Inductor has been imported by now
-
-    return "out_dtype" in inspect.signature(tuned_mm).parameters
+    return inductor_multiplies_to_float32()
 
 
 def _past(node: Node, views: tuple[Any, ...]) -> Iterator[Node]:

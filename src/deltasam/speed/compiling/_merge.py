@@ -11,7 +11,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 from torch.nn.functional import linear
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from deltasam._torch import is_wrapper_subclass
 
 # Operations that write to nothing and need no strides; what is not named may do anything. Results of the views may
 # share memory with what they were given.
@@ -114,7 +115,7 @@ def _is_given(each: Any) -> bool:
     if not isinstance(each, Node) or each.op not in ("placeholder", "get_attr"):
         return False
     value = each.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
+    return isinstance(value, torch.Tensor) and not is_wrapper_subclass(value)
 
 
 def _value(node: Any) -> torch.Tensor:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph
 
+from deltasam._torch import inductor_pass
 from deltasam.speed.compiling._attention import write_out_attention
 from deltasam.speed.compiling._gradients import keep_float32
 from deltasam.speed.compiling._merge import merge_layers
 
+_CustomGraphPass, _hash_of_files = inductor_pass()
 
-class _Pass(CustomGraphPass):
+
+class _Pass(_CustomGraphPass):  # type: ignore[misc]
     """A change that compiled code in Inductor's cache is told by: another source, another entry."""
 
     def uuid(self) -> Any:
-        return get_hash_for_files(tuple(sorted(str(path) for path in Path(__file__).parent.glob("*.py"))))
+        return _hash_of_files(tuple(sorted(str(path) for path in Path(__file__).parent.glob("*.py"))))
 
 
 class BeforeGradients(_Pass):

@@ -1,0 +1,386 @@
+"""Every private name of torch that deltasam uses, and what happens when torch no longer has it.
+
+No other module may use a private name of torch (``tests/project/test_torch_names.py``). An entry states why the name
+is needed and since when torch has it ("2.6" is the oldest version that deltasam supports; all names were checked with
+2.13). Where a name is missing, either public operations take its place, or the first use raises one error that names
+the version of torch and the remedy. ``import deltasam`` itself never fails because of a missing name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_TESTED = "2.6 to 2.13"
+
+
+def _missing(name: str, purpose: str, remedy: str = "") -> RuntimeError:
+    """The error for a private name that this version of torch does not have."""
+    return RuntimeError(
+        f"torch {torch.__version__} has no {name}, which deltasam needs for {purpose}: "
+        f"{f'{remedy}, or ' if remedy else ''}install a version of torch that deltasam is tested with ({_TESTED})"
+    )
+
+
+def _raises(error: RuntimeError) -> Callable[..., Any]:
+    """A function that raises the error when it is called, not when it is imported."""
+
+    def fail(*_args: Any, **_options: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def _attribute(owner: object, name: str, purpose: str) -> Callable[[Any], Any]:
+    """Reads a private attribute. Written in C, because hot loops call it."""
+    return attrgetter(name) if hasattr(owner, name) else _raises(_missing(f"attribute {name!r}", purpose))
+
+
+# -- kernels for many tensors at once (2.6) ---------------------------------------------------------------------------
+# torch.optim is built on them; there are no public names. Without them: one public operation a tensor. An interruption
+# (Ctrl-C) must not come between two tensors, which `deque(map(...))` ensures: it runs no bytecode.
+
+
+def _each_copy_(values: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> None:
+    deque(map(Tensor.copy_, values, sources, [non_blocking] * len(values)), maxlen=0)
+
+
+def _each_lerp_(values: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
+    deque(map(Tensor.lerp_, values, ends, [weight] * len(values)), maxlen=0)
+
+
+def _each_lerp(values: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> list[Tensor]:
+    return [value.lerp(end, weight) for value, end in zip(values, ends, strict=True)]
+
+
+def _each_mul_(values: Sequence[Tensor], factor: Tensor) -> None:
+    for value in values:
+        value.mul_(factor)
+
+
+def _each_norm(values: Sequence[Tensor], order: float, *, dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [torch.linalg.vector_norm(value, order, dtype=dtype) for value in values]
+
+
+#: ``foreach_copy_(values, sources, non_blocking=False)``
+foreach_copy_: Any = getattr(torch, "_foreach_copy_", _each_copy_)
+#: ``foreach_lerp(values, ends, weight)``: weight 0 is ``values``, 1 is ``ends``, 2 the other side of ``ends``.
+foreach_lerp: Any = getattr(torch, "_foreach_lerp", _each_lerp)
+#: The same, in place.
+foreach_lerp_: Any = getattr(torch, "_foreach_lerp_", _each_lerp_)
+#: ``foreach_mul_(values, factor)``, the factor a tensor with one element.
+foreach_mul_: Any = getattr(torch, "_foreach_mul_", _each_mul_)
+#: ``foreach_norm(values, order, dtype=None)``
+foreach_norm: Any = getattr(torch, "_foreach_norm", _each_norm)
+
+
+def fused_ascent_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
+    """``weights += step * direction`` in one kernel; a step of zero changes nothing, whatever the direction holds.
+
+    The kernel is that of ``torch.optim.SGD(fused=True)`` (2.6); its ``found_inf`` is the guard. It goes by memory, so
+    each direction must have the strides of its weight.
+    """
+    kernel: Any = getattr(torch, "_fused_sgd_", None)
+    if kernel is None:
+        for w, d in zip(weights, direction, strict=True):
+            w.add_(torch.where(step == 0, torch.zeros_like(d), d * step).to(w.dtype))
+        return
+    kernel(
+        weights, direction, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
+        maximize=True, is_first_step=False, grad_scale=None, found_inf=(step == 0).float(),
+    )  # fmt: skip
+
+
+# -- tensors and graphs -----------------------------------------------------------------------------------------------
+
+#: Changes with every write in place, except writes through ``.data`` (2.6; documented, though private).
+version_of: Callable[[Tensor], int] = _attribute(Tensor, "_version", "finding tensors that a pass has changed")
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of, None if it is no view, or if torch does not tell (2.6)."""
+    base: Tensor | None = getattr(tensor, "_base", None)
+    return base
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of another one (2.6). If torch does not tell, it may be: callers make a copy."""
+    ask: Any = getattr(tensor, "_is_view", None)
+    return True if ask is None else bool(ask())
+
+
+def has_gradient_hooks(parameter: nn.Parameter) -> bool:
+    """Whether ``register_post_accumulate_grad_hook`` was called (2.6). If torch does not tell, assume so."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", True))
+
+
+def output_dtype(node: Any) -> torch.dtype | None:
+    """The dtype of the tensor that a node of an autograd graph has computed (2.6), None if torch does not tell."""
+    metadata = getattr(node, "_input_metadata", None)
+    dtype: torch.dtype | None = metadata[0].dtype if metadata else None
+    return dtype
+
+
+# -- modules (2.6) ----------------------------------------------------------------------------------------------------
+# The dictionaries themselves, because tensors are exchanged in them: setattr() refuses a tensor that is no Parameter.
+# And because named_parameters() and modules() put names together, which takes too long in every step.
+
+_WHY_SLOTS = "exchanging the tensors of a module during a pass"
+parameters_of: Callable[[nn.Module], dict[str, Any]] = _attribute(nn.Module(), "_parameters", _WHY_SLOTS)
+children_of: Callable[[nn.Module], dict[str, Any]] = _attribute(nn.Module(), "_modules", _WHY_SLOTS)
+buffers_of: Callable[[nn.Module], dict[str, Any]] = _attribute(nn.Module(), "_buffers", _WHY_SLOTS)
+forward_pre_hooks_of: Callable[[nn.Module], dict[int, Any]] = _attribute(nn.Module(), "_forward_pre_hooks", _WHY_SLOTS)
+
+#: For isinstance(): the base of all batch norms, and that of all convolutions; if gone, their public subclasses.
+BATCH_NORM: Any = getattr(
+    nn.modules.batchnorm, "_BatchNorm", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+)
+CONVOLUTION: Any = getattr(
+    nn.modules.conv,
+    "_ConvNd",
+    (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+
+
+# -- __torch_function__ and __torch_dispatch__ (2.6) ------------------------------------------------------------------
+
+_WHY_PROXIES = "the low-rank engine of per-instance perturbations"
+_THE_LOOP = "pass engine='loop'"
+
+#: A context in which ``__torch_function__`` of tensor subclasses is not called.
+no_torch_function: Any = getattr(torch._C, "DisableTorchFunctionSubclass", None) or _raises(
+    _missing("torch._C.DisableTorchFunctionSubclass", _WHY_PROXIES, _THE_LOOP)
+)
+
+try:  # documented by torch in notes and tutorials under these private modules only
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+except ImportError:
+
+    class TorchDispatchMode:  # type: ignore[no-redef]
+        """Stands in for torch's class; making one raises."""
+
+        __init__ = _raises(_missing("torch.utils._python_dispatch.TorchDispatchMode", _WHY_PROXIES, _THE_LOOP))
+
+
+try:
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper_subclass
+except ImportError:
+
+    def is_wrapper_subclass(t: object) -> bool:  # type: ignore[misc]
+        """Whether a tensor is quantised, sharded or the like."""
+        return type(t) not in (Tensor, nn.Parameter)
+
+
+try:
+    from torch.utils._pytree import tree_flatten as tree_flatten
+    from torch.utils._pytree import tree_leaves as tree_leaves
+    from torch.utils._pytree import tree_map_only as tree_map_only
+    from torch.utils._pytree import tree_unflatten as tree_unflatten
+except ImportError:
+    tree_flatten = tree_leaves = tree_map_only = tree_unflatten = _raises(
+        _missing("torch.utils._pytree", _WHY_PROXIES, _THE_LOOP)
+    )
+
+
+def argument_names(operation: Any) -> list[str]:
+    """The names of the arguments of an operation in a dispatch mode (2.6); none if torch does not tell."""
+    return [argument.name for argument in getattr(getattr(operation, "_schema", None), "arguments", ())]
+
+
+def in_function_transform() -> bool:
+    """Whether a transform of ``torch.func`` is running, where values cannot be read (2.6).
+
+    If torch does not tell, assume so: checks that read values are left out.
+    """
+    level: Any = getattr(getattr(torch._C, "_functorch", None), "maybe_current_level", None)
+    return True if level is None else level() is not None
+
+
+# -- precision --------------------------------------------------------------------------------------------------------
+
+#: Whether torch has its newer way to set TF32 (2.9), by backend and kind of operation. It is not used by its public
+#: names, because ``torch.backends.mkldnn.fp32_precision`` sets all backends. Without it only the older way is used.
+HAS_FP32_PRECISION = hasattr(torch._C, "_get_fp32_precision_getter") and hasattr(
+    torch._C, "_set_fp32_precision_setter"
+)
+
+
+def fp32_precision(backend: str, kind: str) -> str:
+    """The setting for a backend ("generic", "cuda", "mkldnn") and a kind ("all", "matmul", "conv", "rnn")."""
+    return torch._C._get_fp32_precision_getter(backend, kind)
+
+
+def set_fp32_precision(backend: str, kind: str, value: str) -> None:
+    """Sets it to "none", "ieee", "tf32" or "bf16"."""
+    torch._C._set_fp32_precision_setter(backend, kind, value)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 matrices in hardware (2.6). If torch does not tell, assume not."""
+    ask = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return ask is not None and bool(ask())
+
+
+#: The fused attention of CPUs, as a dispatch mode sees it (2.6). Without it attention consists of other products.
+CPU_ATTENTION = tuple(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+    if hasattr(torch.ops.aten, name)
+)
+
+
+# -- torch.compile ----------------------------------------------------------------------------------------------------
+
+#: The child of a compiled module that holds the module itself (2.6). Public code of other libraries relies on it.
+COMPILED_CHILD = "_orig_mod"
+
+
+def uncompiled(model: nn.Module) -> Any:
+    """What ``torch.compile`` was given and calls, or the model itself if it is not compiled (2.6).
+
+    Accelerate's ``unwrap_model`` replaces ``_orig_mod`` by the module inside DDP; the bound method that is called
+    (``_torchdynamo_orig_callable``) still knows the wrapper.
+    """
+    given = getattr(vars(model).get("_torchdynamo_orig_callable"), "__self__", None)
+    return given if isinstance(given, nn.Module) else getattr(model, COMPILED_CHILD, model)
+
+
+def any_compiled(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of the modules was compiled, by ``torch.compile(module)`` or by ``module.compile()`` (2.6)."""
+    return any(
+        COMPILED_CHILD in children_of(m) or getattr(m, "_compiled_call_impl", None) is not None for m in modules
+    )
+
+
+def is_compiler_loaded() -> bool:
+    """Whether something in this process may have been compiled; asking does not load the compiler (2.6)."""
+    return "torch._dynamo" in sys.modules
+
+
+_WHY_COMPILED = "deltasam.speed.compiling.compiled()"
+_PLAIN_COMPILE = "call torch.compile(model) instead"
+
+
+def inductor_settings() -> list[str]:
+    """The names of all settings of Inductor (2.6). Takes seconds at first: it imports the compiler.
+
+    Raises:
+        RuntimeError: torch no longer lists them.
+    """
+    try:
+        from torch._inductor import list_options
+    except ImportError as error:
+        raise _missing("torch._inductor.list_options", _WHY_COMPILED, _PLAIN_COMPILE) from error
+    return list_options()
+
+
+def inductor_pass() -> tuple[Any, Callable[[tuple[str, ...]], Any]]:
+    """The base class of changes to Inductor's graphs, and the hash that its cache knows them by (2.6).
+
+    Raises:
+        RuntimeError: torch no longer has them.
+    """
+    try:
+        from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    except ImportError as error:
+        raise _missing("torch._inductor.custom_graph_pass", _WHY_COMPILED, _PLAIN_COMPILE) from error
+    return CustomGraphPass, get_hash_for_files
+
+
+def inductor_multiplies_to_float32() -> bool:
+    """Whether Inductor compiles a half-precision product with a float32 result (2.9).
+
+    Call it while Inductor compiles: the module cannot be imported first. If it is gone, the answer is no.
+    """
+    try:
+        from torch._inductor.kernel.mm import tuned_mm
+    except ImportError:
+        return False
+    return "out_dtype" in inspect.signature(tuned_mm).parameters
+
+
+# -- activation checkpointing -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def checkpoints_wrapped(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[bool]:
+    """While open, ``torch.utils.checkpoint`` runs ``wrap(function)`` instead of a checkpointed ``function``.
+
+    A function of torch is exchanged (2.6), because the calls that a model makes cannot be seen from outside.
+
+    Yields:
+        Whether it could be exchanged; False if torch no longer has the function.
+    """
+    from torch.utils import checkpoint  # late: with torch 2.6 this takes half a second
+
+    module: Any = checkpoint
+    own = getattr(module, "_checkpoint_without_reentrant_generator", None)
+    if own is None:
+        yield False
+        return
+    module._checkpoint_without_reentrant_generator = lambda function, *rest, **options: own(
+        wrap(function), *rest, **options
+    )
+    try:
+        yield True
+    finally:
+        module._checkpoint_without_reentrant_generator = own
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+
+def active_ddp() -> Any:
+    """The ``DistributedDataParallel`` whose forward is running (2.6), None if there is none or torch does not tell."""
+    return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
+def joins_uneven_inputs(ddp: Any) -> bool:
+    """Whether ``DistributedDataParallel.join()`` is open (2.6). If torch does not tell, assume not: torch hangs."""
+    return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+
+
+def fsdp_parameter_groups(module: Any) -> list[Any]:
+    """What ``fully_shard`` keeps about a module's parameters (2.6; several groups since 2.12).
+
+    There is no public way to keep parameters gathered over forward and backward alike.
+
+    Raises:
+        RuntimeError: This version of torch keeps it elsewhere.
+    """
+    try:
+        state = module._get_fsdp_state()
+        found = getattr(state, "_fsdp_param_groups", None)
+        groups = [group for group in ([state._fsdp_param_group] if found is None else found) if group is not None]
+        for group in groups:
+            _ = group.post_forward_mesh_info, group.reshard_after_backward
+    except AttributeError as error:
+        raise _missing(
+            f"FSDP state where deltasam looks for it ({error})",
+            "gathering sharded parameters for the length of a step",
+            "pass scope='global' if the method takes it, use DistributedDataParallel",
+        ) from error
+    return groups
+
+
+def fsdp_gathers_as(module: Any) -> torch.dtype | None:
+    """The dtype of ``MixedPrecisionPolicy(param_dtype=...)`` of a sharded module (2.6), None if there is none."""
+    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+    dtype: torch.dtype | None = getattr(getattr(state, "_mp_policy", None), "param_dtype", None)
+    return dtype
+
+
+#: Module and name of the function in which a ``DataLoader`` receives from its workers, as a traceback shows it (2.6).
+#: If it is renamed, an error of a dying worker is passed on without an explanation.
+RECEIVES_FROM_WORKER = ("torch.utils.data.dataloader", "_try_get_data")
