@@ -1,4 +1,4 @@
-"""The analyses on a CUDA device: there, without TF32, and with autocast where they say bf16."""
+"""The analyses on a CUDA device: without TF32, and with autocast for bf16."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CASES = {"first": ({0}, 1.0), "several": ({1, 2, 5}, 1.0), "unclipped": ({2}, 0.
 
 
 class Spoiled(Classification):
-    """The objective, not finite in some of the updates; ``calls`` counts its calls, of which SAM makes two."""
+    """An objective that is not finite in some updates; SAM calls it twice per update."""
 
     def __init__(self, bad: set[int]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_the_host_checks_when_something_is_due(
     monkeypatch.setattr(Guard, "_look", spied)
     options = {"logging_strategy": "steps", "logging_steps": 4, "max_steps": 10}
     trained(tmp_path, {0, 1, 3}, guard=Guard(lambda: None, limit=3), **options)
-    # At the limit after updates 3 or, from a streak of one after update 4, 6; entries after 4 and 8; the end.
+    # At the limit: after update 3, and after 6 with a streak of one from update 4; log entries after 4 and 8; the end.
     assert looks == [3, 4, 6, 8, 10]
     logged = [record.getMessage() for record in caplog.records if record.name == _faults.__name__]
     assert [re.findall(r"\d+", message) for message in logged] == [["2", "1", "3"], ["1", "4", "4"]]

@@ -19,7 +19,7 @@ from helpers.trainers import arguments, assert_same_bits, classification_data, f
 
 
 class Tempered(Classification, nn.Module):
-    """An objective with a weight of its own."""
+    """An objective with a trainable weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def trainer_for(folder: Path, *, objective: Any = None, callbacks: Any = None, *
     ],
     ids=["none", "class", "criterion", "recorded", "smoothing", "split"],
 )
-def test_what_the_constructor_refuses_is_refused(
+def test_assignment_makes_the_checks_of_the_constructor(
     options: dict[str, Any], objective: Any, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     trainer = trainer_for(tmp_path, **options)
@@ -63,7 +63,7 @@ def test_what_the_constructor_refuses_is_refused(
     assert trainer.objective is before
 
 
-def test_weights_of_an_objective_that_came_later_are_cleared(tmp_path: Path) -> None:
+def test_gradients_of_an_assigned_objective_are_cleared(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Noting(TrainerCallback):
@@ -71,7 +71,7 @@ def test_weights_of_an_objective_that_came_later_are_cleared(tmp_path: Path) -> 
             seen.append(objective.temperature.grad)
 
     objective, trainer = Tempered(), trainer_for(tmp_path, callbacks=[Noting])
-    for _ in range(2):  # twice is no more than once
+    for _ in range(2):  # assigning twice adds one callback
         trainer.objective = objective
     assert sum(type(each).__name__ == "ZeroAllGradients" for each in trainer.callback_handler.callbacks) == 1
     trainer.optimizer = torch.optim.SGD([*trainer.model.parameters(), *objective.parameters()], lr=1e-2)
@@ -81,7 +81,7 @@ def test_weights_of_an_objective_that_came_later_are_cleared(tmp_path: Path) -> 
     assert objective.temperature.item() != 1
 
 
-def test_an_objective_that_holds_the_model_has_no_weights_of_its_own(tmp_path: Path) -> None:
+def test_the_model_inside_an_objective_does_not_count_as_its_weights(tmp_path: Path) -> None:
     class Holding(nn.Module):
         def __init__(self, model: nn.Module) -> None:
             super().__init__()
@@ -92,7 +92,7 @@ def test_an_objective_that_holds_the_model_has_no_weights_of_its_own(tmp_path: P
 
 
 def test_another_loss_than_the_inferred_one_is_not_compared_with_the_models(tmp_path: Path) -> None:
-    """Only what was inferred is to be the loss that the model computes itself."""
+    """Only an inferred objective has to match the model's loss."""
 
     class Tenfold(Classification):
         def losses(self, outputs: Tensor, batch: Any) -> Tensor:
@@ -108,25 +108,25 @@ def test_another_loss_than_the_inferred_one_is_not_compared_with_the_models(tmp_
     assert_same_bits(*ends)
 
 
-def test_the_inferred_one_inside_a_regulariser_is_still_compared(
+def test_the_inferred_objective_inside_a_regulariser_is_still_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_for(tmp_path)
     forward = trainer.model.forward
 
-    @wraps(forward)  # Trainer looks at its arguments
-    def of_its_own(**batch: Any) -> Any:
+    @wraps(forward)  # Trainer inspects its arguments
+    def doubled(**batch: Any) -> Any:
         outputs = forward(**batch)
         return outputs if outputs.loss is None else type(outputs)(loss=2 * outputs.loss, logits=outputs.logits)
 
-    monkeypatch.setattr(trainer.model, "forward", of_its_own)
+    monkeypatch.setattr(trainer.model, "forward", doubled)
     trainer.objective = RDrop(trainer.objective)
     with pytest.raises(ValueError, match=r"computes the loss .* Classification"):
         trainer.train()
 
 
 def test_a_callable_is_an_objective_during_a_search_too(tmp_path: Path) -> None:
-    """Where Trainer puts the score of a trial, which cannot be called, into the same place."""
+    """Trainer stores the score of a trial, which is not callable, under the same name."""
     pytest.importorskip("optuna", reason="optuna is not installed (extra search)")
     used: list[int] = []
 

@@ -20,7 +20,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
         trainer = MethodTrainer(model=fresh(), args=args, method=SAM(rho=0.5), train_dataset=classification_data())
         trainer.train()
         ends.append(weights(trainer.model))
-    assert args.gradient_checkpointing_kwargs == {"use_reentrant": False}  # transformers 4 would take the other one
+    assert args.gradient_checkpointing_kwargs == {"use_reentrant": False}  # transformers 4 defaults to True
     assert_same_bits(*ends)
 
 

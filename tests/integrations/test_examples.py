@@ -1,4 +1,4 @@
-"""The examples run, are short, and do what they say."""
+"""The examples run, are short, and are correct."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch, folder: Pat
 
 
 def statements(source: str) -> int:
-    """Lines of code without blank ones, imports, docstrings and what runs it all as a script."""
+    """Counts lines of code without blank lines, imports, docstrings and the ``__main__`` block."""
     tree = ast.parse(source)
     skipped: set[int] = set()
     for node in ast.walk(tree):
@@ -59,7 +59,7 @@ def test_accelerate_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain_accelerate_loop() -> dict[str, torch.Tensor]:
-    """The same loop with ``accelerator.backward(loss)``, as Accelerate's documentation has it."""
+    """The same loop with ``accelerator.backward(loss)``, as in Accelerate's documentation."""
     from accelerate import Accelerator
     from sklearn.datasets import load_digits
     from torch.utils.data import DataLoader, TensorDataset

@@ -20,7 +20,7 @@ from helpers.trainers import assert_same_bits, largest_difference, weights
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed (extra lightning)")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),  # a CPU without bf16 instructions says so
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),  # on a CPU without bf16 instructions
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*GPU available but not used.*"),
     pytest.mark.filterwarnings("ignore:.*litlogger.*|.*LitLogger.*"),
@@ -51,7 +51,7 @@ def module(method: Any) -> Any:
 
 
 class Automatic(lightning.LightningModule):
-    """The same network as everybody writes it; the optimizer is a method's, or not."""
+    """The same network with automatic optimization, with or without a method."""
 
     def __init__(self, method: Any) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_accumulation_by_lightning_is_refused(whole: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize("whole", [True, False], ids=["module", "network"])
 @pytest.mark.parametrize("kind", ["backward", "losses"])
 def test_a_method_that_needs_losses_is_for_manual_optimization(kind: Any, whole: bool, tmp_path: Path) -> None:
-    """Lightning's closures call ``backward()`` and return one loss, whatever the adapter is told."""
+    """Lightning's closures call ``backward()`` and return one loss for both kinds of closure."""
 
     class Inner(Automatic):
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -118,8 +118,8 @@ def test_a_method_that_needs_losses_is_for_manual_optimization(kind: Any, whole:
     assert 'closure="losses"' not in str(caught.value)
 
 
-def test_losses_by_a_closure_of_ones_own(tmp_path: Path) -> None:
-    """Who overrides ``optimizer_step`` hands over another closure than Lightning's."""
+def test_losses_from_the_users_closure(tmp_path: Path) -> None:
+    """An overridden ``optimizer_step`` may pass another closure than Lightning's."""
 
     class Own(Automatic):
         def training_step(self, batch: Any, index: int) -> Tensor:
@@ -158,7 +158,7 @@ def test_clipping_by_lightning_leaves_the_direction_of_the_ascent(tmp_path: Path
         hook = False
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            sgd = torch.optim.SGD(self.parameters(), lr=0.5)  # Adam would make much of a rounded gradient
+            sgd = torch.optim.SGD(self.parameters(), lr=0.5)  # Adam amplifies rounding
             optimizer = MethodOptimizer(sgd, self.method, self)
             if self.hook:
                 optimizer.register_step_pre_hook(self.clip)

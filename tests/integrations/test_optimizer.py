@@ -1,4 +1,4 @@
-"""A method and an optimizer as one optimizer, stepped with a closure; torch alone."""
+"""A method and an optimizer combined into one; needs torch alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def name(method: Method) -> str:
 
 
 def network() -> nn.Module:
-    """Dropout, BatchNorm, and a head that nobody uses."""
+    """Dropout, BatchNorm, and an unused head."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
     model.register_module("unused", nn.Linear(2, 2))
@@ -78,7 +78,7 @@ def backward_closure(model: nn.Module, optimizer: Any, batch: tuple[Tensor, Tens
 
 
 def trained(method: Method, style: str) -> tuple[dict[str, Tensor], list[float], Tensor]:
-    """Weights, losses and the position of the random stream after some steps, written in one of three styles."""
+    """Returns weights, losses and the random state after some steps, in one of several styles."""
     method = replace(method)  # without state
     model = network()
     base = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -185,7 +185,7 @@ def test_accumulation_inside_the_closure(method: Method) -> None:
     assert all(torch.allclose(results[0][key], results[1][key], atol=1e-12) for key in results[0])
 
 
-# -- it is an optimizer ------------------------------------------------------------------------------------------
+# -- the optimizer interface ------------------------------------------------------------------------------------------
 
 
 def wrapped(method: Method | None = None, **options: Any) -> tuple[nn.Module, torch.optim.AdamW, MethodOptimizer]:
@@ -194,7 +194,7 @@ def wrapped(method: Method | None = None, **options: Any) -> tuple[nn.Module, to
     return model, base, MethodOptimizer(base, SAM() if method is None else method, model, **options)
 
 
-def test_everything_is_the_optimizers_own() -> None:
+def test_everything_is_delegated_to_the_optimizer() -> None:
     model, base, optimizer = wrapped()
     optimizer.step(backward_closure(model, optimizer, batches(1)[0]))
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -235,7 +235,7 @@ def test_schedulers(on_wrapper: bool) -> None:
     for batch in batches(3):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step(backward_closure(model, optimizer, batch))
-        scheduler.step()  # warns, and a warning is an error here, if it does not see the step
+        scheduler.step()  # warns (an error here) if it does not detect the step
     assert rates == pytest.approx([0.05, 0.0375, 0.025])
 
 
@@ -252,12 +252,12 @@ def test_clipping_by_a_hook_sees_the_methods_gradient() -> None:
     assert float(clipped.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_closure_may_have_arguments_of_its_own() -> None:
+def test_a_closure_may_have_an_attribute_args() -> None:
     model, _, optimizer = wrapped()
     closure = backward_closure(model, optimizer, batches(1)[0])
 
     class Settings:
-        args = SimpleNamespace(lr=0.1)  # as argparse gives them
+        args = SimpleNamespace(lr=0.1)  # as from argparse
 
         def __call__(self) -> Tensor:
             return closure()
@@ -267,14 +267,14 @@ def test_a_closure_may_have_arguments_of_its_own() -> None:
 
 def test_copies_and_pickles() -> None:
     _, _, optimizer = wrapped(closure="losses")
-    optimizer.model = nn.Linear(5, 3)  # the network above holds a lambda
+    optimizer.model = nn.Linear(5, 3)  # the network above has a lambda
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         assert other.closure == "losses"
         assert other.method == optimizer.method
         assert len(other.param_groups[0]["params"]) == len(optimizer.param_groups[0]["params"])
 
 
-# -- what can go wrong -------------------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [*OTHERS, *TAKE_PARTS, FreeLB(), PerInstanceSAM()], ids=name)
@@ -297,7 +297,7 @@ def test_the_steps_of_other_packages(name: str) -> None:
     optimizer = wrapped()[2]
     with pytest.raises(AttributeError, match=rf"MethodOptimizer has no {name}: step\(closure\)"):
         getattr(optimizer, name)(zero_grad=True)
-    assert not hasattr(optimizer, name)  # frameworks ask
+    assert not hasattr(optimizer, name)  # frameworks check this
 
 
 @pytest.mark.parametrize("inner", ["wrapper", "base"])
@@ -362,7 +362,7 @@ def test_bad_arguments() -> None:
         MethodOptimizer(base, SAM(), nn.Linear(5, 3))
 
 
-def test_a_closure_that_goes_backward_where_losses_are_wanted() -> None:
+def test_a_closure_that_calls_backward_instead_of_returning_losses() -> None:
     model, _, optimizer = wrapped(DeltaSAM(), closure="losses")
     with pytest.raises(RuntimeError, match=r"backward\(\)"):
         optimizer.step(backward_closure(model, optimizer, batches(1)[0]))

@@ -1,4 +1,4 @@
-"""A run continued from a checkpoint ends where it would have ended: it holds the state of method and objective."""
+"""A resumed run ends with the weights of an uninterrupted one: checkpoints hold the state of method and objective."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def trainer_for(folder: Path, method: Method, objective: Any = None, **options: 
 
 
 @pytest.mark.parametrize(("method", "accumulation"), CASES, ids=[f"{type(m).__name__}-{k}" for m, k in CASES])
-def test_a_resumed_run_ends_where_the_undisturbed_one_does(method: Method, accumulation: int, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(method: Method, accumulation: int, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": accumulation}
     whole, resumed = (trainer_for(tmp_path, replace(method), **options) for _ in range(2))  # two, without state
     whole.train()
@@ -68,8 +68,8 @@ def test_every_method_trains_and_resumes(kind: type[Method], options: dict[str, 
     assert_same_bits(weights(resumed.model), weights(whole.model))
 
 
-def test_without_its_state_looksam_would_end_elsewhere(tmp_path: Path) -> None:
-    """The comparison above can fail: a resume that loses the state gives other weights."""
+def test_without_its_state_looksam_gives_other_weights(tmp_path: Path) -> None:
+    """Shows that the comparison above can fail: without the state the weights differ."""
     whole = trainer_for(tmp_path, LookSAM(rho=0.5, k=3))
     whole.train()
     for file in (tmp_path / "checkpoint-4").glob("method_state*"):
@@ -88,7 +88,7 @@ def test_the_state_of_the_objective_is_saved_too(tmp_path: Path) -> None:
 
 
 class Tempered(nn.Module):
-    """An objective with a weight of its own, which is trained, and one per class, which is not."""
+    """An objective with a trainable temperature and fixed class weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_an_objective_may_be_a_module(wrap: Callable[[Any], Any], tmp_path: Path
 def test_the_weights_of_an_objective_have_the_gradient_of_one_update(
     wrap: Callable[[Any], Any], tmp_path: Path
 ) -> None:
-    """Trainer clears the gradients of the model alone."""
+    """Trainer itself clears the gradients of the model only."""
     seen = []
 
     class Noting(TrainerCallback):
@@ -156,7 +156,7 @@ def test_the_weights_of_an_objective_in_several_processes_are_refused(wrap: Call
 
 
 def test_the_weights_of_an_objective_in_recorded_steps_are_refused(tmp_path: Path) -> None:
-    """A recording puts the gradients of the model into their places, and no others."""
+    """A captured step fills the gradients of the model only."""
     with pytest.raises(ValueError, match=r"objective=Tempered .*capture=False"):
         MethodTrainer(fresh(), arguments(tmp_path), method=SAM(), objective=Tempered(), capture=True)
     frozen = Tempered().requires_grad_(False)
@@ -164,7 +164,7 @@ def test_the_weights_of_an_objective_in_recorded_steps_are_refused(tmp_path: Pat
 
 
 @WRAPPED
-def test_a_module_goes_on_from_a_checkpoint_of_another_objective(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_a_module_resumes_from_a_checkpoint_of_another_objective(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
     trainer_for(tmp_path, SAM()).train()
     trainer_for(tmp_path, SAM(), wrap(Tempered())).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
@@ -196,7 +196,7 @@ def test_another_number_of_processes_continues_without_the_state(
 ) -> None:
     trainer_for(tmp_path, LookSAM()).train()
     checkpoint = tmp_path / "checkpoint-4"
-    for file in checkpoint.glob("method_state.*"):  # as two processes would have left it
+    for file in checkpoint.glob("method_state.*"):  # as saved by two processes
         file.rename(checkpoint / f"method_state_0{file.suffix}")
     numbers = checkpoint / "method_state_0.json"
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | {"processes": 2}))
@@ -209,7 +209,7 @@ def test_another_number_of_processes_continues_without_the_state(
 def test_the_state_of_another_process_is_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own file is missing, say because only the first node's folder was kept."""
+    """The process's file is missing, for example because only the first node's folder was kept."""
     trainer_for(tmp_path, LookSAM()).train()
     checkpoint = tmp_path / "checkpoint-4"
     for file in checkpoint.glob("method_state.*"):
@@ -230,7 +230,7 @@ def test_another_method_that_has_trained_before_continues_without_its_state(tmp_
     assert other.forwards == 5 + 1  # one of the five steps perturbs
 
 
-def test_a_training_that_starts_over_with_smaller_batches_counts_anew(tmp_path: Path) -> None:
+def test_a_restart_with_smaller_batches_resets_the_counts(tmp_path: Path) -> None:
     class Hungry(Classification):
         """Runs out of memory in the third step of large batches."""
 
@@ -268,7 +268,7 @@ def test_state_survives_the_disk(tmp_path: Path) -> None:
         "none": None,
         "flag": torch.tensor(True),
         "empty": {},
-        "again": shared,  # the same memory twice
+        "again": shared,  # shares memory
         "deep": {"a.b/c": shared, "view": shared.T, "list": [1, torch.ones(2, dtype=torch.bfloat16)]},
     }
     save_state(tmp_path, "state", state)
