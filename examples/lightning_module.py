@@ -1,8 +1,8 @@
 """delta-SAM in Lightning, with manual optimization: ``python examples/lightning_module.py``.
 
-``method.backward`` replaces ``self.manual_backward(loss)``. It takes ``self.trainer.strategy.model``: this module in one
-process, and in several (``devices=2``) the module in DistributedDataParallel, which averages the gradients. Precision
-plugins, callbacks and checkpoints are Lightning's. Two hooks save the method's state in the checkpoint.
+``method.backward`` replaces ``self.manual_backward(loss)``. It takes ``self.trainer.strategy.model``: this module in
+one process, and in several (``devices=2``) the module in DistributedDataParallel, which averages the gradients.
+Precision plugins, callbacks and checkpoints are Lightning's. Two hooks save the method's state in the checkpoint.
 """
 
 from __future__ import annotations

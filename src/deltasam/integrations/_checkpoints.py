@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 class CheckpointMixin(_Base):
     """Saves, loads and resets the state of the method and the objective, with the number of passes."""
 
+    captured: Captured | None
+
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         # Not in train(): with auto_find_batch_size a training starts over when memory runs out.
         self._load_states({"method": {}, "objective": {}, "forwards": 0, "backwards": 0})

@@ -20,6 +20,8 @@ _Base: Any = object  # a Trainer, once a class mixes this in
 class StepMixin(_Base):
     """Replaces ``loss.backward()`` in the training step of a Trainer by the backward of a method."""
 
+    captured: Captured | None
+
     def create_accelerator_and_postprocess(self) -> None:
         """Creates the accelerator; batches are copied to a GPU asynchronously."""
         super().create_accelerator_and_postprocess()
