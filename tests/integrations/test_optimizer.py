@@ -292,14 +292,6 @@ def test_no_closure(style: Any, wanted: str) -> None:
         wrapped(closure=style)[2].step()
 
 
-@pytest.mark.parametrize("name", ["first_step", "second_step"])
-def test_the_steps_of_other_packages(name: str) -> None:
-    optimizer = wrapped()[2]
-    with pytest.raises(AttributeError, match=rf"MethodOptimizer has no {name}: step\(closure\)"):
-        getattr(optimizer, name)(zero_grad=True)
-    assert not hasattr(optimizer, name)  # frameworks check this
-
-
 @pytest.mark.parametrize("inner", ["wrapper", "base"])
 @pytest.mark.parametrize("style", ["backward", "losses"])
 def test_a_closure_that_steps_is_refused(inner: str, style: Any) -> None:

@@ -133,7 +133,11 @@ class ClosurePasses(Passes):
         return self.ranks.quiet() if self.ranks.replicated else _refuse_wrapped_elsewhere(self.inner)
 
     def _needs_losses(self) -> ValueError:
-        return needs_losses(self._method, self._closure)
+        remedy = LIGHTNING_REMEDY if is_from_lightning(self._closure) else LOSSES_REMEDY
+        return ValueError(
+            f"{type(self._method).__name__} needs one loss per instance, but the closure calls backward() and returns "
+            f"one loss: {remedy}"
+        )
 
     def _run(self, keep_side_effects: bool) -> Tensor:
         self.count.forwards += 1
@@ -191,12 +195,3 @@ def is_from_lightning(closure: Any) -> bool:
     """Whether a closure comes from Lightning's automatic optimization, not from the user."""
     given = closure.args if isinstance(closure, partial) else ()
     return any(type(each).__name__ == "Closure" and "lightning" in type(each).__module__ for each in given)
-
-
-def needs_losses(method: Method, closure: Any) -> ValueError:
-    """Returns the error for a method that needs more than gradients."""
-    remedy = LIGHTNING_REMEDY if is_from_lightning(closure) else LOSSES_REMEDY
-    return ValueError(
-        f"{type(method).__name__} needs one loss per instance, but the closure calls backward() and returns one loss: "
-        f"{remedy}"
-    )

@@ -150,7 +150,7 @@ class MethodOptimizer(torch.optim.Optimizer):
             self._stepping = False
             hook.remove()
 
-    # -- the optimizer's own -------------------------------------------------------------------------------------
+    # -- delegated to the optimizer -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -194,11 +194,6 @@ class MethodOptimizer(torch.optim.Optimizer):
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not set yet while unpickling
             raise AttributeError(name)
-        if name in ("first_step", "second_step"):  # of the SAM optimizers of other packages
-            raise AttributeError(
-                f"MethodOptimizer has no {name}: step(closure) makes all passes of the method; without a closure use "
-                "method.backward(model, batch, objective)"
-            )
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
