@@ -56,6 +56,7 @@ class MethodOptimizer(torch.optim.Optimizer):
 
     Example:
         >>> from deltasam import DeltaSAM
+        >>> _ = torch.manual_seed(0)
         >>> model, x = nn.Linear(2, 1), torch.ones(4, 2)
         >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> optimizer = MethodOptimizer(sgd, DeltaSAM(), model, closure="losses")
