@@ -56,7 +56,7 @@ def test_killed_stopped_and_starved_runs_end_like_an_undisturbed_one(tmp_path: P
         assert "Traceback" not in one["said"]
         assert one["weights"] == found["whole"]
     assert found["starved"]["code"] == 1
-    assert "Complete files are intact" in found["starved"]["said"]
+    assert "last complete checkpoint" in found["starved"]["said"]
     assert "Traceback" not in found["starved"]["said"]
     assert found["starved"]["weights"] == found["whole"]
 

@@ -1,4 +1,4 @@
-"""Atomic file writes, and folders sealed with checksums."""
+"""Atomic writes, and folders sealed with checksums, so that truncated or altered files are detected."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PARTIAL = ".partial-"
-"""Marks the names of unfinished files, also those of killed processes."""
+"""Part of the names of files that are being written, or were when a process was killed."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class StorageError(Exception):
-    """A folder cannot be written to, or a file is not what was written."""
+    """A folder is not writable, or a file was truncated or altered."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file atomically: a temporary file is synced to disk and renamed.
+    """Writes a file atomically: to a temporary file, which is synced to disk and then renamed.
 
-    A reader of ``path`` finds the old or the new content, also after a crash. If writing fails, the old content
-    remains and the temporary file is removed.
+    A reader of ``path`` finds the old content or the new one, also after a crash. If writing fails, the old content
+    stays and the temporary file is removed.
     """
-    # Not the process id: two machines with a shared file system may have the same one.
+    # Not the process id: it may be the same on two machines that share a file system.
     partial = path.with_name(f"{path.name}{PARTIAL}{secrets.token_hex(6)}")
     try:
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)  # noqa: PTH105 - Path.replace returns an unused path
+        os.replace(partial, path)  # noqa: PTH105 - tests replace os.replace
     except BaseException:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -44,12 +44,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes text atomically, in UTF-8."""
+    """Writes text atomically, see :func:`write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes unfinished files of killed processes; no process may be writing to the folder."""
+    """Removes partial files of killed processes; no other process may be writing in the folder."""
     for path in folder.glob(f"*{PARTIAL}*"):
         path.unlink(missing_ok=True)
 
@@ -76,7 +76,7 @@ def checksum(path: Path) -> str:
 
 
 def seal(folder: Path, name: str, notes: dict[str, object]) -> None:
-    """Marks a folder as complete: writes the file ``name`` last, with notes and the checksums of all files."""
+    """Marks a folder as complete by the file ``name``, written last, with checksums of all files and ``notes``."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != name)
     for path in files:
         sync(path)
@@ -85,7 +85,7 @@ def seal(folder: Path, name: str, notes: dict[str, object]) -> None:
 
 
 def sealed(folder: Path, name: str) -> dict[str, object]:
-    """Checks every file of a folder that :func:`seal` marked and returns its notes.
+    """Checks every file of a folder marked by :func:`seal` and returns the notes.
 
     Raises:
         StorageError: The mark is missing or unreadable, or a file is missing, truncated or altered.
@@ -95,7 +95,7 @@ def sealed(folder: Path, name: str) -> dict[str, object]:
         found = json.loads(mark.read_text(encoding="utf-8"))
         notes, sums = dict(found["notes"]), dict(found["sha256"])
     except FileNotFoundError:
-        raise StorageError(f"{folder}: incomplete, {name} is missing") from None
+        raise StorageError(f"{folder}: incomplete") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{mark}: truncated or altered ({error})") from error
     for relative, expected in sums.items():
@@ -103,13 +103,13 @@ def sealed(folder: Path, name: str) -> dict[str, object]:
         if not path.is_file():
             raise StorageError(f"{path}: missing")
         if checksum(path) != expected:
-            raise StorageError(f"{path}: truncated or altered since it was written (the checksum differs)")
+            raise StorageError(f"{path}: truncated or altered (its checksum has changed)")
     return notes
 
 
 @contextmanager
 def explain_storage_errors(folder: Path) -> Iterator[None]:
-    """Converts the errors of a full disk or a read-only folder, from any library, into a :class:`StorageError`."""
+    """Converts errors of a full disk or a read-only folder, from any library, to a :class:`StorageError`."""
     try:
         yield
     except Exception as error:
@@ -117,18 +117,20 @@ def explain_storage_errors(folder: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise StorageError(
-            f"{folder}: {reason}. Complete files are intact; start the run again to continue from its last complete "
+            f"{folder}: {reason}. Complete files are unharmed; start the run again to resume from its last complete "
             "checkpoint"
         ) from error
 
 
 def _reason(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _FULL:
-        return f"the disk is full or the quota is used up ({error.strerror}); free some space or choose another folder"
+        return (
+            f"the disk is full or the quota is exceeded ({error.strerror}); free some space, or choose another folder"
+        )
     if isinstance(error, OSError) and error.errno in _FORBIDDEN:
-        return f"cannot be written to ({error.strerror}); check its permissions or choose another folder"
+        return f"not writable ({error.strerror}); check its permissions, or choose another folder"
     text = str(error)
     writers = ("PytorchStreamWriter", "unexpected pos", "No space left", "File too large", "Disk quota")
-    if any(writer in text for writer in writers):  # torch and safetensors do not raise an OSError
+    if any(sign in text for sign in writers):  # torch and safetensors do not raise an OSError
         return f"a file could not be written completely ({text.splitlines()[0][:120]}); the disk may be full"
     return None
