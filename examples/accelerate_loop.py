@@ -1,8 +1,8 @@
 """delta-SAM in an Accelerate loop with gradient accumulation and clipping.
 
-``accelerate launch examples/accelerate_loop.py``. ``method.backward`` stands where ``accelerator.backward(loss)``
-would; each micro-batch has a perturbation of its own. With fp16, whose loss is scaled, pass
-``scale=accelerator.scaler`` (and accumulate with ``MicroBatches``).
+Run ``accelerate launch examples/accelerate_loop.py``. ``method.backward`` replaces ``accelerator.backward(loss)``.
+Each micro-batch has its own perturbation. With fp16 pass ``scale=accelerator.scaler`` and accumulate with
+``MicroBatches``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Fine-tunes a Hugging Face classifier by delta-SAM on CSV files with the columns ``text`` and ``label``.
+"""Fine-tunes a Hugging Face classifier with delta-SAM on CSV files with the columns ``text`` and ``label``.
 
-``python examples/hf_trainer.py bert-base-uncased train.csv test.csv``; the model may be a folder. ``MethodTrainer``
-with its ``method`` is all that differs from a script with ``Trainer``.
+Run ``python examples/hf_trainer.py bert-base-uncased train.csv test.csv``; the model may be a folder. Compared with a
+``Trainer`` script, only ``MethodTrainer`` and its ``method`` are new.
 """
 
 from __future__ import annotations

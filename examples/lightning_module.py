@@ -1,9 +1,8 @@
-"""delta-SAM in Lightning, by manual optimization: ``python examples/lightning_module.py``.
+"""delta-SAM in Lightning, with manual optimization: ``python examples/lightning_module.py``.
 
-``method.backward`` stands where ``self.manual_backward(loss)`` would, and takes ``self.trainer.strategy.model``: in
-one process this module, in several (``devices=2``) the one in DistributedDataParallel, which averages the gradients.
-Precision plugins, callbacks and checkpoints are Lightning's; the method's state goes into the checkpoint with two
-hooks.
+``method.backward`` replaces ``self.manual_backward(loss)``. It takes ``self.trainer.strategy.model``: this module in
+one process, and in several (``devices=2``) the module in DistributedDataParallel, which averages the gradients.
+Precision plugins, callbacks and checkpoints are Lightning's. Two hooks save the method's state in the checkpoint.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ METHODS: dict[str, Method] = {
 
 
 def train(method: Method, data: Data, *, epochs: int, seed: int) -> nn.Module:
-    """The loop: ``method.backward`` stands where ``loss.backward()`` would."""
+    """Trains a small network; ``method.backward`` replaces ``loss.backward()``."""
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="number of runs of each method")
     parser.add_argument("--epochs", type=int, default=25)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the model is too small to share
+    torch.set_num_threads(1)  # the model is too small for more
 
     scores: dict[str, list[float]] = {name: [] for name in METHODS}
     seconds = dict.fromkeys(METHODS, 0.0)

@@ -1,7 +1,7 @@
-"""Learns sentence embeddings from sentences alone, by delta-SAM inside sentence-transformers' trainer.
+"""Learns sentence embeddings from unlabelled sentences, with delta-SAM in sentence-transformers' trainer.
 
-``python examples/sentence_embeddings.py bert-base-uncased sentences.txt``, one sentence a line; the model may be a
-folder. The two views of a sentence differ in their dropout masks (SimCSE); the adversary sees the second view.
+Run ``python examples/sentence_embeddings.py bert-base-uncased sentences.txt``, one sentence per line; the model may be
+a folder. The two views of a sentence differ in their dropout masks (SimCSE). Only the second view is perturbed.
 """
 
 from __future__ import annotations

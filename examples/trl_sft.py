@@ -1,7 +1,7 @@
-"""Fine-tunes a causal language model with LoRA by SAM on a JSON-lines file with ``prompt`` and ``completion``.
+"""Fine-tunes a causal language model with LoRA and SAM on a JSON-lines file with ``prompt`` and ``completion``.
 
-``python examples/trl_sft.py HuggingFaceTB/SmolLM2-135M train.jsonl``; the model may be a folder. ``SFTMethodTrainer``
-with its ``method`` is all that differs from a script with TRL's ``SFTTrainer``. With LoRA the adapters are perturbed.
+Run ``python examples/trl_sft.py HuggingFaceTB/SmolLM2-135M train.jsonl``; the model may be a folder. Compared with a
+script for TRL's ``SFTTrainer``, only ``SFTMethodTrainer`` and its ``method`` are new. SAM perturbs the LoRA adapters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Analyses against slow obvious computations, and that they leave the model alone."""
+"""Analyses against slow, obvious computations; the model is unchanged."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_batch_sharpness_is_what_sam_measures() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_both_sharpnesses_take_as_many_steps_as_they_are_told(steps: int) -> None:
+def test_both_sharpness_measures_use_the_number_of_steps(steps: int) -> None:
     model, batch, objective = TRANSFORMER_NO_DROPOUT.make(size=4)
     found = sharpness(model, [batch], objective, rho=0.3, steps=steps)
     model.eval()
@@ -139,7 +139,7 @@ def test_alignment_is_the_cosine_with_the_loop_over_instances() -> None:
     assert rows["SAM"].regulariser == pytest.approx(sum(rows["SAM"].by_batch["regulariser"]) / 2)
 
 
-def test_batches_have_directions_of_their_own_and_weightings_share_them() -> None:
+def test_every_batch_has_its_direction_and_weightings_share_it() -> None:
     model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
     both = {"one": FiniteDifference(), "other": FiniteDifference()}
     rows = {row.method: row for row in alignment(model, [batch, batch], objective, weightings=both)}
@@ -164,22 +164,22 @@ def test_theory_holds_where_its_assumption_does() -> None:
 
 @pytest.mark.parametrize("analysis", [adversarial_risk, sharpness, alignment, weights_quality])
 @pytest.mark.parametrize("rho", [-0.05, float("nan"), float("inf")])
-def test_a_radius_that_is_none(analysis: Callable[..., object], rho: float) -> None:
+def test_a_bad_radius(analysis: Callable[..., object], rho: float) -> None:
     model, data, objective = two_batches()
-    with pytest.raises(ValueError, match=f"rho={rho} must be a number in"):
+    with pytest.raises(ValueError, match=f"rho={rho} "):
         analysis(model, data, objective, rho=rho)
 
 
-def test_numbers_that_the_analyses_cannot_use() -> None:
+def test_bad_numbers() -> None:
     model, data, objective = two_batches()
     assert float(adversarial_risk(model, data, objective, rho=0)) == adversarial_risk(model, data, objective).clean
     for analysis in (alignment, weights_quality):
-        with pytest.raises(ValueError, match="rho=0 must be a number in"):
+        with pytest.raises(ValueError, match="rho=0 "):
             analysis(model, data, objective, rho=0)
-        with pytest.raises(ValueError, match="eta=0 must be a number in"):
+        with pytest.raises(ValueError, match="eta=0 "):
             analysis(model, data, objective, eta=0)
     for rising in (adversarial_risk, sharpness):
-        with pytest.raises(ValueError, match="steps=0 must be a whole number in"):
+        with pytest.raises(ValueError, match="steps=0 "):
             rising(model, data, objective, steps=0)
 
 
@@ -196,4 +196,4 @@ def test_helpers() -> None:
     assert float(cosine(long, long)) == pytest.approx(1.0, abs=1e-12)  # float32 sums do not give this
     assert cosine(long, torch.zeros_like(long)).isnan()
     tied = spearman(torch.tensor([1.0, 1.0, 2.0, 3.0]), torch.tensor([5.0, 5.0, 7.0, 6.0]))
-    assert tied == pytest.approx(7 / 9)  # mean ranks, as scipy.stats.spearmanr has it
+    assert tied == pytest.approx(7 / 9)  # mean ranks, as in scipy.stats.spearmanr

@@ -1,4 +1,4 @@
-"""The analyses on a CUDA device: there, without TF32, and with autocast where they say bf16."""
+"""The analyses on a CUDA device: without TF32, and with autocast for bf16."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_product_is_a_float32_one() -> None:
 
 
 def test_a_convolution_is_a_float32_one() -> None:
-    """cuDNN takes TF32 for convolutions unless told otherwise."""
+    """cuDNN uses TF32 for convolutions by default."""
     images, kernels = torch.randn(4, 64, 32, 32, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
     exact = torch.nn.functional.conv2d(images.double(), kernels.double())
     with full_float32(images.device):

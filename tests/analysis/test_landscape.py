@@ -1,4 +1,4 @@
-"""Slices of the loss: against direct evaluation, and the weights stay."""
+"""Slices of the loss, against direct evaluation; the weights are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signal and noise of the weights against a loop that shares nothing, and bfloat16 on a CPU that has none."""
+"""Signal and noise of the weights, against a loop without caches; bfloat16 on a CPU without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL: dict[str, Weighting] = {"fd": FiniteDifference(), "dir": Directional(), "ow
 
 
 def slow_weights(model: nn.Module, batch: object, objective: object, weighting: Weighting, condition: str) -> Tensor:
-    """One weighting under one condition with passes of its own for everything."""
+    """One weighting under one condition, with separate passes for everything."""
     model = deepcopy(model).train("dropout" in condition)
     masks = "independent" if "independent" in condition else "shared"
     passes = Passes(model, batch, objective, randomness=masks)  # type: ignore[arg-type]
@@ -29,8 +29,8 @@ def slow_weights(model: nn.Module, batch: object, objective: object, weighting: 
     return weighting.probe(passes, rho=0.05, eta=1e-4, seed=seed)(passes.losses())
 
 
-def test_nothing_shared_gives_the_same() -> None:
-    """In float64, which autocast leaves alone: differences of rounded losses are other numbers on every machine."""
+def test_without_caches_the_result_is_the_same() -> None:
+    """In float64, which autocast does not change: differences of rounded losses depend on the machine."""
     model, batch, objective = TRANSFORMER.make(torch.float64, size=6)
     found = weights_quality(model, [batch], objective, weightings=ALL)
     assert [(row.weighting, row.condition) for row in found] == [(name, c) for name in ALL for c in CONDITIONS]
@@ -60,8 +60,8 @@ def test_every_condition_runs_in_its_precision(has_bfloat16: bool, monkeypatch: 
         assert seen == {torch.float64, dtype}  # the reference is in float64
 
 
-def test_torch_may_turn_its_kernels_off_for_bfloat16_only() -> None:
-    """It does so for good where oneDNN refuses a product, as under ``ONEDNN_MAX_CPU_ISA=AVX2``."""
+def test_onednn_stays_enabled() -> None:
+    """torch disables it permanently if oneDNN refuses a product, as under ``ONEDNN_MAX_CPU_ISA=AVX2``."""
     before = torch.backends.mkldnn.enabled
     with bfloat16(torch.device("cpu")):
         torch.backends.mkldnn.enabled = False
@@ -88,7 +88,7 @@ def test_quality_of_the_weights() -> None:
 def test_values_of_the_batches_and_a_choice_of_conditions(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich treats it as a terminal
     model, (inputs, labels), objective = TRANSFORMER.make(torch.float32, size=8)
     data = [(inputs[:4], labels[:4]), (inputs[4:], labels[4:]), (inputs[:4], labels[:4])]
     options = {"weightings": {"fd": FiniteDifference()}, "conditions": ["another direction"], "progress": True}
@@ -96,10 +96,10 @@ def test_values_of_the_batches_and_a_choice_of_conditions(
     assert row.condition == "another direction"
     assert row.by_batch.keys() == {"spearman", "snr", "ideal", "median"}
     assert row.snr == pytest.approx(sum(row.by_batch["snr"]) / 3)
-    assert row.by_batch["median"][0] != row.by_batch["median"][2]  # a direction of its own for every batch
-    shown = capsys.readouterr()
-    assert "quality of the weights" in shown.err
-    assert shown.out == ""
+    assert row.by_batch["median"][0] != row.by_batch["median"][2]  # every batch has its own direction
+    output = capsys.readouterr()
+    assert "quality of the weights" in output.err
+    assert output.out == ""
 
 
 def test_weights_that_are_all_zero_are_uniform_ones() -> None:
@@ -121,7 +121,7 @@ def test_products_are_rounded_once() -> None:
     assert torch.equal(batched, exact.bfloat16())
     assert torch.equal(sum_, (c.double() + exact).bfloat16())
     with WideProducts():
-        assert (a.float() @ b.float()).dtype == torch.float32  # the others are left alone
+        assert (a.float() @ b.float()).dtype == torch.float32  # other products are unchanged
 
 
 def test_gradients_through_rounded_products_are_rounded_ones() -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from deltasam.integrations import LostError
-from deltasam.integrations._lost import lost_told
+from deltasam.integrations._worker_errors import explain_worker_errors
 from deltasam.lab.cli import main
 from deltasam.lab.experiments import ConfigError, RunConfig, RunFolder, run
 from deltasam.lab.experiments._trainer import RunTrainer
@@ -153,13 +153,13 @@ def test_a_worker_of_the_data_loader_dies(
     assert_same_bits(load_file(folder / "model/model.safetensors"), wanted)
 
 
-def test_other_errors_are_not_converted() -> None:
-    with pytest.raises(RuntimeError, match=r"^shape mismatch$") as raised, lost_told(lambda: "Go on"):
+def test_other_errors_are_not_taken_for_deaths() -> None:
+    with pytest.raises(RuntimeError, match=r"^shape mismatch$") as raised, explain_worker_errors(lambda: "Go on"):
         raise RuntimeError("shape mismatch")
     assert raised.type is RuntimeError
     with (
         pytest.raises(LostError, match=r"another process.*Connection closed by peer.*Go on"),
-        lost_told(lambda: "Go on"),
+        explain_worker_errors(lambda: "Go on"),
     ):
         raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
 
@@ -182,7 +182,10 @@ def test_a_worker_dies_while_it_sends(
 
     monkeypatch.setattr(resource_sharer._resource_sharer, "get_connection", cut)
     rows = iter(DataLoader(TensorDataset(torch.arange(4)), num_workers=1))
-    with pytest.raises(LostError, match=r"worker of the data loader has died.*Go on"), lost_told(lambda: "Go on"):
+    with (
+        pytest.raises(LostError, match=r"worker of the data loader has died.*Go on"),
+        explain_worker_errors(lambda: "Go on"),
+    ):
         next(rows)
     rows._shutdown_workers()  # the error refers to it and would keep the worker alive
 
@@ -204,7 +207,7 @@ class Unreadable(Dataset[Any]):
 @pytest.mark.parametrize("kind", [ConnectionResetError, RuntimeError])
 def test_an_error_of_the_dataset_is_not_a_death(kind: type[Exception], workers: int) -> None:
     loader = DataLoader(Unreadable(kind), num_workers=workers)
-    with pytest.raises(kind, match="the file server went away") as raised, lost_told(lambda: "Go on"):
+    with pytest.raises(kind, match="the file server went away") as raised, explain_worker_errors(lambda: "Go on"):
         next(iter(loader))
     assert raised.type is kind
 

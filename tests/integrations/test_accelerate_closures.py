@@ -1,4 +1,4 @@
-"""``MethodOptimizer`` in Accelerate's hands, which keeps all closures but the last from it when it accumulates."""
+"""``MethodOptimizer`` prepared by Accelerate, which drops all closures except the last when it accumulates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def no_accumulation() -> Iterator[None]:
-    """All of a process share one state, which the last one made has set."""
+    """All accelerators of a process share one state; the newest sets it."""
     yield
     accelerate.Accelerator()
 
@@ -47,16 +47,15 @@ def train(accelerator: Any, model: nn.Module, optimizer: Any) -> None:
 @pytest.mark.parametrize("scheduled", [False, True], ids=["bare", "with a scheduler"])
 def test_accumulation_is_refused(scheduled: bool) -> None:
     accelerator, model, optimizer = parts(2)
-    if scheduled:  # it puts itself between the two
+    if scheduled:  # it wraps the optimizer's step
         torch.optim.lr_scheduler.ConstantLR(optimizer)
     before = model.weight.detach().clone()
-    said = r"Accelerator\(gradient_accumulation_steps=2\).*would be lost.*method.backward.*scale=1 / 2"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps=2\).*method\.backward.*scale=1 / 2"):
         train(accelerator, model, accelerator.prepare(optimizer))
     assert torch.equal(model.weight, before)
 
 
-def test_without_accumulation_every_closure_comes() -> None:
+def test_without_accumulation_every_closure_is_called() -> None:
     ends = []
     for prepared in (True, False):
         accelerator, model, optimizer = parts(1)
@@ -65,7 +64,7 @@ def test_without_accumulation_every_closure_comes() -> None:
     assert torch.equal(*ends)
 
 
-def test_an_optimizer_that_accelerate_does_not_hold_gets_every_closure() -> None:
+def test_an_unprepared_optimizer_gets_every_closure() -> None:
     accelerator, model, optimizer = parts(2)
     train(accelerator, model, optimizer)
     plain, other, alone = parts(1)

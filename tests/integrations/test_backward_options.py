@@ -20,7 +20,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
         trainer = MethodTrainer(model=fresh(), args=args, method=SAM(rho=0.5), train_dataset=classification_data())
         trainer.train()
         ends.append(weights(trainer.model))
-    assert args.gradient_checkpointing_kwargs == {"use_reentrant": False}  # transformers 4 would take the other one
+    assert args.gradient_checkpointing_kwargs == {"use_reentrant": False}  # transformers 4 defaults to True
     assert_same_bits(*ends)
 
 
@@ -55,7 +55,7 @@ INSIDE = [each.value for each in hf.training_args.OptimizerNames if "lomo" in ea
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_optimizers_that_step_inside_backward_name_another(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"optim='{name}' updates the weights inside the backward pass") as caught:
+    with pytest.raises(ValueError, match=f"optim='{name}'") as caught:
         MethodTrainer(model=fresh(), args=arguments(tmp_path, optim=name), method=SAM())
     instead = re.findall(r"'(\w+)'", str(caught.value))[1:]
     assert instead

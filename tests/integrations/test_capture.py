@@ -1,4 +1,4 @@
-"""``capture=True`` in the Trainer: on the CPU the same run; where there are graphs, they are used and shared."""
+"""``capture=True`` in the Trainer: the same run on the CPU; graphs are used and shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from deltasam.integrations import MethodTrainer
-from deltasam.integrations._mixin import Scale
+from deltasam.integrations._accumulation import Scale
 from deltasam.methods import SAM, DeltaSAM, Method
 from deltasam.speed.capture import _captured
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, weights
@@ -41,7 +41,7 @@ def test_the_steps_of_a_run_share_one_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int
 ) -> None:
     class Played:
-        """A graph played by hand."""
+        """A fake graph."""
 
         placed: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ def test_a_callback_changes_the_method(tmp_path: Path, monkeypatch: pytest.Monke
     recorded = []
 
     class Played:
-        """A graph played by hand, with the radius it was recorded with."""
+        """A fake graph with the radius of its recording."""
 
         placed: tuple[str, ...] = ()
 

@@ -57,7 +57,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     for kind in (
         "bert",
         "t5",
-    ):  # a mean over instances, and one over tokens of which the processes have different numbers
+    ):  # a mean over instances, and one over tokens, whose number differs between processes
         one, two = (torch.load(tmp_path / f"{kind}-{n}.pt", weights_only=True) for n in (1, 2))
         assert largest_difference(one, two) < 1e-12
     for rank in (0, 1):

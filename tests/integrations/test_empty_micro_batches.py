@@ -1,4 +1,4 @@
-"""A micro-batch of the Trainer without any target token is a part of its optimizer step, which may not be without."""
+"""A micro-batch may have no target token if its optimizer step has some."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from helpers.trainers import arguments, fresh, largest_difference, seq2seq_data,
 
 
 class InOrder(MethodTrainer):
-    """Takes the rows as they come, whatever the version of transformers asks a sampler for."""
+    """Uses the rows in order, in every version of transformers."""
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         return SequentialSampler(self.train_dataset)
 
 
 def data(ignored: range) -> list[dict[str, Tensor]]:
-    """Eight pairs of sequences, some without any target."""
+    """Eight pairs of sequences, some without targets."""
     rows = seq2seq_data(8)
     for row in ignored:
         rows[row]["labels"] = torch.full_like(rows[row]["labels"], -100)
@@ -32,7 +32,7 @@ def data(ignored: range) -> list[dict[str, Tensor]]:
 
 
 def moved(folder: Path, method: Method, ignored: range, size: int, **options: Any) -> dict[str, Tensor]:
-    """How far one optimizer step over the eight, in micro-batches of a size, has moved the weights."""
+    """Returns the change of the weights by one optimizer step over the eight, for a micro-batch size."""
     model = fresh("t5", dropout_rate=0.0).double()
     before = weights(model)
     args = arguments(
@@ -65,7 +65,7 @@ def test_it_adds_nothing_to_a_perturbed_step(method: Method, tmp_path: Path) -> 
 
 
 def test_parts_of_a_micro_batch_may_be_without_targets(tmp_path: Path) -> None:
-    """A micro-batch that is split for want of memory is looked at as one step, of which it is a part."""
+    """A micro-batch that is split because memory ran out is still part of its optimizer step."""
 
     class InHalves(InOrder):
         def training_step(self, *args: Any) -> Tensor:
@@ -82,5 +82,5 @@ def test_parts_of_a_micro_batch_may_be_without_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize("size", [8, 4])
 def test_an_optimizer_step_may_not(reduction: Any, size: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"every target token of the batch is ignored"):
+    with pytest.raises(ValueError, match="target token"):
         moved(tmp_path, ERM(), range(8), size, objective=Seq2Seq(reduction=reduction))

@@ -47,7 +47,7 @@ def test_without_a_perturbation_it_is_the_plain_trainer(
     finally:
         torch.use_deterministic_algorithms(False)
     assert_same_bits(ours, same)
-    if options:  # the model's own loss is in half precision there, the objective's never is
+    if options:  # the model computes its loss in half precision, the objective in float32
         assert largest_difference(ours, plain) < 0.1 * largest_difference(plain, weights(fresh().cuda()))
     else:
         assert_same_bits(ours, plain)
@@ -91,7 +91,7 @@ def test_a_step_does_not_wait_for_the_device(method: Method, tmp_path: Path) -> 
 
 
 class Strict(hf.TrainerCallback):
-    """From update 5 until the log entry, waiting for the device is an error."""
+    """Makes synchronization an error from update 5 until the log entry."""
 
     def __init__(self) -> None:
         self.updates = 0
@@ -118,7 +118,7 @@ def test_no_update_waits_for_the_device_until_it_logs(capture: bool, tmp_path: P
         objective=Classification(predict=lambda model, batch: model(batch["input_ids"])),
         capture=capture,
         train_dataset=classification_data(64),
-        callbacks=[strict, Guard(lambda: None)],  # in this order: the guard looks when a log entry is due
+        callbacks=[strict, Guard(lambda: None)],  # the order matters: the guard reads when a log entry is due
     )
     try:
         trainer.train()
@@ -130,7 +130,7 @@ def test_no_update_waits_for_the_device_until_it_logs(capture: bool, tmp_path: P
 
 
 class EnoughError(Exception):
-    """Ends a run that is long enough."""
+    """Stops a long run early."""
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -138,7 +138,7 @@ def test_no_update_of_a_captured_run_waits_for_the_device(tmp_path: Path) -> Non
     plain = config(tmp_path).to_plain() | {"method": "SAM", "capture": True, "checkpoint_every": "never"}
     seen = []
 
-    # A run of 1000 updates logs every tenth; an epoch has six, and the batches of all of them one shape.
+    # A run of 1000 updates logs every tenth; an epoch has six updates, with batches of one shape.
     def watch(update: int, total: int, latest: dict[str, float]) -> None:
         if update == 43:
             torch.cuda.set_sync_debug_mode("error")

@@ -1,4 +1,4 @@
-"""The objective of a model is told from its head, and its mean is the loss that the plain Trainer would compute."""
+"""The objective is inferred from the head, and its mean is the loss of the plain Trainer."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def cases() -> dict[str, tuple[Any, type, Tensor]]:
 def test_the_mean_is_the_plain_trainers_loss(name: str, smoothing: float, tmp_path: Path) -> None:
     model, kind, labels = cases()[name]
     if smoothing and kind is Regression:
-        with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1 with a regression model"):
+        with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1"):
             infer_objective(model, label_smoothing=smoothing)
         return
     objective = infer_objective(model, label_smoothing=smoothing)
     assert type(objective) is kind
     batch = {**sentences(4), "labels": labels}
     if smoothing and name == "yes or no":
-        smoothing = 0.0  # Trainer warns and leaves it out
-    if kind is Seq2Seq:  # the plain Trainer with smoothing leaves this to the collator
+        smoothing = 0.0  # Trainer warns and disables it
+    if kind is Seq2Seq:  # with smoothing, the plain Trainer expects this from the collator
         batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
     trainer = hf.Trainer(model=model, args=arguments(tmp_path, label_smoothing_factor=smoothing))
     expected = trainer.compute_loss(model, dict(batch))
     torch.testing.assert_close(objective(model, batch).mean(), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_peft_models_are_looked_into() -> None:
+def test_peft_models_are_unwrapped() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed (extra peft)")
     model = peft.get_peft_model(
         classifier(num_labels=3), peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS")
@@ -72,10 +72,10 @@ def test_peft_models_are_looked_into() -> None:
     assert infer_objective(model) == Classification()
 
 
-def test_several_labels_are_a_clear_error(tmp_path: Path) -> None:
+def test_several_labels_raise(tmp_path: Path) -> None:
     args = arguments(tmp_path, label_names=["labels", "more"])
     trainer = MethodTrainer(model=classifier(), args=args, method=ERM())
-    with pytest.raises(ValueError, match=r"has the labels \['labels', 'more'\], not one; pass the objective"):
+    with pytest.raises(ValueError, match=r"\['labels', 'more'\]; pass the objective"):
         trainer.train()
 
 
@@ -94,7 +94,7 @@ def test_choices_are_smoothed_too() -> None:
     assert infer_objective(model, label_smoothing=0.1) == Classification(label_smoothing=0.1)
 
 
-def test_a_model_whose_forward_hands_everything_on(tmp_path: Path) -> None:
+def test_a_model_whose_forward_takes_any_keyword(tmp_path: Path) -> None:
     class Mine(hf.BertForSequenceClassification):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs)
@@ -107,16 +107,16 @@ def test_a_model_whose_forward_hands_everything_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (encoder, "cannot tell the objective of BertModel from its head; pass the objective"),
-        (lambda: nn.Linear(2, 2), "cannot tell the objective of Linear from its head; pass the objective"),
+        (encoder, "BertModel .* pass the objective"),
+        (lambda: nn.Linear(2, 2), "Linear .* pass the objective"),
         (
             lambda: hf.BertForQuestionAnswering(encoder_config("bert")),
-            "cannot tell the objective of BertForQuestionAnswering",
+            "BertForQuestionAnswering .*objective",
         ),
     ],
     ids=["encoder", "module", "question answering"],
 )
-def test_a_head_that_says_nothing_is_a_clear_error_in_training(model: Any, message: str, tmp_path: Path) -> None:
+def test_an_unknown_head_raises_in_training_only(model: Any, message: str, tmp_path: Path) -> None:
     trainer = MethodTrainer(model=model(), args=arguments(tmp_path), method=ERM())
     assert trainer.objective is None
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_an_objective_may_come_later(tmp_path: Path) -> None:
     assert trainer.train().global_step == 1
 
 
-def test_wrong_labels_for_the_head_are_a_clear_error(tmp_path: Path) -> None:
+def test_wrong_labels_for_the_head_raise(tmp_path: Path) -> None:
     data = [{**{k: v[0] for k, v in sentences(1).items()}, "labels": torch.tensor([0.0, 1.0, 1.0])}] * 8
     trainer = MethodTrainer(model=classifier(num_labels=3), args=arguments(tmp_path), method=ERM(), train_dataset=data)
     with pytest.raises(ValueError, match="multi_label=True"):

@@ -20,7 +20,7 @@ from helpers.trainers import assert_same_bits, largest_difference, weights
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed (extra lightning)")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),  # a CPU without bf16 instructions says so
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),  # on a CPU without bf16 instructions
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*GPU available but not used.*"),
     pytest.mark.filterwarnings("ignore:.*litlogger.*|.*LitLogger.*"),
@@ -51,7 +51,7 @@ def module(method: Any) -> Any:
 
 
 class Automatic(lightning.LightningModule):
-    """The same network as everybody writes it; the optimizer is a method's, or not."""
+    """The same network with automatic optimization, with or without a method."""
 
     def __init__(self, method: Any) -> None:
         super().__init__()
@@ -99,31 +99,27 @@ def test_accumulation_by_lightning_is_refused(whole: bool, tmp_path: Path) -> No
             adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
             return MethodOptimizer(adam, self.method, self if whole else self.network)
 
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches=2\) .*manual optimization.*scale=1 / 2"):
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches=2\) .*scale=1 / 2"):
         fit(Inner(SAM()), tmp_path, accumulate_grad_batches=2)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["module", "network"])
 @pytest.mark.parametrize("kind", ["backward", "losses"])
 def test_a_method_that_needs_losses_is_for_manual_optimization(kind: Any, whole: bool, tmp_path: Path) -> None:
-    """Lightning's closures call ``backward()`` and return one loss, whatever the adapter is told."""
+    """Lightning's closures call ``backward()`` and return one loss for both kinds of closure."""
 
     class Inner(Automatic):
         def configure_optimizers(self) -> torch.optim.Optimizer:
             adam = torch.optim.AdamW(self.parameters(), lr=3e-3)
             return MethodOptimizer(adam, self.method, self if whole else self.network, closure=kind)
 
-    what = {"backward": "DeltaSAM needs the loss of every instance, which", "losses": "closure='losses' is not for"}
-    with pytest.raises(ValueError, match=f"^{what[kind]} Lightning's automatic .*: use manual") as caught:
+    with pytest.raises(ValueError, match=r"manual.* method\.backward\(self, batch, objective\)") as caught:
         fit(Inner(DeltaSAM()), tmp_path)
-    words = str(caught.value)
-    assert "method.backward(self, batch, objective)" in words
-    assert 'closure="losses"' not in words
-    assert repr(DeltaSAM()) not in words
+    assert 'closure="losses"' not in str(caught.value)
 
 
-def test_losses_by_a_closure_of_ones_own(tmp_path: Path) -> None:
-    """Who overrides ``optimizer_step`` hands over another closure than Lightning's."""
+def test_losses_from_the_users_closure(tmp_path: Path) -> None:
+    """An overridden ``optimizer_step`` may pass another closure than Lightning's."""
 
     class Own(Automatic):
         def training_step(self, batch: Any, index: int) -> Tensor:
@@ -153,7 +149,7 @@ def test_losses_by_a_closure_of_ones_own(tmp_path: Path) -> None:
 def test_clipping_by_lightning_that_would_change_the_method_is_refused(
     method: Method, algorithm: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"gradient_clip_val=0.1\) .*every pass.*register_step_pre_hook"):
+    with pytest.raises(ValueError, match=r"gradient_clip_val=0.1\) .*register_step_pre_hook"):
         fit(Automatic(method), tmp_path, gradient_clip_val=0.1, gradient_clip_algorithm=algorithm)
 
 
@@ -162,7 +158,7 @@ def test_clipping_by_lightning_leaves_the_direction_of_the_ascent(tmp_path: Path
         hook = False
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            sgd = torch.optim.SGD(self.parameters(), lr=0.5)  # Adam would make much of a rounded gradient
+            sgd = torch.optim.SGD(self.parameters(), lr=0.5)  # Adam amplifies rounding
             optimizer = MethodOptimizer(sgd, self.method, self)
             if self.hook:
                 optimizer.register_step_pre_hook(self.clip)

@@ -1,4 +1,4 @@
-"""Data without labels, where the objective is the trainer's own choice: how the data have to look."""
+"""Batches without the labels that an inferred objective needs."""
 
 from __future__ import annotations
 
@@ -31,33 +31,31 @@ def trainer(folder: Path, data: Any, model: Any = None, *, objective: Any = None
 def test_a_column_of_another_name(kind: str, smoothing: float, tmp_path: Path) -> None:
     model = causal("gpt2") if kind == "words" else classifier(num_labels=2)
     data = Dataset.from_list([{"input_ids": [5, 6, 7], "target": i % 2} for i in range(4)])
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
+    with pytest.raises(ValueError, match=r"'labels', only \['input_ids'.*\['input_ids', 'target'\]") as caught:
         trainer(tmp_path, data, model, label_smoothing_factor=smoothing).train()
-    words = str(caught.value)
-    assert words.startswith("the batches have no 'labels', only ['input_ids'")
-    assert "the columns of train_dataset are ['input_ids', 'target']" in words
-    assert "train_dataset.rename_column(NAME, 'labels')" in words
-    assert "TrainingArguments(label_names=[NAME])" in words
-    assert ("DataCollatorForLanguageModeling(tokenizer, mlm=False)" in words) == (kind == "words")
+    message = str(caught.value)
+    assert "rename_column(NAME, 'labels')" in message
+    assert "TrainingArguments(label_names=[NAME])" in message
+    assert ("DataCollatorForLanguageModeling" in message) == (kind == "words")
 
 
 def test_rows_that_are_no_table(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^the batches have no 'labels', only \['input_ids'\]: .*every row a 'l"):
+    with pytest.raises(ValueError, match=r"'labels', only \['input_ids'\]"):
         trainer(tmp_path, rows("target")).train()
 
 
 def test_a_name_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no 'target', which label_names=\['target'\] calls the labels, only "):
+    with pytest.raises(ValueError, match=r"'target', only "):
         trainer(tmp_path, rows("labels"), label_names=["target"]).train()
 
 
-def test_data_as_told(tmp_path: Path) -> None:
+def test_data_that_follow_the_advice(tmp_path: Path) -> None:
     trainer(tmp_path / "a", rows("labels")).train()
     trainer(tmp_path / "b", rows("label")).train()  # the collator's other name
     trainer(tmp_path / "c", rows("target"), label_names=["target"], remove_unused_columns=True).train()
 
 
-def test_an_objective_of_ones_own_speaks_for_itself(tmp_path: Path) -> None:
+def test_the_users_objective_raises_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Classification\(labels=\.\.\.\)"):
         trainer(tmp_path / "a", rows("target"), objective=Classification()).train()
     assigned = trainer(tmp_path / "b", rows("target"), remove_unused_columns=False)

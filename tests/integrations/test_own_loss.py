@@ -1,4 +1,4 @@
-"""A loss that is not the head's is told, not left out: that of a user's Trainer, and that of an unusual model."""
+"""A loss that would be ignored raises an error: that of a user's Trainer, and that of an unusual model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helpers.trainers import Bag, arguments, classification_data
 
 
 class Weighted(hf.Trainer):
-    """Classes of unequal weight, as people write it."""
+    """A typical override: weighted classes."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         outputs = model(**inputs)
@@ -34,13 +34,13 @@ class WithWeights(MethodMixin, Weighted):
 
 
 class AndItsOwn(MethodTrainer):
-    """Before it."""
+    """Before the mixin."""
 
     compute_loss = Weighted.compute_loss
 
 
 class Stepping(hf.Trainer):
-    """A step that could not be reached."""
+    """A step that is never called."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError
@@ -51,45 +51,45 @@ class NeverStepping(MethodMixin, Stepping):
 
 
 @pytest.mark.parametrize("kind", [WithWeights, AndItsOwn])
-def test_compute_loss_of_ones_own_needs_an_objective(kind: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"compute_loss returns one loss for the batch.* pass objective="):
+def test_an_overridden_compute_loss_needs_an_objective(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.compute_loss .*objective="):
         kind(model=classifier(), args=arguments(tmp_path), method=ERM())
     kind(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
 
 
-def test_smoothing_that_would_be_the_evaluations_alone(tmp_path: Path) -> None:
+def test_smoothing_in_the_evaluation_alone(tmp_path: Path) -> None:
     args = arguments(tmp_path, label_smoothing_factor=0.1)
     options = {"args": args, "method": ERM()}
     for objective in (Classification(), RDrop(Classification()), Classification(label_smoothing=0.2)):
         with pytest.raises(ValueError, match=r"label_smoothing_factor=0.1 .*Classification\(label_smoothing=0.1\)"):
             MethodTrainer(model=classifier(), objective=objective, **options)
     MethodTrainer(model=classifier(), objective=RDrop(Classification(label_smoothing=0.1)), **options)
-    MethodTrainer(model=classifier(), objective=lambda model, batch: torch.ones(2), **options)  # nobody can tell
+    MethodTrainer(model=classifier(), objective=lambda model, batch: torch.ones(2), **options)  # not checked
 
 
-def test_a_training_step_that_cannot_be_reached(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Stepping.training_step would never be called"):
+def test_a_training_step_that_is_never_called(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Stepping\.training_step"):
         NeverStepping(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"args": SimpleNamespace(n_gpu=2, optim="sgd")}, r"nn.DataParallel.* 2 GPUs.*torchrun"),
         ({"is_deepspeed_enabled": True}, r"DeepSpeed.*use DDP or FSDP"),
         (
             {"args": SimpleNamespace(n_gpu=1, optim="galore_adamw_layerwise")},
-            r"optim='galore_adamw_layerwise'.*inside.*optim='galore_adamw',",
+            r"optim='galore_adamw_layerwise'.*optim='galore_adamw',",
         ),
-        ({"optimizer": SAM(rho=0.1)}, r"optimizers: SAM\(.*rho=0.1\) is a method, .*: pass it as method="),
+        ({"optimizer": SAM(rho=0.1)}, r"optimizers=SAM\(.*rho=0.1\).*method="),
     ],
     ids=["data parallel", "deepspeed", "layerwise", "method as optimizer"],
 )
-def test_what_no_method_works_with(changes: dict[str, Any], said: str) -> None:
+def test_unsupported_settings(changes: dict[str, Any], message: str) -> None:
     usual = {"args": SimpleNamespace(n_gpu=1, optim="sgd"), "compute_loss_func": None}
     usual |= {"accelerator": SimpleNamespace(), "optimizer": None}
     refuse_unsupported(SimpleNamespace(**usual))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         refuse_unsupported(SimpleNamespace(**(usual | changes)))
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_adds_a_term(tmp_path: Path) -> None:
     model = Adding(classifier().config)
     rows = sentences(4)
     data = [{**{name: value[i] for name, value in rows.items()}, "labels": i % 2} for i in range(4)]
-    with pytest.raises(ValueError, match="it adds terms"):
+    with pytest.raises(ValueError, match="Adding computes the loss"):
         train(model, tmp_path, data)
     assert model.training, "left as it was"
 
@@ -137,7 +137,7 @@ def test_a_model_without_a_loss_cannot_be_evaluated_by_one(tmp_path: Path) -> No
     data = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in classification_data()]
     trainer = MethodTrainer(model=Bag(), train_dataset=data, eval_dataset=data, **options)
     trainer.train()
-    with pytest.raises(ValueError, match=r"Bag returned a tensor.*first row.*\{\"loss\": ..., \"logits\": ...\}"):
+    with pytest.raises(ValueError, match=r"Bag .*\{\"loss\": ..., \"logits\": ...\}"):
         trainer.evaluate()
     assert len(trainer.predict([{"input_ids": row["input_ids"]} for row in data]).predictions) == len(data)
 
@@ -151,9 +151,7 @@ def test_a_trainer_without_a_method_is_named(name: str, tmp_path: Path) -> None:
         kind = getattr(integrations, name)
     except ModuleNotFoundError as error:
         pytest.skip(str(error))
-    # The third argument is the collator: a method there is none that was given.
+    # The third argument is the collator, so this passes no method.
     for given in ((classifier(), arguments(tmp_path)), (classifier(), arguments(tmp_path), SAM())):
-        with pytest.raises(TypeError) as caught:
+        with pytest.raises(TypeError, match=rf"{name}\(\.\.\., method="):
             kind(*given)
-        words = str(caught.value)
-        assert words == f"{name} needs a method, by keyword: {name}(..., method=SAM(rho=0.05))"

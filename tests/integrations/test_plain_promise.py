@@ -21,7 +21,7 @@ ROUNDING = 1e-6
 
 
 def token_data(n: int = 20) -> list[dict[str, Tensor]]:
-    """Sequences whose first token is no target: every version of transformers then counts the same targets."""
+    """Sequences whose first token is not a target, so every version of transformers counts the same targets."""
     batch = sentences(n)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     labels[:, 0] = -100
@@ -37,7 +37,7 @@ TOKENS: dict[str, Make] = {
 
 
 def difference(make: Make, data: Any, folder: Path, method: Method, **options: Any) -> tuple[Any, Any]:
-    """Weights after a few updates of plain gradient descent, which shows the gradients: plain, and by the method."""
+    """Returns the weights after a few updates of SGD, which shows the gradients: plain, and with the method."""
     ends = []
     for given in (None, method):
         torch.manual_seed(1)
@@ -80,6 +80,6 @@ def test_smoothed_classes_are_rounding(tmp_path: Path) -> None:
 
 
 def test_accumulation_is_rounding_where_trainer_counts_the_targets(tmp_path: Path) -> None:
-    """Llama takes the number of targets; for other heads see test_accumulation_is_the_large_batch."""
+    """Llama uses the number of targets; for other heads see test_accumulation_is_the_large_batch."""
     plain, ours = difference(TOKENS["llama"], token_data(), tmp_path, ERM(), gradient_accumulation_steps=3)
     assert largest_difference(plain, ours) < ROUNDING

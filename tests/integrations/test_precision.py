@@ -1,4 +1,4 @@
-"""Mixed precision inside the Trainer: bf16 on the CPU by its flag, loss scaling by a scaler put in."""
+"""Mixed precision inside the Trainer: bf16 on the CPU, and loss scaling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from deltasam.objectives import Classification
 from deltasam.weighting import FiniteDifference
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, largest_difference, weights
 
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 instructions says so
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bf16 instructions
 
 
 @pytest.mark.parametrize("method", [ERM(), SAM(rho=0.0)], ids=lambda method: type(method).__name__)
 def test_bf16_is_the_plain_trainers_bf16(method: Method, tmp_path: Path) -> None:
     plain, ours, full = fresh(), fresh(), fresh()
-    # Before the others: until version 5 of transformers, a Trainer in bf16 leaves those after it in bf16, too.
+    # First: before transformers 5, a Trainer in bf16 leaves later ones in bf16, too.
     MethodTrainer(model=full, args=arguments(tmp_path), method=method, train_dataset=classification_data()).train()
     hf.Trainer(model=plain, args=arguments(tmp_path, bf16=True), train_dataset=classification_data()).train()
     trainer = MethodTrainer(
@@ -39,7 +39,7 @@ def test_bf16_is_the_plain_trainers_bf16(method: Method, tmp_path: Path) -> None
 def test_probes_run_in_the_precision_they_ask_for(precision: Any, hooked: bool, tmp_path: Path) -> None:
     seen: list[tuple[bool, torch.dtype]] = []
     model = fresh()
-    if hooked:  # as with device_map="auto": forward is no method of the model any more
+    if hooked:  # as with device_map="auto": forward is no longer a method of the model
         add_hook_to_module(model, ModelHook())
     model.classifier.register_forward_hook(
         lambda module, inputs, output: seen.append((torch.is_grad_enabled(), output.dtype))
@@ -48,7 +48,7 @@ def test_probes_run_in_the_precision_they_ask_for(precision: Any, hooked: bool, 
         model=model,
         args=arguments(tmp_path, bf16=True, max_steps=1),
         method=DeltaSAM(rho=0.05, weighting=FiniteDifference(precision=precision)),
-        objective=Classification(),  # an inferred one is compared with the model's loss first
+        objective=Classification(),  # an inferred one would be compared with the model's loss first
         train_dataset=classification_data(),
     )
     trainer.train()
@@ -75,8 +75,8 @@ def test_probes_of_a_compiled_model(tmp_path: Path) -> None:
         )
         trainer.train()
         weightings.append([entry["weights_mean"] for entry in trainer.state.log_history if "weights_mean" in entry])
-    assert weightings[0] == pytest.approx(weightings[1], rel=1e-3)  # probes in bfloat16 are 5% away
-    assert graphs[-1] == graphs[-3] > 0  # nothing is compiled anew in every step
+    assert weightings[0] == pytest.approx(weightings[1], rel=1e-3)  # in bfloat16 the difference is 5%
+    assert graphs[-1] == graphs[-3] > 0  # no recompilation in every step
 
 
 def test_the_objective_sees_outputs_in_float32(tmp_path: Path) -> None:

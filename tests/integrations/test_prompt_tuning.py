@@ -36,7 +36,7 @@ def tuned(config: str = "prompt", kind: str = "llama") -> Any:
 
 
 def texts(n: int = 4, *, side: str = "right", seed: int = 0) -> dict[str, Tensor]:
-    """Texts of different lengths, padded, every token of which counts."""
+    """Padded texts of different lengths; every token is a target."""
     batch = sentences(n, seed=seed)
     if side == "left":
         batch = {name: value.flip(1) for name, value in batch.items()}
@@ -59,7 +59,7 @@ def test_the_mean_is_the_models_own_loss(config: str, kind: str, side: str) -> N
     objective = infer_objective(model)
     losses = objective(model, batch)
     torch.testing.assert_close(losses.mean(), model(**batch).loss, rtol=1e-6, atol=1e-6)
-    # Each loss is that of its sequence alone, times its share of the target tokens.
+    # Each loss is that of its sequence alone, times the share of its target tokens.
     alone = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(4)]
     counts = torch.stack([objective.items(one) for one in alone])  # type: ignore[arg-type]
     own = torch.stack([model(**one).loss for one in alone])
@@ -83,7 +83,7 @@ def test_it_trains(config: str, method: Method, tmp_path: Path) -> None:
 
 
 def test_accumulation_weighs_all_targets(tmp_path: Path) -> None:
-    """The first tokens are targets too; rows of different lengths make their number matter."""
+    """The first tokens are also targets; with rows of different lengths their number matters."""
     ends = []
     for size, steps in ((8, 1), (2, 4)):
         model = tuned().double()
@@ -108,7 +108,7 @@ def test_both_engines_agree() -> None:
 
 
 def test_regularisers_see_the_logits_of_the_targets() -> None:
-    """Without dropout the two passes of R-Drop are equal, and so is its loss to that of one."""
+    """Without dropout the two passes of R-Drop are equal, and its loss is that of one pass."""
     model, batch = tuned(), texts()
     objective = infer_objective(model)
     torch.testing.assert_close(RDrop(objective)(model, batch), objective(model, batch))
@@ -116,22 +116,22 @@ def test_regularisers_see_the_logits_of_the_targets() -> None:
 
 def test_without_the_setting_an_error_names_it() -> None:
     model, batch = tuned(), texts()
-    with pytest.raises(ValueError, match=r"3 logits per sequence more.*CausalLM\(virtual_tokens=3\)"):
+    with pytest.raises(ValueError, match=r"CausalLM\(virtual_tokens=3\)"):
         CausalLM()(model, batch)
     for wrong in (2, 4):
         with pytest.raises(ValueError, match=rf"virtual_tokens={wrong}"):
             CausalLM(virtual_tokens=wrong)(model, batch)
-    with pytest.raises(ValueError, match="virtual_tokens is -1"):
+    with pytest.raises(ValueError, match=r"virtual_tokens.*-1"):
         CausalLM(virtual_tokens=-1)
 
 
-def test_a_loss_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_cpt_is_refused(tmp_path: Path) -> None:
     if not hasattr(peft, "CPTConfig"):
         pytest.skip("this version of peft has no CPT")
     config = peft.CPTConfig(task_type="CAUSAL_LM", cpt_token_ids=[3, 4], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2])
     model = peft.get_peft_model(causal("llama"), config)
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=SAM(), train_dataset=rows(texts()))
-    with pytest.raises(ValueError, match="CPT has a loss of its own"):
+    with pytest.raises(ValueError, match=r"CPT .* pass the objective"):
         trainer.train()
 
 

@@ -1,4 +1,4 @@
-"""A run continued from a checkpoint ends where it would have ended: it holds the state of method and objective."""
+"""A resumed run ends with the weights of an uninterrupted one: checkpoints hold the state of method and objective."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from deltasam import methods
 from deltasam.integrations import MethodTrainer
-from deltasam.integrations._own_weights import refuse_apart
+from deltasam.integrations._objective_weights import check_objective_weights
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
 from deltasam.objectives import Classification
@@ -47,7 +47,7 @@ def trainer_for(folder: Path, method: Method, objective: Any = None, **options: 
 
 
 @pytest.mark.parametrize(("method", "accumulation"), CASES, ids=[f"{type(m).__name__}-{k}" for m, k in CASES])
-def test_a_resumed_run_ends_where_the_undisturbed_one_does(method: Method, accumulation: int, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(method: Method, accumulation: int, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": accumulation}
     whole, resumed = (
         trainer_for(tmp_path, replace(method, state={}), **options) for _ in range(2)
@@ -70,8 +70,8 @@ def test_every_method_trains_and_resumes(kind: type[Method], options: dict[str, 
     assert_same_bits(weights(resumed.model), weights(whole.model))
 
 
-def test_without_its_state_looksam_would_end_elsewhere(tmp_path: Path) -> None:
-    """The comparison above can fail: a resume that loses the state gives other weights."""
+def test_without_its_state_looksam_gives_other_weights(tmp_path: Path) -> None:
+    """Shows that the comparison above can fail: without the state the weights differ."""
     whole = trainer_for(tmp_path, LookSAM(rho=0.5, k=3))
     whole.train()
     for file in (tmp_path / "checkpoint-4").glob("method_state*"):
@@ -90,7 +90,7 @@ def test_the_state_of_the_objective_is_saved_too(tmp_path: Path) -> None:
 
 
 class Tempered(nn.Module):
-    """An objective with a weight of its own, which is trained, and one per class, which is not."""
+    """An objective with a trainable temperature and fixed class weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_an_objective_may_be_a_module(wrap: Callable[[Any], Any], tmp_path: Path
 def test_the_weights_of_an_objective_have_the_gradient_of_one_update(
     wrap: Callable[[Any], Any], tmp_path: Path
 ) -> None:
-    """Trainer clears the gradients of the model alone."""
+    """Trainer itself clears the gradients of the model only."""
     seen = []
 
     class Noting(TrainerCallback):
@@ -151,22 +151,22 @@ def test_the_weights_of_an_objective_have_the_gradient_of_one_update(
 
 @WRAPPED
 def test_the_weights_of_an_objective_in_several_processes_are_refused(wrap: Callable[[Any], Any]) -> None:
-    with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.* over the 2 processes"):
-        refuse_apart(wrap(Tempered()), 2)
-    refuse_apart(Tempered().requires_grad_(False), 2)
-    refuse_apart(Classification(), 2)
+    with pytest.raises(ValueError, match=r"objective=Tempered .* 2 processes"):
+        check_objective_weights(wrap(Tempered()), 2)
+    check_objective_weights(Tempered().requires_grad_(False), 2)
+    check_objective_weights(Classification(), 2)
 
 
 def test_the_weights_of_an_objective_in_recorded_steps_are_refused(tmp_path: Path) -> None:
-    """A recording puts the gradients of the model into their places, and no others."""
-    with pytest.raises(ValueError, match=r"objective=Tempered has weights of its own.*capture=False"):
+    """A captured step fills the gradients of the model only."""
+    with pytest.raises(ValueError, match=r"objective=Tempered .*capture=False"):
         MethodTrainer(fresh(), arguments(tmp_path), method=SAM(), objective=Tempered(), capture=True)
     frozen = Tempered().requires_grad_(False)
     assert MethodTrainer(fresh(), arguments(tmp_path), method=SAM(), objective=frozen, capture=True)
 
 
 @WRAPPED
-def test_a_module_goes_on_from_a_checkpoint_of_another_objective(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_a_module_resumes_from_a_checkpoint_of_another_objective(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
     trainer_for(tmp_path, SAM()).train()
     trainer_for(tmp_path, SAM(), wrap(Tempered())).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
@@ -198,20 +198,20 @@ def test_another_number_of_processes_continues_without_the_state(
 ) -> None:
     trainer_for(tmp_path, LookSAM()).train()
     checkpoint = tmp_path / "checkpoint-4"
-    for file in checkpoint.glob("method_state.*"):  # as two processes would have left it
+    for file in checkpoint.glob("method_state.*"):  # as saved by two processes
         file.rename(checkpoint / f"method_state_0{file.suffix}")
     numbers = checkpoint / "method_state_0.json"
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | {"processes": 2}))
     one = trainer_for(tmp_path, LookSAM())
     one.train(resume_from_checkpoint=str(checkpoint))
     assert one.method.steps == 5
-    assert "is of 2 processes, not 1; LookSAM starts without state" in caplog.text
+    assert "2 processes, not 1; LookSAM starts without state" in caplog.text
 
 
 def test_the_state_of_another_process_is_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own file is missing, say because only the first node's folder was kept."""
+    """The process's file is missing, for example because only the first node's folder was kept."""
     trainer_for(tmp_path, LookSAM()).train()
     checkpoint = tmp_path / "checkpoint-4"
     for file in checkpoint.glob("method_state.*"):
@@ -232,7 +232,7 @@ def test_another_method_that_has_trained_before_continues_without_its_state(tmp_
     assert other.forwards == 5 + 1  # one of the five steps perturbs
 
 
-def test_a_training_that_starts_over_with_smaller_batches_counts_anew(tmp_path: Path) -> None:
+def test_a_restart_with_smaller_batches_resets_the_counts(tmp_path: Path) -> None:
     class Hungry(Classification):
         """Runs out of memory in the third step of large batches."""
 
@@ -270,7 +270,7 @@ def test_state_survives_the_disk(tmp_path: Path) -> None:
         "none": None,
         "flag": torch.tensor(True),
         "empty": {},
-        "again": shared,  # the same memory twice
+        "again": shared,  # shares memory
         "deep": {"a.b/c": shared, "view": shared.T, "list": [1, torch.ones(2, dtype=torch.bfloat16)]},
     }
     save_state(tmp_path, "state", state)
@@ -288,5 +288,5 @@ def test_state_survives_the_disk(tmp_path: Path) -> None:
 
 
 def test_state_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="the state has set at 'method/seen'"):
+    with pytest.raises(TypeError, match="set at 'method/seen'"):
         save_state(tmp_path, "state", {"method": {"seen": {1}}})

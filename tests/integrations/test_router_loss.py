@@ -111,27 +111,27 @@ def test_a_perturbation_per_instance_is_refused(engine: Any) -> None:
     """A single instance has another router loss than the batch."""
     model = mixtral(output_router_logits=True)
     before = weights(model)
-    with pytest.raises(InstancesMixedError, match=r"loss of the routers.*output_router_logits = False"):
+    with pytest.raises(InstancesMixedError, match="output_router_logits = False"):
         PerInstanceSAM(engine=engine).backward(model, texts(), infer_objective(model))
     assert largest_difference(before, weights(model)) == 0
 
 
-def test_what_would_leave_it_out_is_refused() -> None:
+def test_what_would_ignore_it_is_refused() -> None:
     model, batch, objective = mixtral(), texts(), CausalLM(router_aux_loss_coef=0.1)
     with pytest.raises(ValueError, match=r"router_aux_loss_coef=0\.1.*router_aux_loss_coef=0\)"):
         SAM().backward(model, batch, RDrop(objective))
-    with pytest.raises(ValueError, match="loss of the routers"):
+    with pytest.raises(ValueError, match="CausalLM"):
         Splitting(SAM()).check(objective)
     plain = hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES))
-    with pytest.raises(ValueError, match="without a tensor 'aux_loss'"):
+    with pytest.raises(ValueError, match="aux_loss"):
         CausalLM(router_aux_loss_coef=0.1, predict=lambda model, batch: model(batch["input_ids"]))(plain, batch)
 
 
-def test_sequence_to_sequence_models_say_what_to_set(tmp_path: Path) -> None:
+def test_sequence_to_sequence_models_are_refused(tmp_path: Path) -> None:
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2, "num_experts": 2}
     config = hf.SwitchTransformersConfig(vocab_size=VOCABULARY, decoder_start_token_id=0, pad_token_id=0, **sizes)
     model = hf.SwitchTransformersForConditionalGeneration(config)
     model.config.output_router_logits = True
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=SAM(), train_dataset=rows())
-    with pytest.raises(ValueError, match=r"loss of its routers.*output_router_logits = False"):
+    with pytest.raises(ValueError, match="output_router_logits = False"):
         trainer.train()

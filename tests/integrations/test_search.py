@@ -1,4 +1,4 @@
-"""``hyperparameter_search``, whose code keeps the score of a trial in ``trainer.objective``."""
+"""``hyperparameter_search``, which stores the score of a trial in ``trainer.objective``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_trials_train_by_the_objective_and_return_their_score(strategy: str, tmp
     assert alone.evaluate()["eval_loss"] == pytest.approx(best.objective)
 
 
-def test_an_objective_may_be_put_in_afterwards(tmp_path: Path) -> None:
+def test_an_objective_may_be_assigned_afterwards(tmp_path: Path) -> None:
     ends = []
     for smoothing in (None, 0.3):
         trainer = MethodTrainer(

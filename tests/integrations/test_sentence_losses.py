@@ -25,7 +25,7 @@ WORDS = ["the", "cat", "dog", "sat", "ran", "on"]
 
 
 class Head(nn.Module):
-    """Something to train on top of a bag of words."""
+    """A trainable layer on a bag of words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class Head(nn.Module):
         return features
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is loaded again in these tests."""
+        """These tests load nothing."""
 
 
 class Distance(nn.Module):
-    """A power of how far the similarity of two texts is from their score, in rows or their mean, in two parts."""
+    """A power of the difference between similarity and score, as rows or their mean, in two parts."""
 
     def __init__(self, model: nn.Module, power: int, *, rows: bool = True) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Distance(nn.Module):
 
 
 class Around(nn.Module):
-    """A loss that holds another one."""
+    """A loss that wraps another one."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Around(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """A wrapper as that of data parallelism; notes its calls."""
+    """A wrapper like that of data parallelism; counts its calls."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Wrapped(nn.Module):
 
 @dataclass(frozen=True)
 class Twice:
-    """A regulariser by its form: twice the losses."""
+    """Has the form of a regulariser; doubles the losses."""
 
     objective: Any
 
@@ -121,7 +121,7 @@ def test_every_data_set_has_its_own_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True], ids=["loss", "loss in a loss"])
 def test_the_loss_uses_the_model_of_the_pass(nested: bool, tmp_path: Path) -> None:
-    """DDP's in the pass that fills ``.grad``, the one inside in the others; and in whose wrapper it was left."""
+    """The DDP module in the pass that fills ``.grad``, the inner module in the others, also after another wrapper."""
     model = encoder()
     loss = Distance(model, 2)
     trainer = trainer_of(tmp_path, model, train_dataset=pairs(), loss=Around(loss) if nested else loss, method=ERM())
@@ -148,7 +148,7 @@ def test_the_parts_of_a_loss_are_added(tmp_path: Path) -> None:
     torch.testing.assert_close(trainer.objective(model, inputs), wanted)
 
 
-def test_regularisers_are_left_out_of_the_evaluation(tmp_path: Path) -> None:
+def test_the_evaluation_ignores_regularisers(tmp_path: Path) -> None:
     model = encoder()
     trainer = trainer_of(
         tmp_path, model, train_dataset=pairs(scored=False), method=SAM(), objective=Twice(Twice(Contrastive()))
@@ -159,7 +159,7 @@ def test_regularisers_are_left_out_of_the_evaluation(tmp_path: Path) -> None:
 
 
 def test_the_columns_are_the_views_in_their_order(tmp_path: Path) -> None:
-    """The adversary looks at the second one."""
+    """The second view is perturbed."""
     trainer = trainer_of(tmp_path, encoder(), train_dataset=pairs(scored=False), method=SAM(), objective=Contrastive())
     inputs = trainer.data_collator(list(pairs(4, scored=False)))
     views = trainer._objective_batch(inputs)
@@ -170,7 +170,7 @@ def test_the_columns_are_the_views_in_their_order(tmp_path: Path) -> None:
             torch.testing.assert_close(views[name][key], wanted[key])
 
 
-def test_a_way_to_predict_of_ones_own_stays(tmp_path: Path) -> None:
+def test_the_users_predict_is_kept(tmp_path: Path) -> None:
     def predict(model: Any, view: Any) -> Tensor:
         embeddings: Tensor = model(dict(view))["sentence_embedding"]
         return -embeddings

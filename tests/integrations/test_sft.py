@@ -37,7 +37,7 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
 
 
 def rows(n: int = 20) -> Dataset:
-    """Prompts, which do not count, and completions of very different lengths."""
+    """Prompts, which are not targets, and completions of very different lengths."""
     ends = ["d", "e", "f", "g", "h"]
     return Dataset.from_list([
         {"prompt": "a b" + " c" * (i % 3), "completion": " " + " ".join(ends[i % 5 :] * (1 + i % 2))}
@@ -54,7 +54,7 @@ def fresh(dropout: float = 0.1) -> hf.PreTrainedModel:
 
 
 def sft(folder: Path, method: Method | None, *, model: Any = None, objective: Any = None, **options: Any) -> Any:
-    """A trainer in float32 with plain gradient descent, whose weights show the gradients."""
+    """A trainer in float32 with SGD, whose weights show the gradients."""
     defaults = {
         "kind": SFTConfig,
         "bf16": False,
@@ -78,7 +78,7 @@ def trained(*args: Any, **options: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("options", "dropout"),
-    # With smoothing TRL makes a forward more in every step, whose dropout takes numbers from the generator.
+    # With smoothing TRL makes one more forward in every step, whose dropout advances the generator.
     [({}, 0.1), ({"gradient_accumulation_steps": 3}, 0.1), ({"label_smoothing_factor": 0.1}, 0.0)],
     ids=str,
 )
@@ -95,7 +95,7 @@ def test_without_a_perturbation_it_is_the_plain_trainer(
 
 
 def test_it_minimizes_the_loss_of_the_completions(tmp_path: Path) -> None:
-    """One step of SAM by hand: the tokens of the prompts are no targets."""
+    """One step of SAM by hand: the tokens of the prompts are not targets."""
     model = fresh(dropout=0.0).double()
     options: dict[str, Any] = {"max_steps": 1, "learning_rate": 0.5, "lr_scheduler_type": "constant"}
     trainer = sft(tmp_path, SAM(rho=0.1), model=model, **options)
@@ -125,8 +125,8 @@ def test_it_minimizes_the_loss_of_the_completions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [DeltaSAM(rho=0.05), PerInstanceSAM(rho=0.05)], ids=lambda m: type(m).__name__)
-def test_as_people_set_it_up(method: Method, tmp_path: Path) -> None:
-    """bfloat16, checkpointing and LoRA, as SFTConfig has them, or as most add them; evaluation and a resume."""
+def test_common_settings(method: Method, tmp_path: Path) -> None:
+    """bfloat16, checkpointing and LoRA, SFTConfig's defaults or common settings; evaluation and resume."""
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     options: dict[str, Any] = {
@@ -147,7 +147,7 @@ def test_as_people_set_it_up(method: Method, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"loss_type": "dft"}, r"loss_type='dft'.*loss_type='nll', or pass objective="),
         ({"padding_free": True, "max_length": None}, r"padding_free=True.*packing=False"),
@@ -156,17 +156,17 @@ def test_as_people_set_it_up(method: Method, tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_would_be_left_out_is_refused(
-    options: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_settings_that_would_be_ignored_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "activation_offloading" in options:  # TRL looks for a GPU there
+    if "activation_offloading" in options:  # TRL needs a GPU for it
         monkeypatch.setattr("trl.trainer.sft_trainer.get_act_offloading_ctx_manager", lambda model: nullcontext())
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         sft(tmp_path, SAM(), **options)
 
 
 def routed() -> hf.PreTrainedModel:
-    """A tiny Qwen3-MoE, or a Mixtral where transformers has none."""
+    """A tiny Qwen3-MoE, or a Mixtral if transformers lacks it."""
     torch.manual_seed(1)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     common: dict[str, Any] = {"vocab_size": len(WORDS), "num_key_value_heads": 1, **sizes}
@@ -176,9 +176,9 @@ def routed() -> hf.PreTrainedModel:
     return hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**common, **experts))
 
 
-@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older versions go by the model")
+@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older versions use the model's")
 @pytest.mark.parametrize("factor", [None, 0.5, 0.0], ids=lambda value: f"factor {value}")
-def test_the_loss_of_the_routers_is_trls(factor: float | None, tmp_path: Path) -> None:
+def test_the_router_loss_is_trls(factor: float | None, tmp_path: Path) -> None:
     options: dict[str, Any] = {"router_aux_loss_coef": factor, "max_steps": 2}
     trainer = sft(tmp_path, SAM(rho=0.0), model=routed(), **options)
     assert trainer.objective == CausalLM(router_aux_loss_coef=0.001 if factor is None else factor)
@@ -191,8 +191,8 @@ def test_the_loss_of_the_routers_is_trls(factor: float | None, tmp_path: Path) -
     sft(tmp_path, DeltaSAM(rho=0.05), model=routed(), **options).train()
 
 
-@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older versions go by the model")
-def test_who_has_no_loss_of_the_routers(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(SFTConfig, "router_aux_loss_coef"), reason="older versions use the model's")
+def test_without_the_router_loss(tmp_path: Path) -> None:
     smoothed = sft(tmp_path, SAM(), model=routed(), label_smoothing_factor=0.1)
     assert smoothed.objective == CausalLM(label_smoothing=0.1), "TRL's smoothed loss has none"
     assert sft(tmp_path, SAM(), model=routed(), objective=CausalLM()).objective == CausalLM()
@@ -201,7 +201,7 @@ def test_who_has_no_loss_of_the_routers(tmp_path: Path) -> None:
 
 
 def test_prompt_tuning(tmp_path: Path) -> None:
-    """Targets are the completions, which the virtual tokens do not change."""
+    """The targets are the completions, which the virtual tokens do not change."""
     peft = pytest.importorskip("peft")
 
     def by(method: Method | None) -> dict[str, Tensor]:
@@ -215,7 +215,7 @@ def test_prompt_tuning(tmp_path: Path) -> None:
     assert largest_difference(plain, by(SAM(rho=0.5))) > 1e-6
 
 
-def test_pieces_of_one_length_and_an_objective_of_ones_own(tmp_path: Path) -> None:
+def test_wrapped_packing_and_the_users_objective(tmp_path: Path) -> None:
     packed = {"packing": True, "packing_strategy": "wrapped", "max_length": 8, "max_steps": 2}
     assert trained(tmp_path, DeltaSAM(), **packed)
     found: list[int] = []
@@ -229,11 +229,11 @@ def test_pieces_of_one_length_and_an_objective_of_ones_own(tmp_path: Path) -> No
     assert found == [4, 4]
 
 
-def test_the_mixin_by_itself_does_not_know_trls_loss(tmp_path: Path) -> None:
+def test_the_mixin_alone_does_not_know_trls_loss(tmp_path: Path) -> None:
     class Mine(MethodMixin, SFTTrainer):
         pass
 
-    with pytest.raises(ValueError, match=r"SFTTrainer.compute_loss.*pass objective="):
+    with pytest.raises(ValueError, match=r"SFTTrainer\.compute_loss.*objective="):
         Mine(model=fresh(), args=arguments(tmp_path, kind=SFTConfig), method=SAM())
 
 

@@ -1,4 +1,4 @@
-"""A method inside Hugging Face's Trainer: the Trainer stays what it is, the gradients are the method's."""
+"""A method in Hugging Face's Trainer: the gradients are the method's, all else is the Trainer's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from helpers.trainers import (
 
 
 def trained(folder: Path, method: Method | None, *, kind: str = "bert", model: Any = None, **options: Any) -> Any:
-    """Weights after a short run, by the plain Trainer if there is no method."""
+    """Returns the weights after a short run; without a method, of the plain Trainer."""
     model = fresh(kind) if model is None else model
     data = seq2seq_data() if kind in ("t5", "bart") else classification_data()
     args = arguments(folder, **options)
@@ -103,7 +103,7 @@ def test_sam_is_the_loop_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "t5", "bart"])
 def test_accumulation_is_the_large_batch(kind: str, tmp_path: Path) -> None:
-    """Also where the heads ignore num_items_in_batch (transformers#47688), and with different numbers of tokens."""
+    """Also for heads that ignore num_items_in_batch (transformers#47688), and with different numbers of tokens."""
     gradients = {}
     for size, steps in ((8, 1), (4, 2), (2, 4)):
         model = fresh(kind).double()
@@ -243,8 +243,8 @@ def test_sequences_are_generated_in_evaluation(tmp_path: Path) -> None:
     assert trainer.predict(seq2seq_data(4)).predictions.shape[0] == 4
 
 
-def test_train_starts_afresh_and_trials_do_not_meet(tmp_path: Path) -> None:
-    def model_init() -> Any:  # Trainer wants a function without arguments
+def test_train_resets_the_state(tmp_path: Path) -> None:
+    def model_init() -> Any:  # Trainer needs a function without arguments
         return fresh()
 
     method = LookSAM(k=3)
@@ -279,7 +279,7 @@ def test_a_callback_schedules_the_radius(tmp_path: Path) -> None:
     assert trainer.forwards == 3 + 2 * 3
 
 
-def test_an_objective_of_ones_own(tmp_path: Path) -> None:
+def test_the_users_objective(tmp_path: Path) -> None:
     def objective(model: Any, batch: Any) -> torch.Tensor:
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         return cross_entropy(logits, batch["labels"], reduction="none")
@@ -295,7 +295,7 @@ def test_an_objective_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_an_encoder_learns_from_pairs(tmp_path: Path) -> None:
-    """No head, no labels: the objective says how the batch and the model meet, the Trainer does the rest."""
+    """Without head and labels, the objective defines how the model uses the batch."""
     views = sentences(16, seed=3)
     data = [{key: value[i] for key, value in views.items()} for i in range(16)]
     model = encoder()
@@ -316,29 +316,31 @@ def test_an_encoder_learns_from_pairs(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     args = arguments(tmp_path)
-    with pytest.raises(TypeError, match=r"method=.*SAM.* must be a method such as DeltaSAM"):
+    with pytest.raises(TypeError, match=r"method=.*SAM"):
         MethodTrainer(model=fresh(), args=args, method=SAM)
     with pytest.raises(ValueError, match=r"compute_loss_func .* pass objective="):
         MethodTrainer(model=fresh(), args=args, method=SAM(), compute_loss_func=lambda *a, **k: None)
-    in_place = (fresh(), args, None, None, None, None, None, lambda *a, **k: None)  # as Trainer orders them
+    in_place = (fresh(), args, None, None, None, None, None, lambda *a, **k: None)  # in Trainer's order
     with pytest.raises(ValueError, match=r"compute_loss_func .* pass objective="):
         MethodTrainer(*in_place, method=SAM())
     optimizer = torch.optim.SGD(fresh().parameters())
-    with pytest.raises(TypeError, match=r"method=SGD \( Parameter .*\.\.\. must be a method such as DeltaSAM"):
+    with pytest.raises(TypeError, match=r"method=SGD \( Parameter"):
         MethodTrainer(model=fresh(), args=args, method=optimizer)
-    with pytest.raises(TypeError, match=r"objective=Classification is a class: pass an instance, Classification\(\)"):
+    with pytest.raises(TypeError, match=r"objective=Classification .*Classification\(\)"):
         MethodTrainer(model=fresh(), args=args, method=SAM(), objective=Classification)
     for wrapper in (Splitting, Captured):
-        with pytest.raises(TypeError, match=rf"method={wrapper.__name__}.*: pass the method itself, .*capture=True"):
+        with pytest.raises(TypeError, match=rf"method=.*{wrapper.__name__}.*capture=True"):
             MethodTrainer(model=fresh(), args=args, method=wrapper(SAM()))
     model = fresh()
     twice = MethodOptimizer(torch.optim.SGD(model.parameters()), SAM(), model)
-    with pytest.raises(ValueError, match=r"MethodOptimizer takes the gradients itself.*pass the optimizer inside it"):
+    with pytest.raises(ValueError, match=r"optimizers=MethodOptimizer\(.*method="):
         MethodTrainer(model=model, args=args, method=SAM(), optimizers=(twice, None))
 
 
 @pytest.mark.parametrize("sizes", [{"cp": 2, "sp": 1}, {"cp": 1, "sp": 2}, {"cp": 2}])  # accelerate 1.10 has no sp
-def test_divided_sequences_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]) -> None:
+def test_context_and_sequence_parallelism_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]
+) -> None:
     config = SimpleNamespace(sp_backend=None)
     for kind, size in sizes.items():
         vars(config).update({f"{kind}_size": size, f"{kind}_enabled": size > 1})

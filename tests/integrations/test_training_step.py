@@ -1,4 +1,4 @@
-"""What the step of a plain Trainer does beside ``backward()``, and ours must do too."""
+"""What the step of the plain Trainer does besides ``backward()``, and ours must do too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from deltasam.integrations import MethodTrainer
 from deltasam.integrations._infer import check_inferred
+from deltasam.integrations._logged_loss import LossFilter
 from deltasam.integrations._metrics import StepMetrics
-from deltasam.integrations._shown import ShownLosses
 from deltasam.methods import ERM, SAM, LookSAM, Step
 from deltasam.objectives import Classification, Seq2Seq
 from helpers.tiny import classifier, labelled
@@ -35,7 +35,7 @@ class Slope(nn.Module):
 
 @pytest.mark.parametrize("counted", [False, True], ids=["none of them", "every other one"])
 def test_micro_batches_that_cannot_be_counted_weigh_the_same(counted: bool, tmp_path: Path) -> None:
-    """Batches of texts alone, three of them in steps of two: the last step of the epoch has one."""
+    """Three batches of texts in steps of two: the last step of the epoch has one."""
     model = Slope()
     known = itertools.cycle([{"count": torch.ones(1)} if counted else {}, {}])
     args = arguments(
@@ -59,14 +59,14 @@ def test_micro_batches_that_cannot_be_counted_weigh_the_same(counted: bool, tmp_
         data_collator=lambda texts: {"texts": texts, **next(known)},
     )
     trainer.train()
-    # Each step goes along the mean slope of its batches, which is 1; transformers 4 leaves out the last, smaller one.
+    # The gradient of each step is the mean over its batches, 1; transformers 4 skips the last, smaller step.
     assert model.slope.item() == -trainer.state.global_step
     assert trainer.state.global_step == 2 or hf.__version__ < "5"
 
 
 def test_all_of_the_model_is_set_to_training(tmp_path: Path) -> None:
     model = fresh().train()
-    model.bert.eval()  # as a callback may have left it
+    model.bert.eval()  # for example by a callback
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=SAM())
     trainer.training_step(model, trainer.data_collator(classification_data(4)))
     assert all(module.training for module in model.modules())
@@ -108,7 +108,7 @@ def test_a_step_by_itself_is_no_part_of_another(tmp_path: Path) -> None:
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=Seq2Seq())
     batch = trainer.data_collator(seq2seq_data(4))
     batch["labels"].fill_(-100)
-    with pytest.raises(ValueError, match="every target token of the batch is ignored"):
+    with pytest.raises(ValueError, match="target token"):
         trainer.training_step(model, batch)
 
 
@@ -123,19 +123,16 @@ def test_an_inferred_objective_is_compared_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        (torch.tensor([0, 9]), "labels contain 9, but the model has . classes"),
-        (torch.tensor([0.0, 1.0]), "labels have type torch.float32, but must be integers"),
-    ],
+    ("labels", "message"),
+    [(torch.tensor([0, 9]), "labels .* 9"), (torch.tensor([0.0, 1.0]), "labels .* torch.float32")],
 )
-def test_labels_that_do_not_fit_are_told_by_the_objective_not_by_the_model(labels: torch.Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_unsuitable_labels_raise_the_objectives_error(labels: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_inferred(classifier(), labelled(labels), Classification())
 
 
 def test_with_smoothing_it_is_not_the_models_own(tmp_path: Path) -> None:
-    """A confident model: smoothing makes more of a difference than the comparison allows."""
+    """With a confident model, smoothing changes the loss by more than the comparison allows."""
     model = fresh()
     nn.init.constant_(model.classifier.bias, 0.0)
     model.classifier.bias.data[1] = 8.0
@@ -147,7 +144,7 @@ def test_with_smoothing_it_is_not_the_models_own(tmp_path: Path) -> None:
 
 
 def test_the_comparison_is_made_with_labels_of_another_name_too() -> None:
-    """transformers 4.50 refuses a keyword that it does not know, later ones pass it over and return no loss."""
+    """transformers 4.50 refuses unknown keywords; later versions ignore them and return no loss."""
     model, batch = classifier().train(), labelled(torch.tensor([0, 1]))
     batch["target"] = batch.pop("labels")
     check_inferred(model, batch, Classification(labels="target"))
@@ -170,7 +167,7 @@ def test_the_comparison_leaves_the_modes_of_modules() -> None:
 
 
 def test_operations_are_those_of_the_model_at_hand(tmp_path: Path) -> None:
-    """They are kept for the length of a training: the model may be another one in the next."""
+    """They are cached during one training: the next may have another model."""
     trainer = MethodTrainer(
         model=fresh(), args=arguments(tmp_path, max_steps=1), method=ERM(), train_dataset=classification_data(4)
     )
@@ -187,7 +184,7 @@ def test_a_new_training_starts_with_empty_means(tmp_path: Path) -> None:
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     trainer = MethodTrainer(model=fresh(**still), args=args, method=SAM(), train_dataset=classification_data(4))
     batch = trainer.data_collator(classification_data(4))
-    trainer.training_step(trainer.model, {**batch, "labels": 1 - batch["labels"]})  # of one that was interrupted
+    trainer.training_step(trainer.model, {**batch, "labels": 1 - batch["labels"]})  # from an interrupted training
     trainer.train()
     alone = trainer.state.log_history[0]["ascent_grad_norm"]
     trainer.model.load_state_dict(fresh().state_dict())
@@ -221,7 +218,7 @@ def test_entries_hold_means_since_the_last_one() -> None:
                 grad_norm=torch.tensor(norm),
             )
         )
-    found = metrics.drain(lambda values: values * 10)  # what the other processes have is in it
+    found = metrics.drain(lambda values: values * 10)  # as if reduced over processes
     assert found == {
         "sharpness": 15.0,
         "ascent_grad_norm": 15.0,
@@ -232,7 +229,7 @@ def test_entries_hold_means_since_the_last_one() -> None:
     assert metrics.drain(lambda values: values) == {}
 
 
-def test_the_last_finite_loss_stands_in_with_the_share_of_its_micro_batch(tmp_path: Path) -> None:
+def test_the_last_finite_loss_gets_the_share_of_the_micro_batch(tmp_path: Path) -> None:
     model = fresh()
 
     def objective(model: Any, batch: Any) -> Tensor:
@@ -240,16 +237,16 @@ def test_the_last_finite_loss_stands_in_with_the_share_of_its_micro_batch(tmp_pa
         return zeros + (3.0 if len(zeros) == 4 else float("nan"))
 
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=objective)
-    with trainer._losses.instead_of_the_filter(trainer.args):
+    with trainer._loss_filter.enabled_for(trainer.args):
         found = [float(trainer.training_step(model, trainer.data_collator(classification_data(n)), 6)) for n in (4, 2)]
     assert found == pytest.approx([3.0 * 4 / 6, 3.0 * 2 / 6])
 
 
 def test_losses_are_filtered_in_a_training_only() -> None:
-    losses, args = ShownLosses(), SimpleNamespace(logging_nan_inf_filter=True)
-    with losses.instead_of_the_filter(args):
-        losses.shown(torch.tensor(2.0))
-    assert losses.shown(torch.tensor(float("nan"))).isnan()
+    losses, args = LossFilter(), SimpleNamespace(logging_nan_inf_filter=True)
+    with losses.enabled_for(args):
+        losses.filtered(torch.tensor(2.0))
+    assert losses.filtered(torch.tensor(float("nan"))).isnan()
 
 
 def test_a_callback_changes_the_method_of_split_steps(tmp_path: Path) -> None:
@@ -269,16 +266,20 @@ def test_a_callback_changes_the_method_of_split_steps(tmp_path: Path) -> None:
     assert trainer.forwards == 2 + 1 + 1
 
 
-def test_a_method_of_another_state_is_recorded_anew(tmp_path: Path) -> None:
+def test_another_method_of_the_same_settings_is_recorded_again(tmp_path: Path) -> None:
     trainer = MethodTrainer(model=fresh(), args=arguments(tmp_path), method=LookSAM(), capture=True)
-    assert trainer.captured is not None
-    assert trainer._up_to_date(trainer.captured) is trainer.captured
+    batch, before = trainer.data_collator(classification_data(4)), trainer.captured
+    trainer.training_step(trainer.model, batch)
+    assert trainer.captured is before
     trainer.method = LookSAM()
-    assert trainer._up_to_date(trainer.captured).method.state is trainer.method.state
+    trainer.training_step(trainer.model, batch)
+    assert trainer.captured is not before
+    assert trainer.captured is not None
+    assert trainer.captured.method is trainer.method
 
 
-def test_steps_are_recorded_anew_in_every_training(tmp_path: Path) -> None:
-    """What was recorded works on the tensors of a state that was."""
+def test_every_training_records_its_own_steps(tmp_path: Path) -> None:
+    """The recordings use the tensors of the old state."""
     trainer = MethodTrainer(
         model=fresh(),
         args=arguments(tmp_path, max_steps=1),
@@ -291,6 +292,6 @@ def test_steps_are_recorded_anew_in_every_training(tmp_path: Path) -> None:
     assert trainer.captured is not before
 
 
-def test_wrong_objectives_are_told_when_the_trainer_is_made(tmp_path: Path) -> None:
+def test_wrong_objectives_raise_in_the_constructor(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="objective="):
         MethodTrainer(model=fresh(), args=arguments(tmp_path), method=SAM(), objective=3)

@@ -1,4 +1,4 @@
-"""No update asks for a number of the device unless it is logged; and what the filter of losses promises."""
+"""No update synchronizes with the device unless it logs; and the filter of logged losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.trainers import Bag, arguments, classification_data, fresh
 
 
 class Reads(TorchDispatchMode):
-    """Notes the updates in which a number of a tensor was asked for: on a GPU the host would wait there."""
+    """Records the updates that read a number from a tensor: on a GPU the host would wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Reads(TorchDispatchMode):
 
 
 class Counting(TrainerCallback):
-    """Tells the mode which update it is, from its first pass to after its log entry."""
+    """Sets the number of the update, from its first pass until after its log entry."""
 
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
@@ -42,31 +42,31 @@ class Counting(TrainerCallback):
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """As Classification, which looks at labels on the CPU, where that is free."""
+    """Like Classification, which reads labels on the CPU, where that is free."""
     return nn.functional.cross_entropy(model(batch["input_ids"]), batch["labels"], reduction="none")
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_torch"])
-def test_updates_ask_for_no_number(optimizer: str, tmp_path: Path) -> None:
+def test_updates_read_no_number(optimizer: str, tmp_path: Path) -> None:
     reads = Reads()
     trainer = MethodTrainer(
         model=Bag(),
         args=arguments(tmp_path, logging_strategy="steps", logging_steps=5, max_steps=11, optim=optimizer),
-        method=ERM(),  # the others look at the size of the perturbation, on the CPU alone
+        method=ERM(),  # other methods read the size of the perturbation, on the CPU only
         objective=cross_entropy,
         train_dataset=classification_data(48),
         callbacks=[Counting(reads), Guard(lambda: None)],
     )
     with reads:
         trainer.train()
-    if optimizer == "adamw_torch":  # the guard has to look at every update, and the loops at the number of each
+    if optimizer == "adamw_torch":  # the guard has to check every update, and the loops read its number
         assert reads.found >= set(range(1, 12))
     else:
         assert reads.found == {0, 5, 10, 11}  # before the first update, at the entries, at the end
 
 
 class Scripted:
-    """Losses 1, 2, 3, ..., nan in some batches; the number of the batch is its state, which checkpoints hold."""
+    """Losses 1, 2, 3, ..., nan in some batches; the number of the batch is its state."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad, self.number = bad, 0
@@ -96,10 +96,10 @@ def logged(folder: Path, bad: set[int], *, resume: bool = False, **options: Any)
 
 def test_a_loss_that_is_not_finite_is_logged_as_the_last_finite_one(tmp_path: Path) -> None:
     assert logged(tmp_path, {3, 4}) == [1.5, 2.0, 5.5]
-    assert logged(tmp_path, {1}) == [1.0, 3.5, 5.5]  # none before it
+    assert logged(tmp_path, {1}) == [1.0, 3.5, 5.5]  # no finite loss before it
     found = logged(tmp_path, {3}, logging_nan_inf_filter=False)
     assert found[0] == 1.5
-    assert all(math.isnan(loss) for loss in found[1:])  # the Trainer's sum stays so
+    assert all(math.isnan(loss) for loss in found[1:])  # the Trainer's sum stays nan
 
 
 def test_with_accumulation(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_with_accumulation(tmp_path: Path) -> None:
     assert logged(tmp_path, {3}, gradient_accumulation_steps=2, logging_steps=1, max_steps=3) == [1.5, 3.0, 5.5]
 
 
-def test_a_training_that_goes_on_logs_the_same(tmp_path: Path) -> None:
+def test_a_resumed_training_logs_the_same(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 2}
     whole = logged(tmp_path / "whole", {3}, **options)
     assert whole == [1.5, 3.0, 5.5]
@@ -116,7 +116,7 @@ def test_a_training_that_goes_on_logs_the_same(tmp_path: Path) -> None:
     assert logged(tmp_path / "parts", {3}, resume=True, **options) == whole
 
 
-def test_operations_are_counted_as_ever(tmp_path: Path) -> None:
+def test_operations_are_counted_as_by_the_plain_trainer(tmp_path: Path) -> None:
     args = arguments(tmp_path)
     trainer = MethodTrainer(model=fresh(), args=args, method=ERM(), train_dataset=classification_data())
     batches = [trainer.data_collator(classification_data(n)) for n in (4, 2, 4)]

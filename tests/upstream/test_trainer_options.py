@@ -1,4 +1,4 @@
-"""The options of the Trainer that we rely on: the plain Trainer against ours, which must do the same without a method.
+"""Trainer options: without a perturbation our Trainer must do the same as the plain one.
 
 Plain training (``ERM``, and ``SAM(rho=0)``) is compared in all weights, log entries, and states that callbacks see.
 ``SAM`` only has to train. Nothing is fetched; what the installed versions do not know is skipped.
@@ -46,14 +46,14 @@ from helpers.upstream_setups import (
 
 pytestmark = [
     pytest.mark.upstream,
-    # What the libraries say about each other's versions is not ours.
+    # Warnings of the libraries about each other's versions.
     pytest.mark.filterwarnings("ignore::UserWarning:(?!deltasam)"),
 ]
 
 METHODS: dict[str, Method] = {"erm": ERM(), "sam-0": SAM(rho=0.0), "sam": SAM(rho=0.05)}
-SGD = {"optim": "sgd", "learning_rate": 0.1}  # Adam would make much of a rounded gradient
+SGD = {"optim": "sgd", "learning_rate": 0.1}  # Adam amplifies rounding
 ROUNDING = 1e-5
-LOGGED = 1e-6  # relative: a mean of losses, which the models sum in another order; the weights do not show it
+LOGGED = 1e-6  # relative; models sum their losses in another order, which does not change the weights
 EPOCHS = {"max_steps": -1, "num_train_epochs": 2}  # of 22 instances: the last batch has two
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}

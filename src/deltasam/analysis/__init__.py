@@ -1,7 +1,7 @@
-"""Measurements on a user's own model and data: adversarial risk, sharpness, alignment, quality of the weights.
+"""Measurements on your model and data: adversarial risk, sharpness, alignment, quality of the weights, landscape.
 
-All take ``(model, data, objective, ...)`` with ``data`` an iterable of batches, measure in eval mode unless told
-otherwise, leave the model as it was, and show a progress bar on a terminal.
+All functions take ``(model, data, objective, ...)``, where ``data`` is an iterable of batches. They measure in eval
+mode by default, leave the model unchanged, and show a progress bar on a terminal if ``rich`` is installed.
 """
 
 from deltasam.analysis._alignment import WEIGHTINGS, Alignment, alignment

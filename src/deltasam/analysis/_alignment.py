@@ -1,4 +1,4 @@
-"""How well the methods' updates point where the per-instance adversary's does."""
+"""Cosines between the gradients of methods and the exact per-instance gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deltasam.weighting import (
     Weighting,
 )
 
-#: The weightings by name.
+#: The weightings, by name.
 WEIGHTINGS: dict[str, Weighting] = {
     "FiniteDifference": FiniteDifference(),
     "Directional": Directional(),
@@ -37,15 +37,15 @@ CONTROLS = ("Uniform", "LossWeights", "RandomWeights")
 
 @dataclass(frozen=True)
 class Alignment:
-    r"""Cosines for one method, means over the batches.
+    r"""Cosines of one method, means over the batches.
 
     Attributes:
-        method: Its name.
+        method: Name of the method.
         regulariser: Cosine of its :math:`d\mathcal R / dw` with :math:`d\mathcal R_\text{inst}/dw`, the paper's
             argument.
         update: Cosine of its whole gradient with that of exact per-instance SAM.
         batches: Number of batches.
-        by_batch: The two cosines on every batch, to judge how sure the means are.
+        by_batch: The two cosines of every batch, to estimate the error of the means.
     """
 
     method: str
@@ -68,7 +68,7 @@ def alignment(
     limit: int | None = None,
     progress: bool | None = None,
 ) -> list[Alignment]:
-    r"""Compares the gradients of SAM and delta-SAM, with each weighting, with the exact per-instance one.
+    r"""Compares the gradients of SAM and of delta-SAM with each weighting to the exact per-instance gradient.
 
     With :math:`\frac{d\mathcal R}{dw} = \text{gradient} - \nabla l(w)`, eq. of section 3.1,
 
@@ -76,24 +76,24 @@ def alignment(
               \frac{d\mathcal R_\text{inst}}{dw} = \tfrac1N \textstyle\sum_i
               (\nabla l_i(w + \epsilon_i) - \nabla l_i(w)).
 
-    The regularisers are small differences of gradients, so TF32 is off meanwhile.
+    TF32 is disabled, because the regularisers are small differences of gradients.
 
-    Cost, per batch: a step of plain training, of exact per-instance SAM and of every method.
+    Cost per batch: one step of plain training, of exact per-instance SAM and of every method.
 
     Args:
         model: The model.
         data: Batches.
         objective: ``objective(model, batch) -> (N,)``.
-        rho: Radius of the exact perturbation, and of the methods that are compared by default.
-        eta: Floor of Eq. 5 for those.
-        weightings: Of delta-SAM, by name; all by default but ``Uniform``, with which it is SAM.
-        methods: The methods to compare; SAM and delta-SAM with these weightings by default.
+        rho: Radius of the exact perturbation and of the default methods.
+        eta: Floor of Eq. 5 for the default methods.
+        weightings: Weightings of delta-SAM, by name; by default all except ``Uniform``, which is SAM.
+        methods: The methods to compare, by name; by default SAM and delta-SAM with these weightings.
         training: Compare in train mode; all methods then see the same dropout masks.
-        limit: At most so many batches.
-        progress: Show a progress bar; by default on a terminal.
+        limit: Maximum number of batches.
+        progress: Whether to show a progress bar; by default on a terminal.
 
     Returns:
-        One row per method, the exact one first.
+        One row per method; the exact one is first.
 
     Example:
         >>> import torch
@@ -102,29 +102,29 @@ def alignment(
         >>> rows[0].method, round(rows[0].regulariser, 6)
         ('PerInstanceSAM', 1.0)
     """
-    check_number("rho", rho, 0, open_low=True)  # at 0 there is no regulariser to have a direction
+    check_number("rho", rho, 0, open_low=True)  # at 0 the regulariser has no direction
     if methods is None:
         chosen = weightings or {name: w for name, w in WEIGHTINGS.items() if name != "Uniform"}
         weighted = {f"DeltaSAM {name}": DeltaSAM(rho=rho, eta=eta, weighting=w) for name, w in chosen.items()}
         methods = {"SAM": SAM(rho=rho), **weighted}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("PerInstanceSAM", *methods)}
-    shown = bar(data, limit, len(methods) + 2, progress, "alignment")
-    with in_mode(model, training), full_float32(next(model.parameters()).device), shown as tell:
+    progress_bar = bar(data, limit, len(methods) + 2, progress, "alignment")
+    with in_mode(model, training), full_float32(next(model.parameters()).device), progress_bar as begin:
         for number, batch in enumerate(batches_of(model, data, limit, False, "")):
-            tell("ERM")
+            begin("ERM")
             plain = gradient_of(ERM(), model, batch, objective)
-            tell("PerInstanceSAM")
+            begin("PerInstanceSAM")
             exact = gradient_of(PerInstanceSAM(rho=rho), model, batch, objective)
             found["PerInstanceSAM"].append(_cosines(exact, exact, plain))
             for name, method in methods.items():
-                tell(name)
-                own = gradient_of(_afresh(method, number), model, batch, objective)
+                begin(name)
+                own = gradient_of(_fresh(method, number), model, batch, objective)
                 found[name].append(_cosines(own, exact, plain))
     return [_row(name, values) for name, values in found.items()]
 
 
-def _afresh(method: Method, number: int) -> Method:
-    """Without the state of earlier steps, and with a random direction of this batch, the same for all weightings."""
+def _fresh(method: Method, number: int) -> Method:
+    """Copies a method without its state; the random direction depends on the batch, not on the weighting."""
     seed = {"seed": method.seed + number} if hasattr(method, "weighting") and hasattr(method, "seed") else {}
     return method.replace(state={}, **seed)
 

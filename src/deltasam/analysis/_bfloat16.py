@@ -1,4 +1,4 @@
-"""Autocast to bfloat16 that is not a thousand times slower on a CPU without bfloat16."""
+"""Autocast to bfloat16 that is also fast on a CPU without bfloat16 instructions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PRODUCTS = (
 
 
 class WideProducts(TorchDispatchMode):
-    """Products of bfloat16 numbers, summed in float32 and rounded once: what hardware with bfloat16 does.
+    """Computes products of bfloat16 numbers in float32 and rounds once, as hardware with bfloat16 does.
 
-    torch's fallback for a CPU without it takes minutes where float32 takes a second (BERT-small, four sentences).
+    On a CPU without bfloat16 torch's fallback takes minutes where float32 takes a second (BERT-small, four sentences).
     Cost: casts to float32 and back around every product.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Widens the operands of a product, and rounds what comes out; any other operation is left alone."""
+        """Widens the operands of a product and rounds its result; other operations are unchanged."""
         named = kwargs or {}
         low = any(isinstance(arg, Tensor) and arg.dtype is torch.bfloat16 for arg in args)
         if not low or getattr(func, "overloadpacket", None) not in _PRODUCTS:
@@ -41,9 +41,9 @@ def _widened(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def bfloat16(device: torch.device) -> Iterator[None]:
-    """Autocast to bfloat16; on a CPU that lacks it the same numbers come by way of float32.
+    """Autocast to bfloat16; on a CPU without it the same numbers are computed in float32.
 
-    Where oneDNN refuses a product in bfloat16, torch turns oneDNN off for the process; it is turned on again here.
+    If oneDNN refuses a product in bfloat16, torch disables oneDNN for the process. This context enables it again.
     """
     slow = device.type == "cpu" and not cpu_has_bfloat16()
     enabled = torch.backends.mkldnn.enabled

@@ -1,4 +1,4 @@
-"""What the analyses share: batches on the model's device, eval mode, progress bars, rank correlation."""
+"""Shared by the analyses: batches on the model's device, eval mode, progress bars, correlations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from deltasam.step.draws import use_of
 from deltasam.step.passes import ObjectiveLike
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
-_STRETCH = 2**20  # entries
+_CHUNK = 2**20  # entries
 
 
 def batches_of(
     model: nn.Module, data: Iterable[Any], limit: int | None, progress: bool | None, description: str
 ) -> Iterator[Any]:
-    """The batches, on the device of the model, with a progress bar if asked for (by default: on a terminal)."""
+    """Yields the batches on the device of the model, with a progress bar if wanted."""
     device = next(model.parameters()).device
     count = 0
     for batch in tracked(data, limit, progress, description):
@@ -36,7 +36,7 @@ def batches_of(
 
 
 def tracked(data: Iterable[Any], limit: int | None, progress: bool | None, description: str) -> Iterable[Any]:
-    """The same, with a progress bar if asked for (by default: on a terminal)."""
+    """Adds a progress bar if wanted; by default on a terminal."""
     if not _wanted(progress):
         return data
     from rich.console import Console
@@ -49,17 +49,17 @@ def tracked(data: Iterable[Any], limit: int | None, progress: bool | None, descr
 def bar(
     data: Iterable[Any], limit: int | None, each: int, progress: bool | None, description: str
 ) -> Iterator[Callable[[str], None]]:
-    """A progress bar for analyses that stay long with one batch.
+    """Shows a progress bar that counts the measurements of every batch.
 
     Args:
         data: The batches.
-        limit: At most so many of them.
+        limit: Maximum number of batches.
         each: Measurements per batch.
-        progress: Show it; by default on a terminal.
-        description: What is measured.
+        progress: Whether to show the bar; by default on a terminal.
+        description: Label of the bar.
 
     Yields:
-        What to call before each measurement, with its name.
+        A function to call before each measurement, with its name.
     """
     if not _wanted(progress):
         yield lambda name: None
@@ -72,20 +72,20 @@ def bar(
         rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[now]}"),
     )  # fmt: skip
     batches = _number(data, limit)
-    begun = 0
+    started = 0
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(description, total=None if batches is None else batches * each, now="")
 
-        def tell(name: str) -> None:
-            nonlocal begun
-            shown.update(task, completed=begun, now=name)
-            begun += 1
+        def begin(name: str) -> None:
+            nonlocal started
+            shown.update(task, completed=started, now=name)
+            started += 1
 
-        yield tell
+        yield begin
 
 
 def _wanted(progress: bool | None) -> bool:
-    if progress is None:  # on a terminal, where the library for it is installed
+    if progress is None:  # on a terminal, if rich is installed
         return sys.stderr.isatty() and find_spec("rich") is not None
     return progress
 
@@ -97,7 +97,7 @@ def _number(data: Iterable[Any], limit: int | None) -> int | None:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Train or eval mode, and every module back in its own mode afterwards."""
+    """Sets train or eval mode inside; restores the mode of every module afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -108,9 +108,9 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def gradient_of(method: Method, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Tensor:
-    """The gradient a method would give the optimizer, as one float32 (or wider) vector; leaves no trace."""
+    """Returns the gradient of a method as one vector, float32 or wider; restores ``.grad`` and the random state."""
     params = [p for p in model.parameters() if p.requires_grad]
-    aside = [p.grad for p in params]
+    before = [p.grad for p in params]
     state = RandomState.now(accelerators(params), generators_of(model))
     try:
         for p in params:
@@ -121,12 +121,12 @@ def gradient_of(method: Method, model: nn.Module, batch: Any, objective: Objecti
         return torch.cat([(g.to_dense() if g.is_sparse else g).flatten().to(wide) for g in parts])
     finally:
         state.restore(use_of(model).streams())
-        for p, grad in zip(params, aside, strict=True):
+        for p, grad in zip(params, before, strict=True):
             p.grad = grad
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Rank correlation; equal values share their mean rank. Not a number if all values of one are equal.
+    """Returns the rank correlation; equal values share their mean rank. NaN if all values of one are equal.
 
     Example:
         >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 40.0, 90.0]))
@@ -144,14 +144,13 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of the angle between two vectors; not a number if one is zero.
+    """Returns the cosine of the angle between two vectors; NaN if one is zero.
 
-    Summed in float64, a stretch at a time: over the gradient of BERT-small torch's float32 sums come out at 1.007 for
-    a vector with itself.
+    Sums in float64, in chunks: with torch's float32 sums the cosine of BERT-small's gradient with itself is 1.007.
     """
     return _dot(a, b) / (_dot(a, a) * _dot(b, b)).sqrt()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    stretches = zip(a.split(_STRETCH), b.split(_STRETCH), strict=True)
-    return torch.stack([torch.dot(x.double(), y.double()) for x, y in stretches]).sum()
+    chunks = zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)
+    return torch.stack([torch.dot(x.double(), y.double()) for x, y in chunks]).sum()

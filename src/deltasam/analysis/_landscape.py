@@ -1,4 +1,4 @@
-"""Slices of the loss around the weights: along random, SAM's and every instance's own direction."""
+"""Slices of the loss around the weights: along random directions, SAM's, and that of every instance."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from deltasam.step.randomness import Seed
 from deltasam.step.selection import trainable
 
 Direction = list[Tensor | None]
-"""One tensor per trainable parameter; None leaves it where it is."""
+"""One tensor per trainable parameter; None does not move it."""
 
 
 def filter_direction(model: nn.Module, *, seed: int = 0) -> Direction:
-    r"""A random direction, every filter scaled to the norm of the weights it would move (Li et al. 2018).
+    r"""Returns a random direction with every filter scaled to the norm of its weights (Li et al. 2018).
 
     .. math:: d_{f} \leftarrow \frac{d_f}{\lVert d_f \rVert} \lVert w_f \rVert
 
-    A filter is a row of a matrix. Biases and normalisation parameters stay, as in that work: scaling either does not
-    change the network. A distance of 1 is then as large as the weights themselves, in every layer.
+    A filter is a row of a matrix. As in that work, biases and normalisation parameters do not move. A distance of 1
+    is then as large as the weights themselves, in every layer.
 
     Args:
         model: The model.
-        seed: Of the direction.
+        seed: Seed of the direction.
 
     Returns:
         The direction.
@@ -44,7 +44,7 @@ def filter_direction(model: nn.Module, *, seed: int = 0) -> Direction:
 
 
 def gradient_direction(model: nn.Module, data: Iterable[Any], objective: ObjectiveLike) -> Direction:
-    """The direction of SAM over all the data: the gradient of the mean loss, of norm 1.
+    """Returns the direction of SAM over all the data: the gradient of the mean loss, with norm 1.
 
     Raises:
         ValueError: The gradient is zero or not finite.
@@ -59,9 +59,7 @@ def gradient_direction(model: nn.Module, data: Iterable[Any], objective: Objecti
                     sum_ += grad.to_dense() if grad.is_sparse else grad
     norm = float(global_norm(total))
     if not 0 < norm < math.inf:
-        raise ValueError(
-            f"the gradient of the mean loss has norm {norm}; there is no direction of SAM at these weights"
-        )
+        raise ValueError(f"the gradient of the mean loss has norm {norm}: SAM has no direction at these weights")
     return [part / norm for part in total]
 
 
@@ -74,7 +72,7 @@ def line_slice(
     *,
     progress: bool | None = None,
 ) -> list[float]:
-    """Mean loss at w + t * direction for every distance t, in eval mode; the weights are left as they were.
+    """Returns the mean loss at w + t * direction for every distance t, in eval mode; restores the weights.
 
     Cost: one forward over the data per distance.
 
@@ -98,7 +96,7 @@ def plane_slice(
     *,
     progress: bool | None = None,
 ) -> list[list[float]]:
-    """Mean loss at w + s * first + t * second: one row per t, in it one number per s.
+    """Returns the mean loss at w + s * first + t * second: one row per t, with one number per s.
 
     Cost: one forward over the data per pair of distances.
     """
@@ -111,15 +109,15 @@ def plane_slice(
 def instance_slice(
     model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, distances: Sequence[float], **options: Any
 ) -> list[float]:
-    """Mean over the instances of each one's loss along its own gradient, at distances of at least 0.
+    """Returns the mean over the instances of the loss along each instance's gradient.
 
-    Cost: that of :func:`~deltasam.analysis.adversarial_risk` per distance.
+    Cost: one :func:`~deltasam.analysis.adversarial_risk` per distance.
 
     Raises:
         ValueError: A distance is negative.
     """
     if min(distances) < 0:
-        raise ValueError(f"distances={list(distances)} must be at least 0: ascent along an instance's own gradient")
+        raise ValueError(f"distances={list(distances)} must be at least 0")
     found = []
     for t in distances:
         risk = adversarial_risk(model, data, objective, rho=t or 1e-12, **options)
@@ -137,7 +135,7 @@ def _loss(model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, direc
             losses = objective(model, batch)
             total += losses.double().sum()
             count += len(losses)
-    return float(total) / count  # once: every number asked of a GPU waits for it
+    return float(total) / count  # one synchronization with the GPU
 
 
 def _scaled(direction: Tensor, weights: Tensor) -> Tensor:

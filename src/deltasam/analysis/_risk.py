@@ -18,13 +18,13 @@ from deltasam.step.selection import Selection
 
 @dataclass(frozen=True)
 class Risk:
-    """Adversarial risk; ``float(risk)`` is the number.
+    """Adversarial risk; ``float(risk)`` is its value.
 
     Attributes:
         value: L_adv.
         clean: The mean loss at w.
         losses: Losses at w, (instances,).
-        adversarial_losses: Losses at each instance's own w + eps_i, (instances,).
+        adversarial_losses: Loss of each instance at its w + eps_i, (instances,).
         norms: Gradient norms at w, one per group.
     """
 
@@ -52,25 +52,25 @@ def adversarial_risk(
     limit: int | None = None,
     progress: bool | None = None,
 ) -> Risk:
-    r"""Mean loss under each instance's own worst perturbation, section 5 of the paper.
+    r"""Returns the mean loss with a worst-case perturbation per instance, section 5 of the paper.
 
     .. math:: \mathcal L_\text{adv} = \frac1N \sum_i \max_{\lVert \epsilon_i \rVert_2 \le \rho} l_i(w + \epsilon_i)
 
-    The maximum is approached by ``steps`` ascent steps; 1 is the paper's choice. Exact per instance, at the cost of
-    two or three forwards and a backward per batch, not per instance.
+    The maximum is approximated by ``steps`` ascent steps; the paper uses 1. Exact per instance, at the cost of two or
+    three forwards and one backward per batch, not per instance.
 
     Args:
         model: The model.
         data: Batches.
         objective: ``objective(model, batch) -> (N,)``.
-        rho: Radius; 0.05 in the paper, for all methods compared.
+        rho: Radius; the paper uses 0.05 for all methods.
         steps: Ascent steps inside the ball.
         group: Instances that share a perturbation.
         params: Which parameters are perturbed.
         engine: ``"auto"``, ``"low-rank"`` or ``"loop"``.
-        training: Measure in train mode, dropout on, with the same masks at w and at w + eps.
-        limit: At most so many batches.
-        progress: Show a progress bar; by default on a terminal.
+        training: Measure in train mode, with the same dropout masks at w and at w + eps.
+        limit: Maximum number of batches.
+        progress: Whether to show a progress bar; by default on a terminal.
 
     Example:
         >>> model, data = nn.Linear(2, 1), [torch.rand(3, 2), torch.rand(2, 2)]

@@ -1,4 +1,4 @@
-"""R_batch and R_inst: how much higher the loss is at the worst place nearby."""
+"""R_batch and R_inst: how much the worst perturbation raises the loss."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from deltasam.step.selection import Selection
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Sharpness under one perturbation per batch and one per instance, means over the batches.
+    """Sharpness with one perturbation per batch and one per instance, means over the batches.
 
     Attributes:
         batch: R_batch.
         instance: R_inst.
         first_order: rho times the mean gradient norm of the instances: R_inst to first order.
-        ordered: Share of the batches with R_inst >= R_batch, as the definitions demand. One ascent step only
-            approaches the two maxima, so it need not be 1 where the losses are far from linear within rho.
+        ordered: Fraction of the batches with R_inst >= R_batch, which the definitions imply. Ascent steps only
+            approximate the two maxima, so it can be below 1 if the losses are far from linear within rho.
     """
 
     batch: float
@@ -46,7 +46,7 @@ def sharpness(
     limit: int | None = None,
     progress: bool | None = None,
 ) -> Sharpness:
-    r"""The two sharpnesses of section 3.1.
+    r"""Returns the two sharpness measures of section 3.1.
 
     .. math:: \mathcal R_\text{batch} = \max_\epsilon \tfrac1N \sum_i \left(l_i(w+\epsilon) - l_i(w)\right) \le
               \mathcal R_\text{inst} = \tfrac1N \sum_i \max_{\epsilon_i} \left(l_i(w+\epsilon_i) - l_i(w)\right)
@@ -59,8 +59,8 @@ def sharpness(
         steps: Ascent steps inside the ball.
         params: Which parameters are perturbed.
         training: Measure in train mode.
-        limit: At most so many batches.
-        progress: Show a progress bar; by default on a terminal.
+        limit: Maximum number of batches.
+        progress: Whether to show a progress bar; by default on a terminal.
 
     Example:
         >>> model, data = nn.Linear(2, 1), [torch.rand(4, 2)]

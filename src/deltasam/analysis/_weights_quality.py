@@ -1,4 +1,4 @@
-"""Whether a weighting measures the instances or the rounding: its signal-to-noise on the user's model and data."""
+"""Signal-to-noise ratio of the weightings on your model and data."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ _NO_DIRECTION = (OwnGradient, Uniform, LossWeights)
 class WeightsQuality:
     """One weighting under one condition, means over the batches.
 
-    The reference is the same weighting in float64 without dropout and, except for "another direction", along the same
-    random direction.
+    The reference is the same weighting in float64 without dropout, along the same random direction (except for
+    "another direction").
 
     Attributes:
-        weighting: Its name.
+        weighting: Name of the weighting.
         condition: Precision, direction or masks.
         spearman: Rank correlation with the reference.
-        snr: Variance of the reference over the mean squared difference from it, both scaled to mean 1: above 1 the
-            weights say more about the instances than about the noise.
-        ideal: Rank correlation with a_i ||grad_i|| from each instance's own gradient in float64: the theory's.
+        snr: Variance of the reference over the mean squared difference from it, both scaled to mean 1. Above 1 there
+            is more signal than noise.
+        ideal: Rank correlation with the theoretical weights a_i ||grad_i||, from the gradient of each instance in
+            float64.
         median: Median weight.
-        by_batch: The same four for every batch, to judge how sure the means are.
+        by_batch: The same four numbers for every batch, to estimate the error of the means.
     """
 
     weighting: str
@@ -72,14 +73,14 @@ def weights_quality(
     limit: int | None = None,
     progress: bool | None = None,
 ) -> list[WeightsQuality]:
-    """How much of each weighting's g is signal, in float64, float32 and bfloat16, and under dropout.
+    """Measures how much of each weighting's g is signal, in float64, float32 and bfloat16, and with dropout.
 
-    On a real model the paper's weights at the paper's radius are at or below float32 rounding, in bfloat16 and with
-    dropout masks of their own in every probe they are noise; this shows it for yours, and what repairs it. TF32 is
-    off meanwhile; "bf16" is autocast around all passes, the probes included, with float32 weights.
+    On a real model the paper's weights at the paper's radius are at or below float32 rounding. In bfloat16, and with
+    independent dropout masks in every probe, they are noise. This function measures it for your model. TF32 is
+    disabled. "bf16" is autocast around all passes, including the probes, with float32 weights.
 
-    Cost, per batch: the probes of each weighting once per condition, four of them in float64, and one forward at w
-    per condition for all weightings together. A float64 copy of the model.
+    Cost per batch: the probes of each weighting once per condition, four of them in float64, and one forward at w per
+    condition for all weightings together. Memory: a float64 copy of the model.
 
     Args:
         model: The model; a float64 copy of it is made.
@@ -87,11 +88,11 @@ def weights_quality(
         objective: ``objective(model, batch) -> (N,)``.
         rho: Radius of the probes, unless a weighting has its own.
         eta: Floor of the denominator.
-        weightings: By name; all by default, without the controls.
-        conditions: What to compare with the reference; all by default.
-        seed: Seed of the random directions, of which every batch has its own.
-        limit: At most so many batches.
-        progress: Show a progress bar; by default on a terminal.
+        weightings: Weightings by name; by default all except the controls.
+        conditions: Conditions to compare with the reference; by default all.
+        seed: Seed of the random directions; every batch has its own direction.
+        limit: Maximum number of batches.
+        progress: Whether to show a progress bar; by default on a terminal.
 
     Example:
         >>> import torch
@@ -106,8 +107,8 @@ def weights_quality(
     wide = deepcopy(model).double()
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
     steps = len(chosen) * len(conditions)
-    shown = bar(data, limit, steps, progress, "quality of the weights")
-    with full_float32(next(model.parameters()).device), shown as tell:
+    progress_bar = bar(data, limit, steps, progress, "quality of the weights")
+    with full_float32(next(model.parameters()).device), progress_bar as begin:
         for number, batch in enumerate(batches_of(model, data, limit, False, "")):
             seeds = Seed(seed, 2 * number), Seed(seed, 2 * number + 1)
             probes = _Probes(model, wide, batch, objective, rho, eta, *seeds)
@@ -115,7 +116,7 @@ def weights_quality(
             for name, weighting in chosen.items():
                 reference = probes.weights(weighting, "float64")
                 for condition in conditions:
-                    tell(f"{name}, {condition}")
+                    begin(f"{name}, {condition}")
                     g = probes.weights(weighting, condition)
                     numbers = (spearman(g, reference), _snr(g, reference), spearman(g, ideal), float(g.median()))
                     found.setdefault((name, condition), []).append(numbers)
@@ -124,7 +125,7 @@ def weights_quality(
 
 @dataclass(frozen=True)
 class _Probes:
-    """The weights of one batch under every condition, nothing measured twice."""
+    """The weights of one batch under every condition, each measured once."""
 
     model: nn.Module
     wide: nn.Module
@@ -138,7 +139,7 @@ class _Probes:
     _losses: dict[Condition, Tensor] = field(default_factory=dict)
 
     def weights(self, weighting: Weighting, condition: Condition) -> Tensor:
-        """g, (N,), float64 on the host."""
+        """Returns g, (N,), in float64 on the CPU."""
         if condition == "another direction" and isinstance(weighting, _NO_DIRECTION):
             condition = "float64"
         key = (id(weighting), condition)
@@ -151,17 +152,17 @@ class _Probes:
         model = self.model if narrow else self.wide
         batch = self.batch if narrow else tree_map(_doubled, self.batch)
         masks = _MASKS.get(condition)
-        scene = bfloat16(next(model.parameters()).device) if condition == "bf16" else nullcontext()
+        precision = bfloat16(next(model.parameters()).device) if condition == "bf16" else nullcontext()
         if condition == "bf16" and hasattr(weighting, "precision"):
             weighting = replace(weighting, precision="ambient")  # type: ignore[call-arg]
-        with in_mode(model, masks is not None), scene:
+        with in_mode(model, masks is not None), precision:
             passes = Passes(model, batch, self.objective, randomness=masks or "shared")
             seed = self.second if condition == "another direction" else self.first
             weigh = weighting.probe(passes, rho=self.rho, eta=self.eta, seed=seed)
             return weigh(self._at_w(passes, condition)).double().cpu()
 
     def _at_w(self, passes: Passes, condition: Condition) -> Tensor:
-        if condition == "dropout, independent masks":  # another weighting's pass at w has the masks of a probe of this
+        if condition == "dropout, independent masks":  # a cached pass may have the masks of one of the probes
             return passes.losses()
         key: Condition = "float64" if condition == "another direction" else condition
         if key not in self._losses:

@@ -1,18 +1,17 @@
-"""Methods inside other people's training loops.
+"""Methods in the training loops of other libraries.
 
 =========================================  ==========================================================================
 :class:`MethodTrainer`                     Hugging Face ``Trainer``: ``MethodTrainer(model, args, method=DeltaSAM())``
-:class:`Seq2SeqMethodTrainer`              the same over ``Seq2SeqTrainer``
-:class:`SFTMethodTrainer`                  the same over TRL's ``SFTTrainer``
-:class:`SentenceTransformerMethodTrainer`  the same over sentence-transformers' trainer
-:class:`MethodMixin`                       the part they share, for a ``Trainer`` subclass of your own
-:class:`MethodOptimizer`                   any ``torch.optim.Optimizer``, stepped with a closure
-:class:`LostError`                         what the trainers raise when a process that they need has died
+:class:`Seq2SeqMethodTrainer`              the same for ``Seq2SeqTrainer``
+:class:`SFTMethodTrainer`                  the same for TRL's ``SFTTrainer``
+:class:`SentenceTransformerMethodTrainer`  the same for sentence-transformers' trainer
+:class:`MethodMixin`                       their common part, for your own ``Trainer`` subclass
+:class:`MethodOptimizer`                   wraps any ``torch.optim.Optimizer``; its ``step`` takes a closure
+:class:`LostError`                         raised by the trainers when a process that they need has died
 =========================================  ==========================================================================
 
-An Accelerate loop and Lightning's manual optimization need nothing from here: ``method.backward`` takes the place of
-``loss.backward()``; see ``examples/``. Every name is imported on first use, so that the closure adapter needs torch
-alone.
+An Accelerate loop and Lightning's manual optimization need nothing from here: ``method.backward`` replaces
+``loss.backward()``; see ``examples/``. Every name is imported on first use, so ``MethodOptimizer`` needs torch alone.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deltasam.integrations._lost import LostError as LostError
     from deltasam.integrations._mixin import MethodMixin as MethodMixin
     from deltasam.integrations._optimizer import MethodOptimizer as MethodOptimizer
     from deltasam.integrations._sentence import SentenceTransformerMethodTrainer as SentenceTransformerMethodTrainer
     from deltasam.integrations._sft import SFTMethodTrainer as SFTMethodTrainer
     from deltasam.integrations._trainer import MethodTrainer as MethodTrainer
     from deltasam.integrations._trainer import Seq2SeqMethodTrainer as Seq2SeqMethodTrainer
+    from deltasam.integrations._worker_errors import LostError as LostError
 
-_HOME = {
-    "LostError": "_lost",
+_MODULES = {
+    "LostError": "_worker_errors",
     "MethodMixin": "_mixin",
     "MethodOptimizer": "_optimizer",
     "MethodTrainer": "_trainer",
@@ -40,7 +39,7 @@ _HOME = {
 }
 
 _EXTRAS = {"_mixin": "hf", "_trainer": "hf", "_sft": "trl", "_sentence": "sts"}
-"""Module -> the extra that brings what it imports."""
+"""Module -> the extra that installs its dependencies."""
 
 __all__ = [
     "LostError",
@@ -54,16 +53,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    home = _HOME[name]
+    module = _MODULES[name]
     try:
-        return getattr(import_module(f"{__name__}.{home}"), name)
+        return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
-        if home not in _EXTRAS or (error.name or "deltasam").startswith("deltasam"):
+        if module not in _EXTRAS or (error.name or "deltasam").startswith("deltasam"):
             raise
-        way_out = f"pip install 'deltasam[{_EXTRAS[home]}]'"
-        raise ModuleNotFoundError(f"{name} needs {error.name}: {way_out}", name=error.name) from error
+        remedy = f"pip install 'deltasam[{_EXTRAS[module]}]'"
+        raise ModuleNotFoundError(f"{name} needs {error.name}: {remedy}", name=error.name) from error
 
 
 def __dir__() -> list[str]:

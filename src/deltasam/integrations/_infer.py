@@ -1,4 +1,4 @@
-"""From a Hugging Face model to the objective whose mean is the model's own loss."""
+"""Infers the objective of a Hugging Face model: its mean is the loss that the model computes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch import Tensor
 
 from deltasam.objectives import CausalLM, Classification, Objective, Regression, Seq2Seq, Tokens
 
-_WAY_OUT = (
+_REMEDY = (
     "pass the objective: MethodTrainer(..., objective=Classification()), Regression(), Tokens(), CausalLM(), "
     "Seq2Seq(), Contrastive(), or any callable objective(model, batch) -> losses of shape (N,)"
 )
-_TOLERANCE = 0.02  # relative: two ways to the same mean in half precision; a missing shift or term is more
+_TOLERANCE = 0.02  # relative; covers half precision, while a missing shift or term differs more
 
 
 def infer_objective(
     model: Any, *, label_smoothing: float = 0.0, label_names: Sequence[str] = ("labels",)
 ) -> Objective:
-    """The objective of a model, by its head, its problem type and its labels.
+    """Infers the objective of a model from its head, its problem type and its labels.
 
     Args:
         model: A Hugging Face model, also inside PEFT.
         label_smoothing: ``TrainingArguments.label_smoothing_factor``.
-        label_names: What the labels of a batch are called: one name, or none, which is "labels" (Trainer finds none in
-            a ``forward`` that takes anything).
+        label_names: Names of the labels in a batch: one name, or none for "labels" (Trainer finds none if ``forward``
+            takes arbitrary keywords).
 
     Returns:
-        The objective whose mean is the loss that the model computes itself, or ``Trainer``'s with label smoothing.
+        The objective whose mean is the loss of the model, or that of ``Trainer`` with label smoothing.
 
     Raises:
-        ValueError: The head is not one of those with one loss per instance, or has several labels; or the model is a
-            sequence-to-sequence model that adds a loss of its routers, or has PEFT's CPT, which has a loss of its own.
+        ValueError: The head is unknown or has several labels, the model is a sequence-to-sequence model with a router
+            loss, or it uses PEFT's CPT, which has its own loss.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -46,16 +46,16 @@ def infer_objective(
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = _head(inner)
     if head is None:
-        raise ValueError(f"cannot tell the objective of {type(inner).__name__} from its head; {_WAY_OUT}")
+        raise ValueError(f"cannot infer the objective of {type(inner).__name__} from its head; {_REMEDY}")
     if len(label_names) > 1:
-        raise ValueError(f"{type(inner).__name__} has the labels {list(label_names)}, not one; {_WAY_OUT}")
+        raise ValueError(f"{type(inner).__name__} has several labels, {list(label_names)}; {_REMEDY}")
     labels = label_names[0] if label_names else "labels"
-    router = 0.0 if label_smoothing else _router_coefficient(inner)  # Trainer's smoothed loss leaves it out
+    router = 0.0 if label_smoothing else _router_coefficient(inner)  # Trainer's smoothed loss omits it
     if head == "seq2seq":
         if router:
             raise ValueError(
-                f"{type(inner).__name__} adds {router} times a loss of its routers, which Seq2Seq does not have: set "
-                f"model.config.output_router_logits = False to train without it, or {_WAY_OUT}"
+                f"{type(inner).__name__} adds {router} times its router loss, which Seq2Seq does not support: set "
+                f"model.config.output_router_logits = False to train without it, or {_REMEDY}"
             )
         return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
     if head == "causal":
@@ -73,91 +73,82 @@ def infer_objective(
 
 
 def no_labels(trainer: Any, batch: Mapping[str, Any], objective: Any) -> ValueError:
-    """The error for batches in which an inferred objective finds no labels: how the data have to look.
-
-    Args:
-        trainer: Whose training set it is.
-        batch: What its collator has made.
-        objective: The inferred one.
-    """
+    """Returns the error for a batch without the labels that an inferred objective needs."""
     name = objective.labels
-    called = "" if name == "labels" else f", which label_names={list(trainer.label_names)} calls the labels"
     columns = getattr(trainer.train_dataset, "column_names", None)
-    known = f"the columns of train_dataset are {columns}, and " if isinstance(columns, list) else ""
-    words = "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them of the words themselves; or "
+    dataset = f" (columns of train_dataset: {columns})" if isinstance(columns, list) else ""
+    collator = "use DataCollatorForLanguageModeling(tokenizer, mlm=False), " if isinstance(objective, CausalLM) else ""
     return ValueError(
-        f"the batches have no {name!r}{called}, only {sorted(map(str, batch))}: {known}Trainer leaves out those that "
-        f"the model's forward does not take. {words if isinstance(objective, CausalLM) else ''}give every row a "
-        f"{name!r}, as by train_dataset.rename_column(NAME, {name!r}), or say how they are called by "
-        f"TrainingArguments(label_names=[NAME]); {_WAY_OUT}"
+        f"the batches have no labels {name!r}, only {sorted(map(str, batch))}{dataset}: {collator}rename the column, "
+        f"train_dataset.rename_column(NAME, {name!r}), or set TrainingArguments(label_names=[NAME]); {_REMEDY}"
     )
 
 
 @torch.no_grad()
 def check_inferred(model: Any, batch: Any, objective: Any) -> None:
-    """Compares an inferred objective with the loss that the model computes itself, on one batch, without dropout.
+    """Compares an inferred objective with the loss that the model computes, on one batch, without dropout.
 
-    A head says most, not all: some decoders do not shift their labels, and some models add terms of their own. Two
-    forwards, once. What cannot be compared is let through: the labels are not the model's, or the model is sharded.
+    The head alone is not enough: some decoders do not shift their labels, and some models add terms. Costs two
+    forwards. Does nothing if a comparison is not possible: the model returns no loss, or there are several processes.
 
     Raises:
-        ValueError: They are not the same.
+        ValueError: They differ.
     """
     sharded = torch.distributed.is_available() and torch.distributed.is_initialized()
     if sharded or not isinstance(batch, Mapping):
         return
     if getattr(objective, "router_aux_loss_coef", 0):
-        # Both without it: the model may have another factor than TRL's, and the difference would be too small to see.
+        # Compare without it: the model's factor may not be TRL's, and the difference would be too small to see.
         objective = replace(objective, router_aux_loss_coef=0.0)
         batch = {**batch, "output_router_logits": False}
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        ours = objective(model, batch).mean()  # first: it has clearer words for labels that do not fit
-        own = getattr(model(**_as_named_by(model, batch, objective)), "loss", None)
+        ours = objective(model, batch).mean()  # first: its errors about unsuitable labels are clearer
+        own = getattr(model(**_with_model_names(model, batch, objective)), "loss", None)
         if not isinstance(own, Tensor) or own.numel() != 1:
             return
     finally:
         for module, mode in modes:
             module.training = mode
     own, ours = float(own), float(ours)
-    if abs(own - ours) > _TOLERANCE * max(abs(own), abs(ours), 1e-3):  # also False for what is not finite
+    if abs(own - ours) > _TOLERANCE * max(abs(own), abs(ours), 1e-3):  # False if one is not finite
         raise ValueError(
-            f"{type(model).__name__} computes the loss {own:.4g} for the first batch, and the objective inferred from "
-            f"its head, {objective}, has the mean {ours:.4g}: its labels are not shifted, or it adds terms that are "
-            f"not of single instances; {_WAY_OUT}"
+            f"{type(model).__name__} computes the loss {own:.4g} for the first batch, but the objective inferred from "
+            f"its head, {objective}, has the mean {ours:.4g}: the model does not shift its labels, or it adds terms "
+            f"that do not belong to single instances; {_REMEDY}"
         )
 
 
-def _as_named_by(model: Any, batch: Mapping[str, Any], objective: Any) -> dict[str, Any]:
-    """The batch with the labels as the model calls them: ``label_names=`` may have told another name."""
+def _with_model_names(model: Any, batch: Mapping[str, Any], objective: Any) -> dict[str, Any]:
+    """Renames the labels of the batch to "labels" if the model does not know the name from ``label_names=``."""
     name = getattr(objective, "labels", "labels")
-    told = name in inspect.signature(model.forward).parameters
-    return {"labels" if key == name and not told else key: value for key, value in batch.items()}
+    known = name in inspect.signature(model.forward).parameters
+    return {"labels" if key == name and not known else key: value for key, value in batch.items()}
 
 
 def _router_coefficient(model: Any) -> float:
-    """Factor of the routers' loss in the model's own loss, 0 without one."""
+    """Returns the factor of the router loss in the model's own loss; 0 without one."""
     config = model.config.get_text_config()
     if not getattr(config, "output_router_logits", False):
         return 0.0
-    # The models go by the attribute, a copy of what the configuration had when they were made.
+    # The models use the attribute, a copy of the configuration at construction.
     return float(getattr(model, "router_aux_loss_coef", getattr(config, "router_aux_loss_coef", 0.0)))
 
 
 def _virtual_tokens(model: Any) -> int:
-    """Number of tokens that PEFT puts in front of every sequence and that have logits.
+    """Returns the number of virtual tokens that PEFT puts in front of every sequence and that have logits.
 
     Raises:
-        ValueError: The model has CPT, which weights its tokens and counts some of the virtual ones.
+        ValueError: The model uses CPT, which weights its tokens and counts some of the virtual ones.
     """
     config = getattr(model, "active_peft_config", None)
     if config is None or not config.is_prompt_learning:
         return 0
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     if kind == "CPT":
-        raise ValueError(f"PEFT's CPT has a loss of its own, which CausalLM does not compute; {_WAY_OUT}")
-    # Prefixes of these are keys and values of the attention layers, without logits.
+        raise ValueError(f"PEFT's CPT has its own loss, which CausalLM does not compute; {_REMEDY}")
+    # Their prefixes are keys and values of the attention layers, without logits.
     return 0 if kind in ("PREFIX_TUNING", "CARTRIDGE") else int(config.num_virtual_tokens)
 
 
@@ -168,21 +159,21 @@ def _sequence_objective(config: Any, label_smoothing: float, labels: str) -> Obj
     if problem == "regression":
         if label_smoothing:
             raise ValueError(
-                f"label_smoothing_factor={label_smoothing} with a regression model: numbers cannot be smoothed; set "
-                "it to 0, or give the model num_labels >= 2"
+                f"label_smoothing_factor={label_smoothing} with a regression model, whose labels cannot be "
+                "smoothed: set it to 0, or give the model num_labels >= 2"
             )
         return Regression(labels=labels)
-    if problem == "multi_label_classification":  # Trainer says that it switches smoothing off here
+    if problem == "multi_label_classification":  # Trainer warns that it disables smoothing here
         return Classification(multi_label=True, labels=labels)
     return Classification(label_smoothing=label_smoothing, labels=labels)
 
 
 def _head(model: Any) -> str | None:
-    """What kind of head a model has, by its class or one that it inherits from."""
-    from transformers.models.auto import modeling_auto as auto  # late: this takes seconds
+    """Returns the kind of head, from the class of the model or a base class; None if unknown."""
+    from transformers.models.auto import modeling_auto as auto  # takes seconds
 
     tables = {
-        # In this order: BartForConditionalGeneration is listed as a masked language model too.
+        # The order matters: BartForConditionalGeneration is also listed as a masked language model.
         "sequence": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
         "choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
         "tokens": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",

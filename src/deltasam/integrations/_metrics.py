@@ -1,4 +1,4 @@
-"""What happened in the steps since the last log entry, kept on the device until somebody asks."""
+"""Means over the steps since the last log entry, kept on the device until they are read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from deltasam.methods import Step
 
 
 class StepMetrics:
-    """Running means of what the steps report; adding a step waits for nothing, reading them out waits once.
+    """Running means of step statistics. Adding a step does not synchronize; reading the means does so once.
 
-    ``sharpness``: by how much the perturbation raised the mean loss; ``ascent_grad_norm``: norm of the gradient that
-    the perturbation follows; ``weights_mean``, ``weights_std``, ``weights_max``: of the instance weights g of a step.
+    ``sharpness``: how much the perturbation raised the mean loss. ``ascent_grad_norm``: norm of the gradient that the
+    perturbation follows. ``weights_mean``, ``weights_std``, ``weights_max``: of the instance weights g.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class StepMetrics:
         self._steps: dict[str, int] = {}
 
     def add(self, step: Step) -> None:
-        """Takes in one step."""
+        """Adds one step."""
         values = {}
         if step.perturbed_losses is not None:
             values["sharpness"] = step.sharpness
@@ -37,7 +37,7 @@ class StepMetrics:
             self._steps[name] = self._steps.get(name, 0) + 1
 
     def drain(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The means since the last call; ``reduce`` averages a tensor over the processes."""
+        """Returns the means since the last call; ``reduce`` averages a tensor over the processes."""
         if not self._sums:
             return {}
         device = next(iter(self._sums.values())).device

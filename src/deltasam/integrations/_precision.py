@@ -15,16 +15,16 @@ from deltasam.objectives.batch import unwrapped
 
 @contextmanager
 def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
-    """Runs the inside under Accelerate's autocast, and the model's ``forward`` without one of its own.
+    """Runs the body under Accelerate's autocast, and the model's ``forward`` without its own.
 
-    Accelerate hides autocast inside a replaced ``forward``, where nobody can see or lift it: delta-SAM's probes, which
-    are to run in float32, would silently run in bfloat16. Inside this context it is an ordinary autocast region, as in
-    a plain PyTorch loop; the outputs still come out in float32. The model is as it was afterwards.
+    Accelerate hides autocast inside a replaced ``forward``, where other code can neither see nor disable it:
+    delta-SAM's probes, which need float32, would silently run in bfloat16. This context makes it an ordinary autocast
+    region, as in a plain PyTorch loop. The outputs are still float32. The model is restored afterwards.
     """
     if accelerator.mixed_precision not in ("bf16", "fp16"):
         yield
         return
-    # Not Accelerate's unwrap_model, which takes DDP out of a compiled model for good.
+    # Accelerate's unwrap_model would remove DDP from a compiled model permanently.
     inner: Any = model if "_original_forward" in vars(model) else unwrapped(model)
     hidden = vars(inner).get("forward")
     original = vars(inner).get("_original_forward")
@@ -33,8 +33,8 @@ def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
         return
     if isinstance(original, MethodType):
         inner.forward = MethodType(_in_float32(original.__func__), inner)
-    else:  # replaced already, by the hooks of device_map for example
-        inner.forward = _in_float32.__wrapped__(original)  # not kept: it holds the model
+    else:  # replaced before, for example by the hooks of device_map
+        inner.forward = _in_float32.__wrapped__(original)  # not cached: it would keep the model alive
     try:
         with accelerator.autocast():
             yield
@@ -44,7 +44,7 @@ def visible_autocast(accelerator: Any, model: nn.Module) -> Iterator[None]:
 
 @lru_cache(maxsize=16)
 def _in_float32(forward: Any) -> Any:
-    """The function with outputs in float32; the same one every time, or ``torch.compile`` would start anew."""
+    """Converts the outputs of a function to float32. Cached, because ``torch.compile`` recompiles for a new one."""
     from accelerate.utils import convert_outputs_to_fp32
 
     return convert_outputs_to_fp32(forward)

@@ -17,44 +17,42 @@ from deltasam.objectives.batch import unwrapped
 from deltasam.objectives.nesting import innermost
 from deltasam.step.passes import ObjectiveLike
 
-_WAY_OUT = (
-    "pass objective=Contrastive(temperature=0.05) for pairs of texts that belong together, a loss that returns rows, "
-    "such as loss=CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')) for scored ones, or any callable "
+_REMEDY = (
+    "pass objective=Contrastive(temperature=0.05) for pairs of related texts, a loss that returns rows, such as "
+    "loss=CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction='none')) for scored pairs, or any callable "
     "objective(model, inputs) -> losses of shape (N,)"
 )
 
-_SCORED = ("CoSENTLoss", "AnglELoss", "CosineSimilarityLoss")
-
 
 class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
-    """``SentenceTransformerTrainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
+    """``SentenceTransformerTrainer`` with the gradients of a method; :class:`MethodMixin` describes what it adds.
 
-    A method needs one loss per instance, and most losses of sentence-transformers return their mean. What works:
+    A method needs one loss per instance, but most losses of sentence-transformers return their mean. Supported are:
 
-    - ``objective=Contrastive(temperature=0.05)`` for pairs of texts that belong together (the in-batch negatives of
-      SimCSE, Mirror-BERT and, up to its negatives, ``MultipleNegativesRankingLoss`` with ``scale=20``), with or
-      without a regulariser around it; the two text columns of the data set are its views;
-    - ``loss=`` a loss that returns rows, shape (N,): your own, or one whose criterion can be told to, such as
+    - ``objective=Contrastive(temperature=0.05)`` for pairs of related texts, with or without a regulariser around it:
+      the in-batch negatives of SimCSE and Mirror-BERT, and, except for the choice of negatives,
+      ``MultipleNegativesRankingLoss`` with ``scale=20``. The two text columns of the data set are its views;
+    - ``loss=`` a loss that returns rows, shape (N,): your own, or one whose criterion supports it, such as
       ``CosineSimilarityLoss(model, loss_fct=nn.MSELoss(reduction="none"))``;
-    - ``objective=`` any callable that maps (model, inputs), the inputs being the trainer's, to losses of shape (N,).
+    - ``objective=`` any callable that maps (model, inputs of the trainer) to losses of shape (N,).
 
-    With an ``objective`` the evaluation loss is its mean (without regularisers), otherwise that of ``loss``.
+    The evaluation loss is the mean of the ``objective`` (without regularisers) if there is one, else that of ``loss``.
 
     Args:
-        *args: ``SentenceTransformerTrainer``'s.
-        method: What takes the gradients.
+        *args: Arguments of ``SentenceTransformerTrainer``.
+        method: The method that computes the gradients.
         objective: Losses of the instances; by default the rows of ``loss``.
-        **kwargs: ``SentenceTransformerTrainer``'s.
+        **kwargs: Keyword arguments of ``SentenceTransformerTrainer``.
     """
 
     def _default_objective(self) -> ObjectiveLike:
         return self._loss_rows
 
-    def _put_objective(self, objective: Any) -> None:
+    def _set_objective(self, objective: Any) -> None:
         takes_views = isinstance(innermost(objective), Contrastive)
         if takes_views:
             objective = _with_embeddings(objective)
-        super()._put_objective(objective)
+        super()._set_objective(objective)
         self._takes_views = takes_views
         self._base_objective = None if objective == self._loss_rows else innermost(objective)
 
@@ -70,59 +68,53 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
         return {"first": features[0], "second": features[1]}
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-        """The loss for evaluation."""
+        """Returns the evaluation loss."""
         if self._base_objective is None:
-            loss = self._own_loss(model, inputs)[1].mean()
+            loss = self._trainer_loss(model, inputs)[1].mean()
         else:
             loss = self._base_objective(model, self._objective_batch(inputs)).mean()
         return (loss, {}) if return_outputs else loss
 
-    def _own_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module, Tensor]:
-        """The trainer's own loss, and what it gives; the sum of its parts, if it gives several."""
+    def _trainer_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module, Tensor]:
+        """Returns the trainer's loss module and its value; the sum if it returns several parts."""
         features, labels = self.collect_features(inputs)  # new dictionaries: the model writes into them
         loss: Any = self.loss[inputs["dataset_name"]] if isinstance(self.loss, dict) else self.loss
-        if labels is None and type(loss).__name__ in _SCORED:
-            raise ValueError(
-                f"loss={type(loss).__name__} is for scored pairs, and the data set has no scores, a column named "
-                f"'score' or 'label': dataset.rename_column(NAME, 'score') where it has them; otherwise {_WAY_OUT}"
-            )
-        _put_model(loss, model, (self.model, self.model_wrapped))
+        _use_model(loss, model, (self.model, self.model_wrapped))
         found = loss(features, labels)
         return loss, torch.stack(list(found.values())).sum(0) if isinstance(found, dict) else found
 
     def _loss_rows(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        """The losses of the instances by the trainer's own loss."""
-        if type(self.loss).__name__ == "CoSENTLoss":  # before it is called: it fails on pairs without scores
+        """Computes the losses of the instances with the trainer's loss."""
+        if type(self.loss).__name__ == "CoSENTLoss":  # checked before the call, which fails on pairs without scores
             raise ValueError(
-                "loss=CoSENTLoss, which sentence-transformers takes where there is neither loss= nor objective=, "
-                "compares the scored pairs of a batch with each other, but a method needs one loss per instance; "
-                f"{_WAY_OUT}"
+                "loss=CoSENTLoss, the default of sentence-transformers, compares the scored pairs of a batch with "
+                f"each other, but a method needs one loss per instance; {_REMEDY}"
             )
-        loss, rows = self._own_loss(model, inputs)
+        loss, rows = self._trainer_loss(model, inputs)
         if rows.ndim == 0:
             raise ValueError(
                 f"loss={type(loss).__name__} returns one loss for the batch, but a method needs one per instance; "
-                f"{_WAY_OUT}"
+                f"{_REMEDY}"
             )
         return rows
 
 
 def _with_embeddings(objective: Any) -> Any:
-    """The objective (or what it wraps) calling the model as a sentence transformer is called."""
+    """Makes a :class:`Contrastive`, also inside regularisers, call the model as a sentence transformer."""
     if isinstance(objective, Contrastive):
         return objective if objective.predict is not None else _changed(objective, "predict", _embeddings)
     inner = _with_embeddings(objective.objective)
     if not is_dataclass(objective):
         raise TypeError(
-            f"objective={objective!r} wraps Contrastive and is no dataclass: give Contrastive(predict=...)"
+            f"objective={objective!r} wraps Contrastive but is not a dataclass: pass Contrastive(predict=...)"
         )
     return _changed(objective, "objective", inner)
 
 
 def _changed(objective: Any, name: str, value: Any) -> Any:
-    """A copy with another value in a field, and the same weights, which dataclasses.replace would make anew."""
+    """Copies an objective with another value in a field. Keeps its weights, unlike dataclasses.replace."""
     made = copy(objective)
-    object.__setattr__(made, name, value)  # dataclasses of this package are frozen
+    object.__setattr__(made, name, value)  # the dataclasses of this package are frozen
     return made
 
 
@@ -131,11 +123,11 @@ def _embeddings(model: nn.Module, view: Mapping[str, Any]) -> Tensor:
     return embeddings
 
 
-def _put_model(loss: nn.Module, model: nn.Module, models: tuple[nn.Module, ...]) -> None:
-    """Makes the loss, and losses inside it, use this one of the models: wrapped for data parallelism, or not."""
+def _use_model(loss: nn.Module, model: nn.Module, models: tuple[nn.Module, ...]) -> None:
+    """Makes the loss, and losses inside it, call ``model``: one of ``models``, which are the same with wrappers."""
     for name, child in list(loss.named_children()):
-        # One in another wrapper too: transformers 4 has compiled one of its own for an evaluation before the training.
+        # Also in another wrapper: transformers 4 compiles the model again for an evaluation before the training.
         if any(known in (child, unwrapped(child)) for known in models):
             setattr(loss, name, model)
         else:
-            _put_model(child, model, models)
+            _use_model(child, model, models)

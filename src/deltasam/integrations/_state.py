@@ -1,4 +1,4 @@
-"""The state of methods and objectives on disk: numbers as JSON, tensors as safetensors, nothing that is executed."""
+"""The state of methods and objectives on disk: JSON for numbers, safetensors for tensors, no pickle."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
     """Writes nested dictionaries of numbers, strings and tensors to ``name.json`` and ``name.safetensors``.
 
     Args:
-        folder: Where; it is made if this process is the first to come.
-        name: Name of the two files without their endings.
-        state: What to write; the keys are strings.
+        folder: The folder; created if missing.
+        name: Name of the two files without their extensions.
+        state: The state; all keys are strings.
 
     Raises:
-        TypeError: For a value of another type; it would have to be pickled.
+        TypeError: A value has another type and would need pickle.
     """
     from safetensors.torch import save
 
@@ -41,10 +41,10 @@ def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
 
 
 def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] | None:
-    """What :func:`save_state` wrote, its tensors on ``device``; None if there is nothing of that name.
+    """Reads what :func:`save_state` wrote, with tensors on ``device``; returns None if there is no such file.
 
     Raises:
-        StorageError: The files are cut short or altered.
+        StorageError: The files are truncated or altered.
     """
     from safetensors.torch import load
 
@@ -60,20 +60,20 @@ def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] 
         found: dict[str, Any] = _joined(saved, on_device)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise StorageError(
-            f"{numbers}: the state of the method is cut short or altered ({error}); resume from an earlier checkpoint"
+            f"{numbers}: the state of the method is truncated or altered ({error}); resume from an earlier checkpoint"
         ) from error
     return found
 
 
 def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """The value with every tensor replaced by its name in ``tensors``."""
+    """Moves every tensor to ``tensors`` and returns the value with their names instead."""
     if isinstance(value, Tensor) and value.is_sparse:
         rows = value.coalesce()
         return {_SPARSE: _split([rows.indices(), rows.values(), list(rows.shape)], path, tensors)}
     if isinstance(value, Tensor):
         name = "/".join(path)
-        # Of shards the part that lies here: every process has a file of its own. A copy, because safetensors refuses
-        # tensors that share memory.
+        # The local part of a shard: every process has its own file. Cloned, because safetensors refuses tensors that
+        # share memory.
         tensors[name] = local(value).detach().cpu().contiguous().clone()
         return {_TENSOR: name}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
@@ -83,8 +83,8 @@ def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
-        f"the state has {type(value).__name__} at {'/'.join(path)!r}; a checkpoint takes numbers, strings, tensors, "
-        "and lists and dictionaries (with keys that are strings) of them"
+        f"the state has {type(value).__name__} at {'/'.join(path)!r}; a checkpoint stores numbers, strings, tensors, "
+        "and lists and dictionaries (with string keys) of them"
     )
 
 

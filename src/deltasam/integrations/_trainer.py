@@ -8,28 +8,28 @@ from deltasam.integrations._mixin import MethodMixin
 
 
 class MethodTrainer(MethodMixin, Trainer):
-    """``transformers.Trainer`` whose gradients are a method's; see :class:`MethodMixin` for what is added.
+    """``transformers.Trainer`` with the gradients of a method; :class:`MethodMixin` describes what it adds.
 
-    With ``SAM(rho=0)`` or ``ERM()``, and an inferred objective, the weights after training are those of the plain
+    With ``SAM(rho=0)`` or ``ERM()`` and an inferred objective, the weights after training equal those of the plain
     Trainer, bit for bit, also with dropout and clipping. The exceptions:
 
-    * *Equal up to rounding*: label smoothing; losses over tokens (language models, token classification) in batches
-      whose size is not a power of two; half precision on a GPU, where models compute their loss in half precision and
-      the objectives do not.
-    * *Gradient accumulation*: the gradient is that of the large batch, for every head. Trainer's own is the same up to
-      rounding only for models that take the number of targets (Llama, for example). For others it is k times too large
-      with k micro-batches (transformers#47688).
-    * *Another number of targets*: the objective divides by the number of tokens that the model predicts. Trainer of
-      transformers 5.22 counts the first token of every row for GPT-2, which is not predicted, and leaves it out for
-      Llama with prompt tuning, where it is.
-    * *Routers*: with accumulation the routers' loss of a micro-batch is weighted by its targets; Trainer adds them.
+    * *Equal up to rounding*: label smoothing; losses over tokens (language models, token classification) if the batch
+      size is not a power of two; half precision on a GPU, where models compute their loss in half precision and the
+      objectives do not.
+    * *Gradient accumulation*: the gradient is that of the large batch, for every head. Trainer's own agrees up to
+      rounding only for models that take the number of targets, such as Llama. For others it is k times too large with
+      k micro-batches (transformers#47688).
+    * *Number of targets*: the objective divides by the number of tokens that the model predicts. Trainer of
+      transformers 5.22 counts the first token of every row for GPT-2, which is not predicted, and omits it for Llama
+      with prompt tuning, where it is.
+    * *Router loss*: with accumulation the router loss of a micro-batch is weighted by its targets; Trainer adds them.
 
     Args:
-        *args: ``Trainer``'s: the model, the training arguments, ...
-        method: What takes the gradients.
+        *args: Arguments of ``Trainer``: the model, the training arguments, ...
+        method: The method that computes the gradients.
         objective: Losses of the instances; by default the model's own loss, inferred from its head.
         capture: Record steps as CUDA graphs, one per batch shape.
-        **kwargs: ``Trainer``'s: data sets, collator, metrics, callbacks, ...
+        **kwargs: Keyword arguments of ``Trainer``: data sets, collator, metrics, callbacks, ...
 
     Example:
         >>> import tempfile, torch
@@ -48,12 +48,12 @@ class MethodTrainer(MethodMixin, Trainer):
 
 
 class Seq2SeqMethodTrainer(MethodMixin, Seq2SeqTrainer):
-    """``transformers.Seq2SeqTrainer`` (evaluation by generation) whose gradients are a method's.
+    """``transformers.Seq2SeqTrainer`` (evaluation by generation) with the gradients of a method.
 
     Args:
-        *args: ``Seq2SeqTrainer``'s.
-        method: What takes the gradients.
+        *args: Arguments of ``Seq2SeqTrainer``.
+        method: The method that computes the gradients.
         objective: Losses of the instances; by default :class:`~deltasam.objectives.Seq2Seq`, the mean over tokens.
         capture: Record steps as CUDA graphs, one per batch shape.
-        **kwargs: ``Seq2SeqTrainer``'s.
+        **kwargs: Keyword arguments of ``Seq2SeqTrainer``.
     """

@@ -54,7 +54,8 @@ class RunTrainer(MethodTrainer):
         found: dict[str, Any] = self.accelerator.get_state_dict(self.model)
         return found
 
-    def _how_to_go_on(self) -> str:
+    def resume_hint(self) -> str:
+        """Tells how to continue after a process has died."""
         return "Start the run again to resume from its last complete checkpoint"
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

@@ -1,4 +1,4 @@
-"""The passes of a step through a closure that calls ``backward()`` itself."""
+"""The passes of a step through a closure that calls ``backward()``."""
 
 from __future__ import annotations
 
@@ -17,33 +17,27 @@ from deltasam.parallel.refusals import inside_ddp_forward
 from deltasam.step.passes import Passes
 from deltasam.step.precision import note_grids
 
-LINES = """
-    optimizer = MethodOptimizer(torch.optim.AdamW(model.parameters()), method, model, closure="losses")
-    def closure():
-        return cross_entropy(model(inputs), labels, reduction="none")  # shape (N,), no backward()
-    loss = optimizer.step(closure)"""
-
-MANUAL = """use manual optimization; the lines to write:
-
-    self.automatic_optimization = False  # in __init__
-    # in training_step, the optimizer being a plain one:
-    optimizer = self.optimizers()
-    optimizer.zero_grad()
-    method.backward(self, batch, objective)  # objective(self, batch) -> losses of shape (N,)
-    optimizer.step()"""
+LOSSES_REMEDY = (
+    'use MethodOptimizer(..., closure="losses") with a closure that returns losses of shape (N,), for example '
+    'cross_entropy(model(inputs), labels, reduction="none"), and does not call backward()'
+)
+LIGHTNING_REMEDY = (
+    "use manual optimization: set self.automatic_optimization = False, and in training_step call "
+    "method.backward(self, batch, objective) and then the step() and zero_grad() of a plain optimizer"
+)
 
 
 class ClosurePasses(Passes):
-    """Passes whose gradient is what a closure leaves in ``.grad``: one loss and its gradient, nothing per instance.
+    """Passes that read the gradient from ``.grad`` after a closure: one loss and its gradient, nothing per instance.
 
-    DDP averages the gradients of every ``backward()``. That is right for the last pass, and for the others with
-    ``scope="global"``. With ``"local"`` the others run in its ``no_sync()``.
+    DDP averages the gradients of every ``backward()``. The last pass needs that, and with ``scope="global"`` the
+    others too. With ``"local"`` the others run in ``no_sync()``.
 
     Args:
-        method: The method whose step this is.
+        method: The method that makes the step.
         model: The model that the closure uses, in its wrapper.
         closure: Zeroes the gradients (or not), computes the loss, calls ``backward()`` and returns the loss.
-        updated: What the optimizer updates. It may be more than the model: ``backward()`` fills the ``.grad`` of all.
+        updated: The parameters of the optimizer. They may include more than the model: ``backward()`` fills all.
     """
 
     def __init__(
@@ -53,7 +47,7 @@ class ClosurePasses(Passes):
         self._closure = closure
         self._updated = list(updated)
         self._hidden: dict[str, Any] | None = {}
-        # Nothing is known of the closure's batch. Its tensors are taken to be where the parameters are.
+        # The batch is unknown. Its tensors are assumed to be on the device of the parameters.
         super().__init__(
             model,
             None,
@@ -65,27 +59,27 @@ class ClosurePasses(Passes):
             seed=method.step_seed,
         )
         self.objective_kind = closure
-        self._hidden = None  # from here on a method that looks at the batch or the objective is refused
+        self._hidden = None  # from now on, a method that reads the batch or the objective gets an error
 
     @property
     def objective(self) -> Any:  # type: ignore[override]
-        """There is none."""
-        return self._look("objective")
+        """Not available with a closure."""
+        return self._guarded("objective")
 
     @objective.setter
     def objective(self, value: Any) -> None:
-        self._look("objective", value)
+        self._guarded("objective", value)
 
     @property
     def batches(self) -> Any:  # type: ignore[override]
-        """There are none."""
-        return self._look("batches")
+        """Not available with a closure."""
+        return self._guarded("batches")
 
     @batches.setter
     def batches(self, value: Any) -> None:
-        self._look("batches", value)
+        self._guarded("batches", value)
 
-    def _look(self, name: str, *value: Any) -> Any:
+    def _guarded(self, name: str, *value: Any) -> Any:
         if self._hidden is None:
             raise self._needs_losses()
         if value:
@@ -99,7 +93,7 @@ class ClosurePasses(Passes):
         keep_side_effects: bool = True,
         params: Sequence[nn.Parameter] | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """The loss, shape (1,), and its gradient; ``.grad`` is put back."""
+        """Returns the loss, shape (1,), and its gradient; restores ``.grad``."""
         if weights is not None:
             raise self._needs_losses()
         self.ranks.check(self.scope)
@@ -116,30 +110,34 @@ class ClosurePasses(Passes):
                 p.grad = grad
 
     def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
-        """The loss, shape (1,), its gradient being in ``.grad``."""
-        with self._unshared() if self.ranks.keeps_gradients else nullcontext():  # fresh_grads() shares them at the end
+        """Returns the loss, shape (1,); its gradient is in ``.grad``."""
+        with self._unshared() if self.ranks.keeps_gradients else nullcontext():  # fresh_grads() averages at the end
             return self._run(keep_side_effects)
 
     def losses(self, *, keep_side_effects: bool = False, concurrent: bool = False) -> Tensor:
-        """There are none."""
+        """Not available with a closure."""
         raise self._needs_losses()
 
     def evaluate(self, unperturbed_weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        """There is nothing without a gradient."""
+        """Not available with a closure."""
         raise self._needs_losses()
 
     def subset(self, index: Tensor) -> NoReturn:
-        """There is no batch."""
+        """Not available with a closure."""
         raise self._needs_losses()
 
     def _unshared(self) -> AbstractContextManager[None]:
-        """With ``scope="local"``, ``backward()`` leaves this process's own gradient in ``.grad`` inside."""
+        """With ``scope="local"``, ``backward()`` inside leaves the gradient of this process in ``.grad``."""
         if self.scope == "global":
             return nullcontext()
         return self.ranks.no_sync() if self.ranks.replicated else _refuse_wrapped_elsewhere(self.inner)
 
     def _needs_losses(self) -> ValueError:
-        return needs_losses(self._method, self._closure)
+        remedy = LIGHTNING_REMEDY if is_from_lightning(self._closure) else LOSSES_REMEDY
+        return ValueError(
+            f"{type(self._method).__name__} needs one loss per instance, but the closure calls backward() and returns "
+            f"one loss: {remedy}"
+        )
 
     def _run(self, keep_side_effects: bool) -> Tensor:
         self.count.forwards += 1
@@ -152,14 +150,11 @@ class ClosurePasses(Passes):
             raise TypeError(f"the closure returned {type(loss).__name__}, not the loss: end it with `return loss`")
         if loss.numel() != 1:
             raise ValueError(
-                f"the closure returned losses of shape {tuple(loss.shape)}: to give the losses of the instances, "
-                "shape (N,), call no backward() in it and say MethodOptimizer(..., closure='losses')"
+                f"the closure returned a tensor of shape {tuple(loss.shape)} instead of one loss; for one loss per "
+                f"instance {LOSSES_REMEDY}"
             )
         if all(p.grad is None for p in self.trainable.values()):
-            raise ValueError(
-                "the closure left no gradient: call loss.backward() in it, or return the losses of the instances, "
-                "shape (N,), and say MethodOptimizer(..., closure='losses')"
-            )
+            raise ValueError(f"the closure left no gradient: call loss.backward() in it, or {LOSSES_REMEDY}")
         trained = list(self.trainable.values())
         note_grids(self.inner, self.objective_kind, loss, trained, [p.grad for p in trained])
         return loss.detach().reshape(1)
@@ -167,14 +162,14 @@ class ClosurePasses(Passes):
 
 @contextmanager
 def _refuse_wrapped_elsewhere(model: nn.Module) -> Iterator[None]:
-    """Raises a ValueError where the model runs inside of a DDP that the optimizer was not given."""
+    """Raises a ValueError if the model runs inside a DDP that the optimizer does not know."""
 
     def check(*_: Any) -> None:
         if inside_ddp_forward(model):
             raise ValueError(
                 f"the closure calls {type(model).__name__} through DistributedDataParallel, which averages the "
-                "gradients of the ascent, but scope='local' needs this process's own: pass the wrapped model, "
-                "MethodOptimizer(optimizer, method, ddp_model), or scope='global' to the method"
+                "gradients of the ascent, but scope='local' needs those of this process: pass the wrapped model, "
+                "MethodOptimizer(optimizer, method, ddp_model), or use scope='global'"
             )
 
     hook = model.register_forward_pre_hook(check)
@@ -185,28 +180,18 @@ def _refuse_wrapped_elsewhere(model: nn.Module) -> Iterator[None]:
 
 
 def wrapped(model: nn.Module) -> nn.Module:
-    """The DDP that Lightning has put around a module, or the model itself."""
+    """Returns the DDP module that Lightning put around the model, or the model itself."""
     strategy = getattr(getattr(model, "_trainer", None), "strategy", None)
     outer = getattr(strategy, "model", None)
     return outer if isinstance(outer, DistributedDataParallel) and outer.module is model else model
 
 
 def _own(grad: Tensor | None) -> Tensor | None:
-    """The gradient; a copy of a view, which may be one into DDP's buckets: the next backward writes into them."""
+    """Copies a gradient that is a view: the next backward may overwrite DDP's buckets."""
     return grad if grad is None or not is_view(grad) else grad.clone()
 
 
-def is_lightnings(closure: Any) -> bool:
-    """Whether a closure is that of Lightning's automatic optimization, and not one that a user has handed to it."""
+def is_from_lightning(closure: Any) -> bool:
+    """Whether a closure comes from Lightning's automatic optimization, not from the user."""
     given = closure.args if isinstance(closure, partial) else ()
     return any(type(each).__name__ == "Closure" and "lightning" in type(each).__module__ for each in given)
-
-
-def needs_losses(method: Method, closure: Any) -> ValueError:
-    """The error for a method that asks for more than gradients."""
-    needs = f"{type(method).__name__} needs the loss of every instance, which "
-    if is_lightnings(closure):
-        return ValueError(f"{needs}Lightning's automatic optimization cannot give: {MANUAL}")
-    return ValueError(
-        f"{needs}a closure that calls backward() and returns one loss cannot give; the lines to write:\n{LINES}"
-    )
