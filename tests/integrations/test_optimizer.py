@@ -146,7 +146,7 @@ def test_methods_that_look_inside_the_model_work_through_losses(method: Method) 
             base.step()
         else:
             MethodOptimizer(base, replace(method, state={}), model, closure="losses").step(
-                lambda: objective(model, (x, y))
+                lambda model=model: objective(model, (x, y))
             )
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(p, q) for p, q in zip(*results, strict=True))
