@@ -163,7 +163,7 @@ class _MovedModules(MetaPathFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
-sys.meta_path.append(_MovedModules())
+sys.meta_path.insert(0, _MovedModules())  # before leftovers of the old folders, which are namespace packages
 
 
 def __getattr__(name: str) -> Any:

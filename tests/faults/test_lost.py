@@ -271,7 +271,7 @@ def test_memory_runs_out_and_the_run_goes_on_in_parts(
     [
         ("workers=-1", "workers=-1 must be at least 0"),
         ("on_out_of_memory=retry", "on_out_of_memory"),
-        ("capture=true", "capture=True and on_out_of_memory='split' exclude each other: what was recorded"),
+        ("capture=true", "capture=True and on_out_of_memory='split' exclude each other"),
         ("method=SubsetSAM", "SubsetSAM, which picks instances from the whole batch"),
     ],
 )

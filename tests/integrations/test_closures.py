@@ -46,7 +46,7 @@ def test_parameters_outside_the_model_have_the_gradient_of_one_pass(method: Meth
     for style in ("backward", "losses"):
         body, head, x, y = parts()
         sgd = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=1.0)
-        optimizer = MethodOptimizer(sgd, replace(method), body, closure=style)  # type: ignore[arg-type]
+        optimizer = MethodOptimizer(sgd, replace(method, state={}), body, closure=style)  # type: ignore[arg-type]
         if style == "backward":
             optimizer.step(closure_of(body, head, x, y))
         else:
@@ -127,7 +127,7 @@ def test_gradients_that_are_views_into_reused_memory(method: Method) -> None:
                 p.grad = place.copy_(grad.flatten()).view_as(p) if in_bucket else grad  # noqa: B023
             return loss
 
-        MethodOptimizer(torch.optim.SGD(params, lr=1.0), replace(method), both).step(closure)
+        MethodOptimizer(torch.optim.SGD(params, lr=1.0), replace(method, state={}), both).step(closure)
         ends.append([p.detach().clone() for p in params])
     for one, other in zip(*ends, strict=True):
         assert torch.equal(one, other)

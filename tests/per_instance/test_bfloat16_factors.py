@@ -245,5 +245,5 @@ def test_the_newer_way_to_ask_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="factors='half' must be 'auto', 'exact' or 'bfloat16'"):
+    with pytest.raises(ValueError, match="factors='half' must be one of"):
         PerInstanceSAM(factors="half")  # type: ignore[arg-type]

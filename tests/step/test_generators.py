@@ -190,4 +190,4 @@ def test_such_a_step_is_not_recorded(draws: bool) -> None:
         if draws:
             noise(torch.ones(1, dtype=torch.float64))
     needs.finish()
-    assert ("of its own" in str(needs.obstacle)) is draws
+    assert ("its own" in str(needs.obstacle)) is draws

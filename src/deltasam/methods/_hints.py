@@ -58,7 +58,7 @@ class KeywordsOnly:
                 known = [p.name for p in takes if p.name != "state"]
                 raise TypeError(
                     f"{kind.__name__} has no hyperparameter {unknown[0]}={shown(kwargs[unknown[0]])}; "
-                    f"{_advice(unknown[0], known)}"
+                    f"{_advice(kind, unknown[0], known)}"
                 )
         return object.__new__(kind)
 
@@ -68,13 +68,13 @@ def _parameters(init: Callable[..., None]) -> tuple[inspect.Parameter, ...]:
     return tuple(inspect.signature(init).parameters.values())[1:]
 
 
-def _advice(name: str, known: Collection[str]) -> str:
+def _advice(kind: type, name: str, known: Collection[str]) -> str:
     if _SYNONYMS.get(name) in known:
         return f"did you mean {_SYNONYMS[name]}?"
     near = suggest(name, known)
     if near.startswith("did you mean"):
         return near
-    owners = _owners("__dataclass_fields__", name)
+    owners = _owners(kind, "__dataclass_fields__", name)
     return _ADVICE.get(name) or (f"it is for {owners}; here {near}" if owners else near)
 
 
@@ -88,18 +88,22 @@ def check_state(kind: type, names: Iterable[Any], known: Collection[str]) -> Non
     """
     name = next((str(name) for name in names if str(name).split(".")[0] not in known), None)
     if name is not None:
-        owners = _owners("state_keys", name.split(".")[0])
+        owners = _owners(kind, "state_keys", name.split(".")[0])
         raise ValueError(
             f"state has {name!r}, which {f'belongs to {owners}' if owners else 'is unknown'}, not to {kind.__name__}: "
             f"pass what state_dict() of a {kind.__name__} returned, or {{}} to start afresh"
         )
 
 
-def _owners(table: str, name: str) -> str:
+def _owners(kind: type, table: str, name: str) -> str:
     """The methods of this package that have a name in one of their tables."""
-    from deltasam import methods  # late: it imports this module
+    base = [each for each in kind.__mro__ if inspect.isabstract(each)][-1]
+    kinds = [each for each in _subclasses(base) if each.__module__.startswith("deltasam.")]
+    return ", ".join(each.__name__ for each in kinds if name in getattr(each, table, ()))
 
-    return ", ".join(each for each in methods.__all__ if name in getattr(getattr(methods, each), table, ()))
+
+def _subclasses(kind: type) -> list[type]:
+    return [kind for each in kind.__subclasses__() for kind in (each, *_subclasses(each))]
 
 
 def explain_missing_arguments(backward: Function) -> Function:

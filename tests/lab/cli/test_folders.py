@@ -74,8 +74,8 @@ def test_runs_in_a_folder_are_measured_and_the_rest_is_skipped(
 def test_nothing_to_measure_is_an_error(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, message in (
         ("without", "has kept no weights"),
-        ("locks", "no run folder"),
-        ("nowhere", "no run folder"),
+        ("locks", "run folder"),
+        ("nowhere", "run folder"),
     ):
         assert main(["analyze", "landscape", str(runs / "my" / name), *FEW]) == 2
         assert message in capsys.readouterr().err

@@ -107,7 +107,7 @@ def installed(folder: Path, module: str) -> Path:
     facts = folder / "own_plugin-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-plugin\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[deltasam.lab.plugins]\nown = {module}\n")
+    (facts / "entry_points.txt").write_text(f"[deltasam.plugins]\nown = {module}\n")
     return folder
 
 
