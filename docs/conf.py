@@ -31,7 +31,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "_generated"]  # the generated tables are included by the pages
+exclude_patterns = ["_build", "_generated"]  # pages include the generated tables
 
 html_theme = "furo"
 html_title = f"deltasam {version}"
@@ -50,16 +50,16 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Relations", "notes_style"), ("Cost", "notes_style")]
-# Attributes of a dataclass are listed with their meaning once, as variables of the class, not again one by one.
+# List the attributes of a dataclass only once, as variables of the class.
 napoleon_use_ivar = True
 
-_BAR = re.compile(r"<mo[^>]*>([|‖])</mo>")  # a bar of a norm is as high as its letters, and close to them
+_BAR = re.compile(r"<mo[^>]*>([|‖])</mo>")  # keeps the bars of a norm as high as its letters, and close to them
 
 
 def _formula(node: nodes.Element, *, block: bool) -> str:
-    """MathML, which browsers show by themselves: the pages need neither a script nor a network."""
+    """Returns MathML, which browsers render natively: the pages need neither a script nor a network."""
     text = node.astext()
-    known = text.replace(r"\textstyle\sum", r"{\textstyle\sum}").replace(r"\big|", "|")  # what docutils does not read
+    known = text.replace(r"\textstyle\sum", r"{\textstyle\sum}").replace(r"\big|", "|")  # docutils does not know these
     try:
         found = tex2mathml(known, as_block=block)
     except MathError as error:
@@ -84,6 +84,6 @@ def _fill_rooms(app: Any, page: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    """Formulas without MathJax; the page of the rooms from the contract."""
+    """Registers the formulas without MathJax and the generated page of the rooms."""
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
     app.connect("source-read", _fill_rooms)

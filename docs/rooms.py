@@ -1,6 +1,6 @@
-"""The rooms of the package for ``layers.md``: a picture and a table, from the contract in pyproject.toml.
+"""The rooms of the package for ``layers.md``: a picture and tables, from the contract in pyproject.toml.
 
-What a room is for is the first sentence of its docstring.
+The description of a room is the first sentence of its docstring.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ STYLE = """
 
 
 def layers(contract: str = "rooms") -> list[list[str]]:
-    """The rooms of a contract, from the top; those of one row may import each other."""
-    text = (REPOSITORY / "pyproject.toml").read_text()  # tomllib is not there in Python 3.10
+    """Returns the rooms of a contract from the top; rooms in one row may import each other."""
+    text = (REPOSITORY / "pyproject.toml").read_text()  # Python 3.10 has no tomllib
     block = text.split(f'id = "{contract}"')[1].split("\nlayers = [")[1].split("\n]")[0]
     return [re.findall(r"\w+", line) for line in re.findall(r'"([^"]+)"', block)]
 
 
 def purpose(room: str, inside: str = "") -> str:
-    """The first sentence of the docstring of a room."""
+    """Returns the first sentence of a room's docstring."""
     folder = REPOSITORY / "src" / "deltasam" / inside
     path = folder / room / "__init__.py"
     source = (path if path.is_file() else folder / f"{room}.py").read_text()
@@ -36,18 +36,18 @@ def purpose(room: str, inside: str = "") -> str:
 
 
 def picture() -> str:
-    """The rooms, one above the other, as SVG."""
+    """Returns the rooms, stacked, as SVG."""
     rows = []
     for k, row in enumerate(layers()):
         for j, room in enumerate(row):
             width = 700 / len(row)
             x, y = 10 + j * width, 10 + 42 * k
-            says = re.sub(r"``|:\w+:`~?[\w.]*?(\w+)`", r"\1", purpose(room))
-            says = says if len(row) == 1 and len(says) < 82 else ""
+            note = re.sub(r"``|:\w+:`~?[\w.]*?(\w+)`", r"\1", purpose(room))
+            note = note if len(row) == 1 and len(note) < 82 else ""
             rows.append(
                 f'<rect x="{x:g}" y="{y}" width="{width - 8:g}" height="34"/>'
                 f'<text class="code" x="{x + 12:g}" y="{y + 22}">{room}</text>'
-                f'<text x="{x + 130:g}" y="{y + 22}">{html.escape(says)}</text>'
+                f'<text x="{x + 130:g}" y="{y + 22}">{html.escape(note)}</text>'
             )
     height = 20 + 42 * len(layers())
     return (
@@ -57,15 +57,15 @@ def picture() -> str:
 
 
 def table(contract: str, inside: str = "") -> str:
-    """The rooms of a contract and what each is for, as Markdown."""
+    """Returns the rooms of a contract and their descriptions as a Markdown table."""
     lines = ["| room | what is in it |", "|---|---|"]
     for room in (room for row in layers(contract) for room in row):
-        says = re.sub(r":\w+:`~?[\w.]*?(\w+)`", r"`\1`", purpose(room, inside)).replace("``", "`")
-        lines.append(f"| `{inside.replace('/', '.')}{'.' * bool(inside)}{room}` | {says} |")
+        note = re.sub(r":\w+:`~?[\w.]*?(\w+)`", r"`\1`", purpose(room, inside)).replace("``", "`")
+        lines.append(f"| `{inside.replace('/', '.')}{'.' * bool(inside)}{room}` | {note} |")
     return "\n".join(lines)
 
 
 def fill(text: str) -> str:
-    """The page with the picture and the tables in their places."""
+    """Replaces the comments of the page by the picture and the tables."""
     text = text.replace("<!-- picture -->", f"```{{raw}} html\n{picture()}\n```")
     return re.sub(r"<!-- table (\w+)(?: of (\w+))? -->", lambda found: table(found[1], found[2] or ""), text)

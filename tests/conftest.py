@@ -1,4 +1,4 @@
-"""What every test gets: fixed seeds, and the real data where it lies beside the repository."""
+"""Fixtures and hooks for all tests: fixed seeds, and the real data if it is available."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import torch
 
 from helpers.data import find_shared
 
-try:  # here: when imported it looks for who refers to what, and does not see what is frozen below
+try:  # here, because on import it inspects the garbage collector's objects, which are frozen below
     import hypothesis
-except ImportError:  # a machine for the GPU tests only, which need torch, transformers and pytest
+except ImportError:  # a machine for GPU tests, which need only torch, transformers and pytest
     pass
 else:
-    # The same examples in every run, and no example fails for being slow: a busy machine stalls any of them for
-    # seconds. `make fuzz` makes many more of them.
+    # The same examples in every run. No example fails for being slow, because a busy machine may stall any of them.
+    # `make fuzz` generates many more.
     hypothesis.settings.register_profile(
         "repeatable",
         deadline=None,
@@ -40,20 +40,20 @@ MKLDNN = torch.backends.mkldnn.enabled
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Every test starts as in a process of its own, whichever ran before it."""
+    """Resets global state, so that a test does not depend on those before it."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global stream
     torch.manual_seed(0)
-    torch.backends.mkldnn.enabled = MKLDNN  # torch turns it off for good where a product in bfloat16 fails
+    torch.backends.mkldnn.enabled = MKLDNN  # torch disables it for good when a bfloat16 product fails
     for setting in ("MIXED_PRECISION", "DYNAMO_BACKEND", "DYNAMO_MODE"):
-        os.environ.pop(f"ACCELERATE_{setting}", None)  # set by Trainers of transformers before version 5, for all
+        os.environ.pop(f"ACCELERATE_{setting}", None)  # set by the Trainer before transformers 5
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> None:
-    """What was imported stays: a garbage collection that looks at all of it takes half a second, and there are many.
+    """Excludes imported objects from garbage collection: scanning them takes half a second each time.
 
-    Before every file, since measurements of the package thaw it, and tests import more.
+    Repeated for every file, because tests import more, and measurements of the package unfreeze them.
     """
     gc.collect()
     gc.freeze()
@@ -61,16 +61,16 @@ def _frozen() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with the real datasets, models and paper; skips the test where it is absent."""
+    """Returns the folder with the real datasets, models and paper; skips the test if it is absent."""
     folder = find_shared()
     if folder is None:
-        pytest.skip("the folder shared/ with the real data is not beside this repository (or set DELTASAM_SHARED)")
+        pytest.skip("no folder shared/ with the real data next to this repository (or set DELTASAM_SHARED)")
     return folder
 
 
 @pytest.fixture
 def libraries_speak_again() -> Iterator[None]:
-    """The commands silence the libraries, and that of sweeps minds SIGTERM; other tests want neither."""
+    """Undoes what the commands change: the logging of libraries, and the handler of SIGTERM."""
     import transformers
 
     level, stop = transformers.logging.get_verbosity(), signal.getsignal(signal.SIGTERM)
@@ -82,19 +82,15 @@ def libraries_speak_again() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def forkserver() -> None:
-    """The process that those of a sweep are forks of: it imports for all tests, and is older than their variables."""
-    modules = [
-        "deltasam.lab.experiments._run",
-        "deltasam.lab.experiments._trainer",
-        "sklearn.metrics",
-    ]  # what a run imports
+    """Starts the server that forks the processes of sweeps: it imports once, and before tests set variables."""
+    modules = ["deltasam.lab.experiments._run", "deltasam.lab.experiments._trainer", "sklearn.metrics"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     multiprocessing.forkserver.ensure_running()
 
 
 @pytest.fixture
 def plugins_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Plugins may be imported into this process: afterwards nothing knows of them."""
+    """Removes plugins that the test imports into this process."""
     from deltasam.lab import plugins
     from deltasam.lab.catalogue import METHODS
     from deltasam.lab.experiments import REGULARISERS, WEIGHTINGS
@@ -114,7 +110,7 @@ def plugins_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Older versions of transformers cannot make a causal mask in float64 on every machine; nothing is tested then."""
+    """Skips tests in which an older transformers cannot make a causal mask in float64 on this machine."""
     try:
         return (yield)
     except RuntimeError as error:
@@ -126,7 +122,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``gpu`` say why they are skipped where there is no CUDA device."""
+    """Skips tests marked ``gpu`` if there is no CUDA device."""
     if torch.cuda.is_available():
         return
     for item in items:

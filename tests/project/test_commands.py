@@ -1,4 +1,4 @@
-"""The commands and the sweep files that the documents show are ones that the package takes."""
+"""The package accepts all commands and sweep files that the documentation shows."""
 
 from __future__ import annotations
 

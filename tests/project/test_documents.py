@@ -1,4 +1,4 @@
-"""The documents keep what they say: code blocks run, examples hold, files name no local path."""
+"""Code blocks of the documentation run, docstring examples hold, and no file contains a local path."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_docstring_examples_hold(name: str) -> None:
     assert result.failed == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")  # Lightning, of a page's small loader
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")  # Lightning, about a page's small loader
 @pytest.mark.filterwarnings("ignore:.*GPU available but not used.*")
 @pytest.mark.filterwarnings("ignore:.*litlogger.*|.*LitLogger.*")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_python_blocks_of_a_page_run(page: Path) -> None:
-    """The blocks of one page run in order, in one namespace; a sketch is marked ``python no-run``."""
+    """The blocks of a page run in order, in one namespace, except those marked ``python no-run``."""
     if page.name == "fsdp.md" and not hasattr(torch.cpu.current_stream(), "record_event"):
         pytest.skip("this version of torch cannot shard a model on a CPU")
     namespace: dict[str, object] = {}
@@ -53,7 +53,7 @@ def tracked_files(*patterns: str) -> list[Path]:
     return [path for name in listed.stdout.splitlines() if (path := REPOSITORY / name).is_file()]
 
 
-def test_no_file_names_a_folder_of_one_machine() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     texts = tracked_files("*.py", "*.md", "*.toml", "*.yaml", "*.txt", "Makefile", ".ci/run")
     found = [str(path) for path in texts if LOCAL_PATH.search(path.read_text())]
     assert not found

@@ -1,4 +1,4 @@
-"""Every example runs, shortened, as its reader would run it."""
+"""Every example runs as a script, shortened. Those that need a framework are tested in their rooms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from helpers.data import REPOSITORY
 
-# example -> arguments that make it short, and what its output must hold
+# example -> arguments that shorten it, and what its output must contain
 EXAMPLES = {
     "plain_loop.py": (["--seeds", "1", "--epochs", "1"], "delta-SAM"),
 }

@@ -1,4 +1,4 @@
-"""The house: every file has its room, imports run one way, no file uses the private names of another room."""
+"""Every file is in a room, no files import each other in a circle, no file uses the private names of another room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from helpers.data import REPOSITORY
 
 SOURCE = REPOSITORY / "src" / "deltasam"
-GROUND_FLOOR = {"__init__.py", "__main__.py", "_torch.py", "py.typed"}
+TOP_LEVEL = {"__init__.py", "__main__.py", "_torch.py", "py.typed"}
 
 
 def module_name(path: Path) -> str:
@@ -23,7 +23,7 @@ MODULES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def imports(name: str) -> dict[str, set[str]]:
-    """The modules that a file imports, at the top or inside a function, each with the names taken from it."""
+    """Returns the modules that a file imports, also inside functions, and the names that it takes from each."""
     found: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -39,12 +39,12 @@ def imports(name: str) -> dict[str, set[str]]:
     return {module: names for module, names in found.items() if module in MODULES and module != name}
 
 
-def test_nothing_lies_loose_on_the_ground_floor() -> None:
-    assert {path.name for path in SOURCE.iterdir() if path.is_file()} <= GROUND_FLOOR
+def test_no_other_module_is_at_the_top_level() -> None:
+    assert {path.name for path in SOURCE.iterdir() if path.is_file()} <= TOP_LEVEL
 
 
 def test_files_do_not_import_each_other_in_a_circle() -> None:
-    """``deltasam`` itself is left out: it imports a public name when it is first used."""
+    """``deltasam`` itself is excluded: it imports public names lazily."""
     graph = {name: set(imports(name)) - {"deltasam"} for name in MODULES if name != "deltasam"}
     try:
         TopologicalSorter(graph).prepare()
@@ -63,12 +63,12 @@ def test_a_file_uses_no_private_names_of_another_package(name: str) -> None:
     for module, names in imports(name).items():
         home = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
         if module == "deltasam._torch" or f"{package}.".startswith(f"{home}.") or module.startswith(f"{package}."):
-            continue  # a package and those inside it are one room
+            continue  # a package and its subpackages are one room
         if any(map(is_private, module.split("."))) or any(map(is_private, names)):
             wrong.append(f"{module}: {', '.join(sorted(names))}")
     assert not wrong
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_file_says_what_it_is_for(name: str) -> None:
+def test_every_file_has_a_docstring(name: str) -> None:
     assert ast.get_docstring(ast.parse(MODULES[name].read_text()))

@@ -1,4 +1,4 @@
-"""Import paths that the documentation of 0.1 showed still work, and warn."""
+"""Import paths from the documentation of 0.1 still work, with a warning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import deltasam
 
 
 @pytest.mark.parametrize("old", sorted(deltasam._MOVED))
-def test_a_path_of_the_last_version_is_the_module_of_today(old: str) -> None:
+def test_an_old_path_is_the_new_module(old: str) -> None:
     new = importlib.import_module(f"deltasam.{deltasam._MOVED[old]}")
     spec = new.__spec__
     sys.modules.pop(f"deltasam.{old}", None)
@@ -25,13 +25,13 @@ def test_a_path_of_the_last_version_is_the_module_of_today(old: str) -> None:
 def test_from_imports_and_sweeps() -> None:
     code = (
         "import warnings; warnings.simplefilter('ignore')\n"
-        "from deltasam.speed.capture import Captured; from deltasam.speed.capture import Captured as new\n"
-        "from deltasam.lab.sweeps import Sweep; from deltasam.lab.sweeps import Sweep as new_sweep\n"
+        "from deltasam.capture import Captured; from deltasam.speed.capture import Captured as new\n"
+        "from deltasam.experiments.sweeps import Sweep; from deltasam.lab.sweeps import Sweep as new_sweep\n"
         "assert Captured is new and Sweep is new_sweep"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_module_that_never_was_is_an_ordinary_error() -> None:
+def test_an_unknown_module_is_an_ordinary_error() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"deltasam\.captures"):
         importlib.import_module("deltasam.captures")

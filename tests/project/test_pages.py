@@ -1,4 +1,4 @@
-"""The pages say what there is: methods, packages, layers, commands, presets, links."""
+"""The pages are complete and correct: methods, packages, layers, commands, presets, links."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("known", [*METHODS, *WRAPPERS])
-def test_the_methods_page_has_it(known: str) -> None:
+def test_the_methods_page_lists_it(known: str) -> None:
     assert re.search(rf"{{class}}`~deltasam\.\w+\.{known}`", (DOCS / "methods.md").read_text())
 
 
-def test_the_api_has_every_package() -> None:
+def test_the_api_has_every_public_module() -> None:
+    """Every package with ``__all__``, and every module of the rooms whose packages export nothing."""
     pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     source = REPOSITORY / "src" / "deltasam"
-    packages = [path.parent for path in source.rglob("__init__.py") if "__all__ = [" in path.read_text()]
-    dotted = [".".join(path.relative_to(source.parent).parts) for path in packages]
-    # Shown by what exports their names; the commands have help of their own.
-    inside = {"deltasam", "deltasam.objectives.regularisers", "deltasam.lab.cli"}
-    assert len(dotted) > len(inside)
-    assert not [each for each in dotted if each not in inside and f"automodule:: {each}\n" not in pages]
+    shown = {path.parent for path in source.rglob("__init__.py") if "__all__ = [" in path.read_text()} - {source}
+    modules = (path for room in ("step", "parallel", "speed") for path in (source / room).rglob("[!_]*.py"))
+    shown |= {path.with_suffix("") for path in modules}
+    dotted = [".".join(path.relative_to(source.parent).parts) for path in shown]
+    assert {"deltasam.lab.sweeps", "deltasam.step.passes", "deltasam.speed.capture"} <= set(dotted)
+    assert not [each for each in dotted if f"automodule:: {each}\n" not in pages]
 
 
-def test_the_api_has_every_name_that_is_imported_on_first_use() -> None:
-    """Such a name is not in ``dir()`` of its package, so that ``automodule`` passes it over without a word."""
+def test_the_api_has_every_lazy_name() -> None:
+    """``automodule`` skips such names silently, because they are not attributes of the package."""
     pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     names = [f"{package}.{each}" for package in LAZY for each in importlib.import_module(package).__all__]
     assert not [each for each in names if f":: {each}\n" not in pages]
 
 
 @pytest.mark.parametrize("contract", ["rooms", "lab"])
-def test_every_room_has_a_sentence_and_contributing_names_it(contract: str) -> None:
+def test_every_room_has_a_description_and_is_in_contributing(contract: str) -> None:
     rooms = runpy.run_path(str(DOCS / "rooms.py"))
     inside = "" if contract == "rooms" else contract
     table = rooms["table"](contract, inside)
@@ -64,7 +65,7 @@ def test_every_room_has_a_sentence_and_contributing_names_it(contract: str) -> N
 
 
 def commands(page: Path) -> list[list[str]]:
-    """What follows the word deltasam where it begins a line of a shell block, or a piece of code in the text."""
+    """Returns the arguments of deltasam in lines of shell blocks and in inline code."""
     text = page.read_text()
     lines = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, flags=re.M | re.S)).replace("\\\n", " ").splitlines()
     called = [line.partition("#")[0] for line in lines] + re.findall(r"`([^`\n]+)`", text)
@@ -86,16 +87,16 @@ def test_commands_on_a_page_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [REPOSITORY / "README.md", REPOSITORY / "examples" / "README.md"], ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    """Those of the pages of the documentation are checked when it is built."""
+def test_links_work(page: Path) -> None:
+    """Sphinx checks the links of the other pages."""
     links = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
     assert links
     assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
 
 
 @pytest.mark.parametrize("folder", ["results", "benchmarks"])
-def test_the_readme_of_a_folder_has_all_of_it(folder: str) -> None:
-    told = re.findall(r"`([\w.*-]+)`", (REPOSITORY / folder / "README.md").read_text())
-    there = [path for path in (REPOSITORY / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
-    names = [path.name for path in there if not path.name.startswith(("_", "."))]
-    assert not [each for each in names if not any(fnmatch(each, pattern) for pattern in told)]
+def test_the_readme_of_a_folder_lists_everything_in_it(folder: str) -> None:
+    listed = re.findall(r"`([\w.*-]+)`", (REPOSITORY / folder / "README.md").read_text())
+    paths = [path for path in (REPOSITORY / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
+    names = [path.name for path in paths if not path.name.startswith(("_", "."))]
+    assert not [each for each in names if not any(fnmatch(each, pattern) for pattern in listed)]

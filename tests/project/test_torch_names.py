@@ -1,4 +1,4 @@
-"""Private names of torch: used in ``deltasam/_torch.py`` only, each with a fallback or one clear error."""
+"""Private names of torch are used only in ``deltasam/_torch.py``, each with a fallback or one clear error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_private(name: object) -> bool:
 
 
 def attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """The private attributes that are read; ``self._x`` is the class's own."""
+    """Returns the private attributes that are read, except those of ``self``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and isinstance(node.ctx, ast.Load):
             owner = node.value
@@ -38,12 +38,12 @@ def attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
 
 
 def texts(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Private names as text, as in ``getattr(model, "_orig_mod")``."""
+    """Returns private names in strings, as in ``getattr(model, "_orig_mod")``."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and is_private(node.value))
 
 
 def own_names() -> set[str]:
-    """The private attributes, methods and modules of the package itself."""
+    """Returns the private attributes, methods and modules of deltasam."""
     found = {path.stem for path in FILES}
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -57,7 +57,7 @@ def own_names() -> set[str]:
 
 
 def torch_names() -> set[str]:
-    """The private names that ``_torch.py`` uses."""
+    """Returns the private names that ``_torch.py`` uses."""
     tree = ast.parse(PLACE.read_text("utf-8"))
     return {node.attr for node in attributes(tree)} | {str(node.value) for node in texts(tree)}
 
@@ -66,7 +66,7 @@ OWN, TORCH = own_names(), torch_names()
 
 
 def used_in(path: Path) -> Iterator[str]:
-    """The private names of torch in a file."""
+    """Yields the private names of torch in a file."""
     tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
@@ -93,7 +93,7 @@ def test_the_search_finds_private_names() -> None:
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, *missing: tuple[object, str]) -> Any:
-    """``_torch.py`` as it is imported where torch lacks these names."""
+    """Imports ``_torch.py`` with a torch that lacks these names."""
     for owner, name in missing:
         monkeypatch.delattr(owner, name, raising=False)
     spec = importlib.util.spec_from_file_location("_torch_without", PLACE)
@@ -149,7 +149,7 @@ KERNELS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "call"), KERNELS.values(), ids=KERNELS.keys())
-def test_kernels_have_public_stand_ins(name: str, call: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_have_public_fallbacks(name: str, call: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = call(deltasam._torch)
     found = call(loaded(monkeypatch, (torch, name)))
     assert [t.dtype for t in found] == [t.dtype for t in expected]
@@ -157,7 +157,7 @@ def test_kernels_have_public_stand_ins(name: str, call: Callable[[Any], Any], mo
         torch.testing.assert_close(a, b)
 
 
-def test_answers_are_cautious_where_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallbacks_are_cautious(monkeypatch: pytest.MonkeyPatch) -> None:
     functorch, ddp = torch._C._functorch, nn.parallel.DistributedDataParallel
     names = loaded(
         monkeypatch,
@@ -180,7 +180,7 @@ def test_answers_are_cautious_where_torch_does_not_tell(monkeypatch: pytest.Monk
     assert not names.joins_uneven_inputs(bare)
 
 
-def test_what_torch_tells() -> None:
+def test_names_with_this_torch() -> None:
     names, linear = deltasam._torch, nn.Linear(2, 3)
     x = torch.ones(4, 2)
     before = names.version_of(x)

@@ -1,4 +1,4 @@
-"""``pip install deltasam`` beside torch alone: the methods run, and the command names the extra that brings it."""
+"""``pip install deltasam`` with torch alone: the methods run, and the command names the extra to install."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ OF_THE_LAB = ("numpy", "pydantic", "tyro", "yaml", "rich", "transformers", "pand
 
 
 def needed(name: str, found: set[str]) -> Iterator[Path]:
-    """What the installation of a distribution and of all that it needs has put into site-packages, at the top."""
+    """Yields the top-level entries in site-packages of a distribution and of its dependencies."""
     if name in found:
         return
     found.add(name)
     try:
         installed = distribution(name)
-    except PackageNotFoundError:  # for another system or version of Python
+    except PackageNotFoundError:  # only for another system or version of Python
         return
     tops = {file.parts[0] for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")}
     yield from (Path(str(installed.locate_file(top))) for top in sorted(tops))
@@ -66,7 +66,7 @@ def needed(name: str, found: set[str]) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ``bin`` of an environment that holds torch, what torch needs, and the wheel of this repository."""
+    """Returns ``bin`` of an environment with torch, its dependencies, and the wheel of this repository."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
     subprocess.run(build, check=True, capture_output=True)
@@ -81,7 +81,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    # -I: neither this process's variables nor its folder may lend a library
+    # -I excludes this process's environment variables and folder from the import path
     return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd="/")
 
 
@@ -93,7 +93,7 @@ def test_every_method_runs(alone: Path) -> None:
     assert not loaded
 
 
-def test_the_plain_loop_of_the_examples_runs(alone: Path) -> None:
+def test_the_example_plain_loop_runs(alone: Path) -> None:
     done = run(alone / "python", "-I", REPOSITORY / "examples" / "plain_loop.py", "--seeds", 1, "--epochs", 1)
     assert done.returncode == 0, done.stderr
 
@@ -106,7 +106,7 @@ def test_the_command_names_its_extra(alone: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_the_wheel_brings_the_presets(alone: Path) -> None:
+def test_the_wheel_contains_the_presets(alone: Path) -> None:
     site = next(alone.parent.glob("lib/python*/site-packages/deltasam"))
     assert (site / "configs").is_dir()
     assert (site / "py.typed").is_file()
