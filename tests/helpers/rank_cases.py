@@ -1,4 +1,4 @@
-"""What the processes of ``tests/distributed`` do: every case gives numbers, which the tests look at.
+"""What the processes of ``tests/parallel`` do: every case gives numbers, which the tests look at.
 
 Run as a script it starts the processes by fork, so that torch is imported once: ``rank_cases.py FOLDER WORLD...``.
 """
