@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from deltasam.integrations import MethodTrainer
 from deltasam.integrations._infer import check_inferred
-from deltasam.integrations._logged_loss import LossFilter
-from deltasam.integrations._metrics import StepMetrics
+from deltasam.integrations._logging import LossFilter, StepMetrics
 from deltasam.methods import ERM, SAM, LookSAM, Step
 from deltasam.objectives import Classification, Seq2Seq
 from helpers.tiny import classifier, labelled

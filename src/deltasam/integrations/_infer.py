@@ -24,24 +24,8 @@ def infer_objective(
 ) -> Objective:
     """Infers the objective of a model from its head, its problem type and its labels.
 
-    Args:
-        model: A Hugging Face model, also inside PEFT.
-        label_smoothing: ``TrainingArguments.label_smoothing_factor``.
-        label_names: Names of the labels in a batch: one name, or none for "labels" (Trainer finds none if ``forward``
-            takes arbitrary keywords).
-
-    Returns:
-        The objective whose mean is the loss of the model, or that of ``Trainer`` with label smoothing.
-
-    Raises:
-        ValueError: The head is unknown or has several labels, the model is a sequence-to-sequence model with a router
-            loss, or it uses PEFT's CPT, which has its own loss.
-
-    Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> sizes = {"hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 4}
-        >>> infer_objective(BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=1, **sizes)))
-        Regression(labels='labels', predict=None)
+    Its mean is the loss of the model, or that of ``Trainer`` with label smoothing. ``label_names`` may be empty:
+    Trainer finds no names if ``forward`` takes arbitrary keywords. Raises a ValueError if there is no such objective.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = _head(inner)
@@ -90,9 +74,6 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
 
     The head alone is not enough: some decoders do not shift their labels, and some models add terms. Costs two
     forwards. Does nothing if a comparison is not possible: the model returns no loss, or there are several processes.
-
-    Raises:
-        ValueError: They differ.
     """
     sharded = torch.distributed.is_available() and torch.distributed.is_initialized()
     if sharded or not isinstance(batch, Mapping):
@@ -137,11 +118,7 @@ def _router_coefficient(model: Any) -> float:
 
 
 def _virtual_tokens(model: Any) -> int:
-    """Returns the number of virtual tokens that PEFT puts in front of every sequence and that have logits.
-
-    Raises:
-        ValueError: The model uses CPT, which weights its tokens and counts some of the virtual ones.
-    """
+    """Returns the number of virtual tokens that PEFT puts in front of every sequence and that have logits."""
     config = getattr(model, "active_peft_config", None)
     if config is None or not config.is_prompt_learning:
         return 0
@@ -183,11 +160,7 @@ def _head(model: Any) -> str | None:
     }
     names = [base.__name__ for base in type(model).__mro__]
     for head, table in tables.items():
-        heads = set(_flat(getattr(auto, table).values()))
-        if any(name in heads for name in names):
-            return "tokens" if head == "masked" else head
+        for known in getattr(auto, table).values():  # a name, or several
+            if any(name == known or (not isinstance(known, str) and name in known) for name in names):
+                return "tokens" if head == "masked" else head
     return None
-
-
-def _flat(values: Any) -> list[str]:
-    return [name for value in values for name in ((value,) if isinstance(value, str) else value)]

@@ -151,45 +151,36 @@ class MethodOptimizer(torch.optim.Optimizer):
             self._stepping = False
             hook.remove()
 
-    # -- delegated to the optimizer -----------------------------------------------------------------------------------
+    # -- delegated to the wrapped optimizer ---------------------------------------------------------------------------
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """State of the wrapped optimizer."""
         return self.optimizer.state
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]
-        """Parameter groups of the wrapped optimizer, the same objects."""
         return self.optimizer.param_groups
 
     @property
     def defaults(self) -> Any:  # type: ignore[override]
-        """Defaults of the wrapped optimizer."""
         return self.optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the wrapped optimizer; it loads with and without the wrapper."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of the wrapped optimizer."""
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group to the wrapped optimizer."""
         self.optimizer.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the wrapped optimizer's parameters."""
         self.optimizer.zero_grad(set_to_none)
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """Registers a hook with the wrapped optimizer; it is called with the method's gradient, before the update."""
         return self.optimizer.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        """Registers a hook with the wrapped optimizer."""
         return self.optimizer.register_step_post_hook(hook)
 
     def __getattr__(self, name: str) -> Any:
