@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from deltasam.objectives._checks import check_choice
 from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side
-from deltasam.objectives.regularisers._wrapper import Consistency, check_choice
+from deltasam.objectives.regularisers._wrapper import Consistency
 from deltasam.step.randomness import Replay, accelerators
 
 Masks = Literal["shared", "independent"]
@@ -35,7 +36,6 @@ class EmbeddingConsistency(Consistency):
     side: Side = "encoder"
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         check_choice(type(self).__name__, "masks", self.masks, Masks)
         check_choice(type(self).__name__, "side", self.side, Side)

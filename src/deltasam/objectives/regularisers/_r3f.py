@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deltasam.objectives._checks import check_choice, check_positive
 from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, Masks
 from deltasam.objectives.regularisers._noise import Distribution, draw
-from deltasam.objectives.regularisers._wrapper import check_choice, check_positive
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class R3F(EmbeddingConsistency):
     detach_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         check_positive("R3F", "eps", self.eps)
         check_positive("R3F", "lam", self.lam)
@@ -72,6 +71,5 @@ class R3F(EmbeddingConsistency):
         return clean, perturbed(noise, detach=self.detach_embeddings)
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
-        """The formula."""
         clean, noisy = views
         return self.objective.losses(clean, batch) + self.lam * self.both_directions(clean, noisy, batch)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.objectives._checks import check_choice, check_positive
 from deltasam.objectives.regularisers._adversary import EmbeddingConsistency
 from deltasam.objectives.regularisers._noise import Norm, draw, project, uphill
 from deltasam.objectives.regularisers._teacher import Teacher
-from deltasam.objectives.regularisers._wrapper import check_choice, check_positive
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,6 @@ class SMART(EmbeddingConsistency):
     teacher: Teacher = field(default_factory=Teacher, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         for name in ("lam", "mu", "epsilon", "sigma", "eta"):
             check_positive("SMART", name, getattr(self, name))
@@ -128,7 +127,6 @@ class SMART(EmbeddingConsistency):
         return views
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
-        """The formula."""
         clean, adversarial = views[:2]
         losses = self.objective.losses(clean, batch) + self.lam * self.both_directions(clean, adversarial, batch)
         if self.mu == 0:

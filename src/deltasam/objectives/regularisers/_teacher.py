@@ -54,11 +54,7 @@ class Teacher:
                 p.data = known  # both share the memory
 
     def model_like(self, student: nn.Module) -> nn.Module:
-        """The teacher, in the student's mode (train or eval); call it under ``no_grad``.
-
-        Raises:
-            RuntimeError: The teacher does not exist yet.
-        """
+        """The teacher, in the student's mode (train or eval); call it under ``no_grad``."""
         if self._model is None:
             raise RuntimeError(
                 "the teacher does not exist before the first step: call objective.prepare(model) when a step starts "
@@ -104,11 +100,7 @@ def _inside(model: nn.Module) -> nn.Module:
 
 
 def _copied(model: nn.Module, averaged: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the model, and the parameters that it does not share: the trainable and the averaged ones.
-
-    Raises:
-        ValueError: The averages belong to another model.
-    """
+    """A copy of the model, and the parameters that it does not share: the trainable and the averaged ones."""
     parameters = dict(model.named_parameters())
     unknown = sorted(set(averaged) - set(parameters))
     if unknown:

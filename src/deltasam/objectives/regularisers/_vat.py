@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deltasam.objectives._checks import check_positive
 from deltasam.objectives.regularisers._adversary import EmbeddingConsistency
 from deltasam.objectives.regularisers._noise import draw, uphill
-from deltasam.objectives.regularisers._wrapper import check_positive
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ class VAT(EmbeddingConsistency):
     steps: int = 1
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         check_positive("VAT", "alpha", self.alpha)
         check_positive("VAT", "epsilon", self.epsilon)
@@ -79,7 +78,6 @@ class VAT(EmbeddingConsistency):
         return clean, perturbed([self.epsilon * d for d in unit])
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
-        """The formula."""
         clean, adversarial = views
         divergence = self.objective.directed(clean.detach(), adversarial, batch)
         return self.objective.losses(clean, batch) + self.alpha * divergence
