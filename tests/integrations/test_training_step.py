@@ -102,7 +102,7 @@ def test_inputs_are_prepared_by_the_trainer(tmp_path: Path) -> None:
     assert not seen[0].any()
 
 
-def test_a_step_by_itself_is_no_part_of_another(tmp_path: Path) -> None:
+def test_a_single_step_is_not_part_of_another(tmp_path: Path) -> None:
     model = fresh("t5")
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=Seq2Seq())
     batch = trainer.data_collator(seq2seq_data(4))
