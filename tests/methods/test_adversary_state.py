@@ -106,9 +106,7 @@ def test_replays_accumulate(kind: type, monkeypatch: pytest.MonkeyPatch) -> None
             optimizer.step()
             optimizer.zero_grad()
         found.append((method.state[TABLES[kind]], model[2].weight))
-    assert (
-        taken.report.replayed == 5
-    )  # except the first, the first with a table, the first after the checkpoint
+    assert taken.report.replayed == 5  # except the first, the first with a table, the first after the checkpoint
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 

@@ -151,9 +151,7 @@ def test_initial_noise_differs_between_steps_micro_batches_and_calls_of_the_laye
             self.words = nn.Embedding(9, 4)
 
         def forward(self, ids: Tensor) -> Tensor:
-            return (
-                (self.words(ids) - self.words(ids)).square().sum((1, 2))
-            )  # zero without noise
+            return (self.words(ids) - self.words(ids)).square().sum((1, 2))  # zero without noise
 
     model, ids = Twice(), torch.randint(9, (3, 2))
     method = FreeLB(adv_steps=1, init_magnitude=1.0, embeddings="words")

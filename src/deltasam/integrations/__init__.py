@@ -39,15 +39,7 @@ _MODULES = {
 }
 """Name -> its module, and the extra that installs the dependencies of the module."""
 
-__all__ = [
-    "LostError",
-    "MethodMixin",
-    "MethodOptimizer",
-    "MethodTrainer",
-    "SFTMethodTrainer",
-    "SentenceTransformerMethodTrainer",
-    "Seq2SeqMethodTrainer",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -36,9 +36,6 @@ class Classification(Supervised):
         >>> model, batch = torch.nn.Linear(3, 2), (torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
         >>> Classification()(model, batch).shape
         torch.Size([4])
-
-    Relations:
-        :class:`Tokens` classifies every token of a sequence, :class:`Regression` predicts numbers.
     """
 
     directional: ClassVar[bool] = True

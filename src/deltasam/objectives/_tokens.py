@@ -48,9 +48,6 @@ class Tokens(Supervised):
         >>> batch = (tokens, tokens.masked_fill(tokens == 0, -100))
         >>> Tokens()(model, batch).shape, Tokens().items(batch)
         (torch.Size([2]), tensor(5))
-
-    Relations:
-        :class:`CausalLM` predicts the next token, :class:`Seq2Seq` makes the decoder's inputs from the labels.
     """
 
     directional: ClassVar[bool] = True

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deltasam.objectives._checks import check_choice, check_positive
-from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, Masks
+from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, EmbeddingPasses, Masks
 from deltasam.objectives.regularisers._noise import Distribution, draw
 
 
@@ -65,10 +65,11 @@ class R3F(EmbeddingConsistency):
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """The clean and the noisy outputs."""
-        clean, sites, perturbed = self._clean(model, batch)
+        passes = EmbeddingPasses(self, model, batch)
+        clean, sites = passes.clean()
         # Drawn between the passes: noise drawn inside the noisy pass would shift its dropout masks.
         noise = [draw(site, self.eps, self.noise) for site in sites]
-        return clean, perturbed(noise, detach=self.detach_embeddings)
+        return clean, passes.perturbed(noise, detach=self.detach_embeddings)
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
         clean, noisy = views

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.objectives._checks import check_choice, check_positive
-from deltasam.objectives.regularisers._adversary import EmbeddingConsistency
+from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, EmbeddingPasses
 from deltasam.objectives.regularisers._noise import Norm, draw, project, uphill
 from deltasam.objectives.regularisers._teacher import Teacher
 
@@ -113,16 +113,17 @@ class SMART(EmbeddingConsistency):
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """The clean and the adversarial outputs, and those of the teacher."""
-        clean, sites, perturbed = self._clean(model, batch)
+        passes = EmbeddingPasses(self, model, batch)
+        clean, sites = passes.clean()
         target = clean.detach()
         deltas = [project(draw(site, self.sigma, "normal"), self.epsilon, self.norm) for site in sites]
         for _ in range(self.steps):
-            gradients = perturbed.gradient(deltas, lambda outputs: self.both_directions(target, outputs, batch))
+            gradients = passes.gradient(deltas, lambda outputs: self.both_directions(target, outputs, batch))
             moved = [d + self.eta * uphill(g, self.norm) for d, g in zip(deltas, gradients, strict=True)]
             deltas = [project(d, self.epsilon, self.norm) for d in moved]
-        views = [clean, perturbed(deltas)]
+        views = [clean, passes.perturbed(deltas)]
         if self.mu > 0:
-            with torch.no_grad(), perturbed.masks():
+            with torch.no_grad(), passes.masks():
                 views.append(self.objective.forward(self.teacher.model_like(model), batch))
         return views
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deltasam.objectives._checks import check_positive
-from deltasam.objectives.regularisers._adversary import EmbeddingConsistency
+from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, EmbeddingPasses
 from deltasam.objectives.regularisers._noise import draw, uphill
 
 
@@ -67,15 +67,16 @@ class VAT(EmbeddingConsistency):
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """The clean and the virtually adversarial outputs."""
-        clean, sites, perturbed = self._clean(model, batch)
+        passes = EmbeddingPasses(self, model, batch)
+        clean, sites = passes.clean()
         target = clean.detach()
         unit = [uphill(draw(site, 1.0, "normal"), "l2") for site in sites]
         for _ in range(self.steps):
-            gradients = perturbed.gradient(
+            gradients = passes.gradient(
                 [self.xi * d for d in unit], lambda outputs: self.objective.directed(target, outputs, batch)
             )
             unit = [uphill(g, "l2") for g in gradients]
-        return clean, perturbed([self.epsilon * d for d in unit])
+        return clean, passes.perturbed([self.epsilon * d for d in unit])
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
         clean, adversarial = views
