@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
@@ -88,14 +88,10 @@ class ClosurePasses(Passes):
         with self._unshared() if self.ranks.keeps_gradients else nullcontext():  # fresh_grads() averages at the end
             return self._run(keep_side_effects)
 
-    def losses(self, *, keep_side_effects: bool = False, concurrent: bool = False) -> Tensor:
+    def _unavailable(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise self._needs_losses()
 
-    def evaluate(self, unperturbed_weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        raise self._needs_losses()
-
-    def subset(self, index: Tensor) -> NoReturn:
-        raise self._needs_losses()
+    losses = evaluate = subset = _unavailable
 
     def _unshared(self) -> AbstractContextManager[None]:
         """With ``scope="local"``, ``backward()`` inside leaves the gradient of this process in ``.grad``."""

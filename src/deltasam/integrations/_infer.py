@@ -35,24 +35,20 @@ def infer_objective(
         raise ValueError(f"{type(inner).__name__} has several labels, {list(label_names)}; {_REMEDY}")
     labels = label_names[0] if label_names else "labels"
     router = 0.0 if label_smoothing else _router_coefficient(inner)  # Trainer's smoothed loss omits it
+    common: dict[str, Any] = {"label_smoothing": label_smoothing, "labels": labels}
     if head == "seq2seq":
         if router:
             raise ValueError(
                 f"{type(inner).__name__} adds {router} times its router loss, which Seq2Seq does not support: set "
                 f"model.config.output_router_logits = False to train without it, or {_REMEDY}"
             )
-        return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
+        return Seq2Seq(**common)
     if head == "causal":
-        return CausalLM(
-            label_smoothing=label_smoothing,
-            labels=labels,
-            virtual_tokens=_virtual_tokens(model),
-            router_aux_loss_coef=router,
-        )
+        return CausalLM(**common, virtual_tokens=_virtual_tokens(model), router_aux_loss_coef=router)
     if head == "tokens":
-        return Tokens(label_smoothing=label_smoothing, labels=labels)
+        return Tokens(**common)
     if head == "choice":
-        return Classification(label_smoothing=label_smoothing, labels=labels)
+        return Classification(**common)
     return _sequence_objective(inner.config, label_smoothing, labels)
 
 
@@ -130,9 +126,7 @@ def _virtual_tokens(model: Any) -> int:
 
 
 def _sequence_objective(config: Any, label_smoothing: float, labels: str) -> Objective:
-    problem = getattr(config, "problem_type", None)
-    if problem is None:
-        problem = "regression" if config.num_labels == 1 else "single_label_classification"
+    problem = getattr(config, "problem_type", None) or ("regression" if config.num_labels == 1 else "classification")
     if problem == "regression":
         if label_smoothing:
             raise ValueError(

@@ -75,7 +75,7 @@ def perturbed_embeddings(
     The model needs no change and no ``inputs_embeds``: a hook on the embedding layer adds the noise to its output,
     before positions, types, LayerNorm and dropout. Encoder-decoder models are perturbed on one ``side`` only, even if
     both sides share the table or the module. Wrapped models (DDP, PEFT, ``torch.compile``) work; compiled ones
-    run uncompiled inside the context, because compiled code does not see hooks that come and go.
+    run uncompiled inside the context, because compiled code ignores hooks that are added later.
 
     Padding is given by the attention mask of the call, else by the batch's ``attention_mask``, else by the layer's
     ``padding_idx``; its embeddings stay unchanged, bit for bit.

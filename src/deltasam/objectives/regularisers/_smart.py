@@ -23,11 +23,11 @@ class SMART(EmbeddingConsistency):
               + \lambda_s \max_{\lVert \delta \rVert_p \le \epsilon} D(f(E_i; w), f(E_i + \delta; w))
               + \mu D(f(E_i; w), f(E_i; \tilde w)), \qquad D(p, q) = KL(p \| q) + KL(q \| p)
 
-    and :math:`D(a, b) = (a - b)^2` for regression. The maximum is approached by projected ascent from
+    and :math:`D(a, b) = (a - b)^2` for regression. The maximum is approximated by projected ascent from
     :math:`\delta \sim N(0, \sigma^2)`: ``steps`` times :math:`\delta \leftarrow \Pi(\delta + \eta \, g / \lVert g
     \rVert_p)`, with g the gradient of D and :math:`\Pi` the projection onto the ball. (Public implementations divide
     by the norm and never multiply by :math:`\epsilon`: their noise is sixteen times as large as the embeddings.) The
-    noise is a constant for the outer gradient. A gradient that is not finite leaves the noise where it is.
+    noise is a constant for the outer gradient. A gradient that is not finite does not change the noise.
 
     The teacher :math:`\tilde w` is a moving average of the weights, :math:`\tilde w \leftarrow \beta \tilde w + (1 -
     \beta) w`, :math:`\beta = 0.99` in the first tenth of the updates, then 0.999. It moves when a step starts

@@ -92,11 +92,10 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    inner: Any = uncompiled(model)
+    inner: nn.Module = uncompiled(model)
     while isinstance(inner, DistributedDataParallel):
         inner = uncompiled(inner.module)
-    found: nn.Module = inner
-    return found
+    return inner
 
 
 def _copied(model: nn.Module, averaged: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, nn.Parameter]]:

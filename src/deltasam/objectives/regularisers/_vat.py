@@ -15,15 +15,15 @@ from deltasam.objectives.regularisers._noise import draw, uphill
 
 @dataclass(frozen=True)
 class VAT(EmbeddingConsistency):
-    r"""Virtual adversarial training on the input embeddings: nearness to the clean prediction :math:`p_i`, a constant.
+    r"""Virtual adversarial training on the input embeddings, with the clean prediction :math:`p_i` as a constant.
 
     .. math:: l_i = l(f(E_i), y_i) + \alpha KL(p_i \| f(E_i + r_i)), \qquad
               r_i = \epsilon \frac{g_i}{\lVert g_i \rVert_2}, \;
               g_i = \nabla_r KL(p_i \| f(E_i + r)) \big|_{r = \xi d_i}
 
-    with :math:`d_i` a random unit vector; further ``steps`` of the power iteration put :math:`g_i / \lVert g_i \rVert`
-    in its place. Norms are over all real tokens of an instance. If the divergence of the objective has no direction
-    (regression: squared differences), it replaces KL. A gradient that is zero or not finite gives r = 0.
+    with :math:`d_i` a random unit vector; further ``steps`` of the power iteration replace it by
+    :math:`g_i / \lVert g_i \rVert`. Norms are over all real tokens of an instance. If the divergence of the objective has
+    no direction (regression: squared differences), it replaces KL. A gradient that is zero or not finite gives r = 0.
 
     Cost: 2 + ``steps`` forwards, ``steps`` backwards into the embeddings and 1 through two passes.
 
