@@ -33,7 +33,7 @@ def test_float32_is_float32_and_bf16_is_not() -> None:
     assert plain.snr > 100 * half.snr
 
 
-def test_alignment_has_no_tf32_in_it() -> None:
+def test_alignment_does_not_use_tf32() -> None:
     model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32, size=8)
     model.cuda()
     chosen = {"fd": FiniteDifference()}
@@ -45,14 +45,14 @@ def test_alignment_has_no_tf32_in_it() -> None:
         assert one.regulariser == pytest.approx(other.regulariser, rel=1e-4)
 
 
-def test_a_product_is_a_float32_one() -> None:
+def test_products_are_in_float32() -> None:
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
     with full_float32(a.device):
         exact = a @ b
     assert not torch.equal(exact, a @ b)
 
 
-def test_a_convolution_is_a_float32_one() -> None:
+def test_convolutions_are_in_float32() -> None:
     """cuDNN uses TF32 for convolutions by default."""
     images, kernels = torch.randn(4, 64, 32, 32, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
     exact = torch.nn.functional.conv2d(images.double(), kernels.double())

@@ -1,4 +1,4 @@
-"""What a process of ``accelerate launch`` does in the tests; alone, it is what that is compared with.
+"""One process of ``accelerate launch``, or a single process as its reference.
 
 ``accelerate_run.py FOLDER CASE...`` writes the weights of every case to ``CASE-WORLD.pt``;
 ``accelerate_run.py cli ...`` is ``deltasam ...``, of which ``DELTASAM_KILL=RANK:STEP:FILE`` kills a process, once.
@@ -33,7 +33,7 @@ SHARDED = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to
 
 
 def whole(model: nn.Module) -> dict[str, Tensor]:
-    """All weights, gathered where they are sharded."""
+    """All weights, gathered if they are sharded."""
     found = model.state_dict()
     return {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().clone() for name, w in found.items()}
 
@@ -50,7 +50,7 @@ def trained(folder: Path, name: str, *, fsdp: bool, **options: Any) -> Any:
 
 
 def trainers(folder: Path, *, fsdp: bool) -> dict[str, Any]:
-    """Three steps of every method; where sharded, also by AdamW and from a checkpoint on."""
+    """Three steps of every method; with shards also by AdamW and resumed from a checkpoint."""
     found: dict[str, Any] = {}
     for name in METHODS:
         trainer = trained(folder, name, fsdp=fsdp)
@@ -69,7 +69,7 @@ def trainers(folder: Path, *, fsdp: bool) -> dict[str, Any]:
 
 
 def loop(folder: Path, *, fsdp: bool) -> dict[str, Any]:
-    """A plain loop with an Accelerator, as in ``examples/accelerate_loop.py``, and one of a single process without."""
+    """A plain loop with an Accelerator, as in ``examples/accelerate_loop.py``, and one without, in one process."""
     from accelerate import Accelerator
     from accelerate.utils import FullyShardedDataParallelPlugin
 
@@ -119,7 +119,7 @@ def main(folder: Path, cases: list[str]) -> None:
 
 
 def kill(rank: str, step: str, file: str) -> None:
-    """SIGKILL for a process in the middle of a step, unless the file says that it has happened."""
+    """Kills the process in the middle of a step, once: the file marks that it has happened."""
     from deltasam.lab.experiments._trainer import RunTrainer
 
     original, calls = RunTrainer.training_step, 0

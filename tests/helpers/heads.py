@@ -1,4 +1,4 @@
-"""Tiny sequence classification heads of nine families, random weights, and batches that all of them take."""
+"""Tiny sequence classification heads of nine families with random weights, and batches for all of them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def texts(n: int = 4, length: int = 6, *, classes: int = 3, seed: int = 0) -> di
 
 
 def no_dropout(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with every dropout switched off, still in train mode."""
+    """The model without dropout, in train mode."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

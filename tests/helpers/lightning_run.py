@@ -1,4 +1,4 @@
-"""What a process of ``torchrun`` does in the test of the Lightning example: weights by it, and by plain Lightning."""
+"""One process of ``torchrun``: trains with the Lightning example and with plain Lightning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Digits: Any = runpy.run_path(str(REPOSITORY / "examples" / "lightning_module.py"
 
 
 class Plain(Digits):
-    """The example's model as everybody trains it."""
+    """The example's model with automatic optimization."""
 
     def __init__(self, method: Method | None = None) -> None:
         super().__init__(method or ERM())
@@ -33,7 +33,7 @@ class Plain(Digits):
 
 
 class Closure(Plain):
-    """The same with a method's optimizer, which clips as the example does."""
+    """The same with a MethodOptimizer that clips like the example."""
 
     def configure_optimizers(self) -> Any:
         optimizer = MethodOptimizer(super().configure_optimizers(), self.method, self)
@@ -47,7 +47,7 @@ class Closure(Plain):
 def fitted(make: Any, folder: Path, **options: Any) -> dict[str, Tensor]:
     torch.manual_seed(0)
     module = make()
-    torch.manual_seed(int(os.environ["RANK"]))  # its own dropout
+    torch.manual_seed(int(os.environ["RANK"]))  # different dropout in each process
     random = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.rand(32, 64, generator=random), torch.randint(10, (32,), generator=random))
     trainer = lightning.Trainer(

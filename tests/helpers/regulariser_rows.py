@@ -1,4 +1,4 @@
-"""Rows of the table of promises for what perturbs the input, and for regularisers inside methods."""
+"""Rows of the table of promises for methods that perturb the input, and for regularisers inside methods."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from helpers.rows import Row
 
 
 def first_layer(name: str, module: nn.Module) -> bool:
-    """What the small models of the table start with; a model without parts is its own first layer."""
+    """The first layer of a model of the table; a model without children is its first layer."""
     return name in {"embeddings", "conv", "0", "experts.0", "experts.1"} or (not name and not list(module.children()))
 
 
 @dataclass(frozen=True)
 class Outputs(Objective):
-    """The table's objectives are callables that give losses: here those losses are what is compared."""
+    """Makes the table's callables objectives, whose divergence compares the losses."""
 
     function: Callable[[nn.Module, Any], Tensor]
 
@@ -35,7 +35,7 @@ class Outputs(Objective):
 
 
 def _ascent(kind: type[FreeLB], *, init: bool) -> Callable[..., Method]:
-    """The method with its step (and its initial noise) for a radius: both zero is plain training."""
+    """The method with its step (and initial noise) for a radius; zero is plain training."""
 
     def make(*, rho: float, **changes: Any) -> Method:
         settings = {"adv_lr": rho, "init_magnitude": rho if init else 0.0, "max_norm": None, "embeddings": first_layer}
@@ -45,10 +45,10 @@ def _ascent(kind: type[FreeLB], *, init: bool) -> Callable[..., Method]:
 
 
 OTHER_NAME = "rho-by-name"  # its hyperparameter has another name in messages
-SAME_BACKWARD = "bad-gradient"  # the backward that the ascent follows is one that trains, or one inside the objective
+SAME_BACKWARD = "bad-gradient"  # the ascent uses a backward that also trains, or one inside the objective
 ROWS = [
     Row("freelb", _ascent(FreeLB, init=False), (3, 3), exempt=("one-instance", OTHER_NAME, SAME_BACKWARD)),
-    # noise that goes by the place in the batch
+    # noise that depends on the position in the batch
     Row(
         "freelb-init",
         _ascent(FreeLB, init=True),
@@ -64,7 +64,7 @@ ROWS = [
         wrap=lambda o: EmbeddingNoise(o, scale=0.1, embeddings=first_layer),
         exempt=("permutation", "micro-batches", "bad-objective"),
     ),
-    # several passes in one call of the objective, which the table counts as one
+    # several passes in one call of the objective; the table counts one
     Row(
         "sam-r3f",
         SAM,

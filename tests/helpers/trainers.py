@@ -13,7 +13,7 @@ from helpers.tiny import classifier, sentences, seq2seq, target_tokens
 
 
 def classification_data(n: int = 24, *, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Random sentences, labelled by whether their first token is even: something to learn."""
+    """Random sentences; the label is whether the first token is even."""
     batch = sentences(n, seed=seed)
     labels = batch["input_ids"][:, 0] % 2
     return [{**{key: value[i] for key, value in batch.items()}, "labels": labels[i]} for i in range(n)]
@@ -27,7 +27,7 @@ def seq2seq_data(n: int = 16) -> list[dict[str, Tensor]]:
 
 
 class Bag(nn.Module):
-    """A model that never asks for a number of the device; Hugging Face's look at their masks."""
+    """A model that never synchronizes; Hugging Face's read their masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class Bag(nn.Module):
 
 
 def fresh(kind: str = "bert", *, seed: int = 1, **options: Any) -> hf.PreTrainedModel:
-    """The same tiny classifier, or t5 or bart, every time."""
+    """A tiny classifier, T5 or BART, with the same weights every time."""
     torch.manual_seed(seed)
     make = seq2seq if kind in ("t5", "bart") else classifier
     return make(kind, **options)
 
 
 def arguments(folder: Path, **options: Any) -> hf.TrainingArguments:
-    """Training arguments without reports, bars and checkpoints unless asked for."""
+    """Training arguments without reports, progress bars and checkpoints by default."""
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": 4,
         "learning_rate": 1e-2,
@@ -68,7 +68,7 @@ def weights(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    """Every tensor of the two is equal, bit for bit."""
+    """Asserts that all tensors are equal, bit for bit."""
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]
     assert not different, f"{len(different)} of {len(first)} tensors differ, e.g. {different[0]}"

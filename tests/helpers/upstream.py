@@ -1,4 +1,4 @@
-"""What a row of the table of Trainer options is, how it is run, and how two runs are compared."""
+"""The rows of the table of Trainer options: how one is run, and how two runs are compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(make: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def train_and_predict(make: Callable[[], Any]) -> tuple[Any, Any]:
-    """A training, and what the trained model predicts."""
+    """A training, then predictions."""
     trainer, result = train(make)
     return trainer, (result, *prediction(trainer))
 
@@ -44,7 +44,7 @@ def prediction(trainer: Any) -> tuple[Any, ...]:
 
 
 def resume(make: Callable[[], Any]) -> tuple[Any, Any]:
-    """A training, and a second one that goes on from a checkpoint of the first."""
+    """A training, and a second one that resumes from a checkpoint of the first."""
     first = make()
     first.train()
     second = make()
@@ -55,7 +55,7 @@ def resume(make: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def train_with_reports(make: Callable[[], Any]) -> tuple[Any, Any]:
-    """A training, and the numbers that a board shows."""
+    """A training, and the numbers in TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     trainer, result = train(make)
@@ -102,7 +102,7 @@ class Row:
 
 @dataclass
 class Outcome:
-    """What a run has left behind."""
+    """The results of a run."""
 
     before: dict[str, Tensor]
     after: dict[str, Tensor]
@@ -112,9 +112,9 @@ class Outcome:
 
 
 def run(row: Row, method: Method | None, folder: Path) -> Outcome:
-    """Trains, or does what the row says instead, by the plain Trainer if there is no method."""
-    # On a CPU without bf16 instructions the first product in bf16 makes torch switch oneDNN off for the whole process.
-    # Later products in float32 would then be rounded otherwise.
+    """Runs a row, with the plain Trainer if there is no method."""
+    # On a CPU without bf16 instructions the first product in bf16 makes torch disable oneDNN for the process.
+    # Later products in float32 would then be rounded differently.
     torch.backends.mkldnn.set_flags(True)
     seen = Seen()
     start: dict[str, Tensor] = {}
@@ -135,7 +135,7 @@ def run(row: Row, method: Method | None, folder: Path) -> Outcome:
 
 
 class Seen(hf.TrainerCallback):
-    """Notes every event with the state that a callback sees."""
+    """Records every event with the state that a callback gets."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -153,7 +153,7 @@ class Seen(hf.TrainerCallback):
 
 
 def without_clocks(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of a log without times, the passes that ours counts, and what TRL's loss alone can count."""
+    """A log entry without times, numbers of passes, and metrics that only TRL's loss computes."""
     clocks = ("_runtime", "_per_second", "_time")
     other = ("train_forwards", "train_backwards", "entropy", "mean_token_accuracy", "num_tokens")
     return {name: value for name, value in entry.items() if not name.endswith(clocks + other)}

@@ -1,4 +1,4 @@
-"""Models and data for the rows of the table of Trainer options: the same every time, tiny, and made here."""
+"""Tiny, reproducible models and data for the table of Trainer options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Data = list[dict[str, Any]]
 
 @dataclass
 class Setup:
-    """What a Trainer is made from, besides its arguments."""
+    """The arguments of a Trainer except its TrainingArguments."""
 
     model: Any
     data: Any
@@ -41,7 +41,7 @@ def still() -> Setup:
 
 
 def scored(**more: Any) -> Setup:
-    """A classifier whose predictions are scored."""
+    """A classifier with metrics."""
     setup = bert()
     setup.more |= {"compute_metrics": accuracy, **more}
     return setup
@@ -67,7 +67,7 @@ def padded(rows: Data) -> dict[str, Tensor]:
 
 
 def columns() -> Setup:
-    """A data set with a column that no model takes."""
+    """A data set with a column that is not an argument of the model."""
     from datasets import Dataset
 
     setup = bert()
@@ -91,7 +91,7 @@ def stream() -> Setup:
 
 
 class Hungry(hf.BertForSequenceClassification):
-    """Runs out of memory where more than two instances are trained on."""
+    """Runs out of memory in training with more than two instances."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
         if self.training and len(input_ids) > 2:
@@ -104,20 +104,18 @@ def hungry() -> Setup:
     setup = bert()
     torch.manual_seed(1)
     setup.model = Hungry(setup.model.config)
-    setup.ours["objective"] = Classification()  # one that is inferred is tried on a batch outside of the training
+    setup.ours["objective"] = Classification()  # an inferred one is compared with the model's loss first
     return setup
 
 
 def language(model: Any = None, **options: Any) -> Setup:
-    """A tiny Llama with dropout; every other sentence has a prompt that is no target."""
+    """A tiny Llama with dropout; every other sentence has a prompt, which is not a target."""
     torch.manual_seed(1)
     model = causal("llama", **{"attention_dropout": 0.1, **options}) if model is None else model
     batch = sentences(22)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     labels[::2, :2] = -100
-    labels[
-        :, 0
-    ] = -100  # nothing predicts the first token; Trainer counts its label for some models and in some versions
+    labels[:, 0] = -100  # the first token is never predicted, but some versions of Trainer count its label
     data = [{**{key: value[i] for key, value in batch.items()}, "labels": labels[i]} for i in range(22)]
     return Setup(model, data, {"eval_dataset": data[:6]})
 
@@ -148,7 +146,7 @@ def adapted(setup: Setup) -> Setup:
 
 
 def prompted() -> Setup:
-    """A tiny Llama with a trained prompt."""
+    """A tiny Llama with prompt tuning."""
     from peft import PromptTuningConfig, get_peft_model
 
     setup = language()
@@ -158,7 +156,7 @@ def prompted() -> Setup:
 
 
 class OwnHead(nn.Module):
-    """Not a model of transformers; it computes its own loss."""
+    """A model that is not from transformers and computes its loss."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -180,7 +178,7 @@ def own_objective(model: nn.Module, batch: Any) -> Tensor:
 
 
 def own_head(dropout: float = 0.1) -> Setup:
-    """A head that nobody knows, with an objective."""
+    """An unknown head, with an objective."""
     torch.manual_seed(1)
     data = [{key: row[key] for key in ("input_ids", "labels")} for row in classification_data()]
     return Setup(OwnHead(dropout), data, {"eval_dataset": data[:8]}, {"objective": own_objective})

@@ -39,7 +39,7 @@ def test_a_column_of_another_name(kind: str, smoothing: float, tmp_path: Path) -
     assert ("DataCollatorForLanguageModeling" in message) == (kind == "words")
 
 
-def test_rows_that_are_no_table(tmp_path: Path) -> None:
+def test_a_list_of_rows(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'labels', only \['input_ids'\]"):
         trainer(tmp_path, rows("target")).train()
 

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from deltasam import methods
 from deltasam.integrations import MethodTrainer
-from deltasam.integrations._objective_weights import check_objective_weights
+from deltasam.integrations._objective import check_objective_weights
 from deltasam.integrations._state import load_state, save_state
 from deltasam.methods import ERM, SAM, DeltaSAM, FisherSAM, LookSAM, Method
 from deltasam.objectives import Classification

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from deltasam.integrations import MethodTrainer
 from deltasam.integrations._infer import check_inferred
-from deltasam.integrations._logged_loss import LossFilter
-from deltasam.integrations._metrics import StepMetrics
+from deltasam.integrations._logging import LossFilter, StepMetrics
 from deltasam.methods import ERM, SAM, LookSAM, Step
 from deltasam.objectives import Classification, Seq2Seq
 from helpers.tiny import classifier, labelled
@@ -103,7 +102,7 @@ def test_inputs_are_prepared_by_the_trainer(tmp_path: Path) -> None:
     assert not seen[0].any()
 
 
-def test_a_step_by_itself_is_no_part_of_another(tmp_path: Path) -> None:
+def test_a_single_step_is_not_part_of_another(tmp_path: Path) -> None:
     model = fresh("t5")
     trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), objective=Seq2Seq())
     batch = trainer.data_collator(seq2seq_data(4))

@@ -19,7 +19,7 @@ KINDS = ["bert", "roberta", "distilbert"]
 
 
 class Recorder(nn.Module):
-    """Keeps the keywords it was called with."""
+    """Records the keywords of its call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_multi_label_is_hugging_faces_loss():
     assert torch.equal(Classification(multi_label=True)(model, as_integers), losses)
 
 
-def test_the_model_sees_everything_but_the_labels():
+def test_the_model_gets_everything_except_the_labels():
     model = Recorder(classifier(num_labels=3))
     batch = {**labelled(LABELS), "token_type_ids": torch.zeros(4, 7, dtype=torch.long)}
     Classification()(model, batch)
@@ -135,8 +135,8 @@ def test_losses_and_divergences_are_float32_at_least(dtype):
 
 
 @pytest.mark.parametrize("kind", ["one label", "several labels", "tokens"])
-def test_a_directed_divergence_is_half_of_the_symmetric_one_in_two_directions(kind):
-    """And is that of the loop over the distributions, computed from half precision as from the same numbers whole."""
+def test_the_symmetric_divergence_is_the_mean_of_both_directions(kind):
+    """It equals a loop over the distributions; half precision is converted to float32 first."""
     a, b = torch.randn(2, 5, 4, 3, dtype=torch.float64)
     labels = torch.tensor([[1, 2, 0, 1], [0, -100, -100, -100], [-100, 1, 1, -100], [2, 2, 2, 2], [0, 1, 2, -100]])
     objective = Tokens() if kind == "tokens" else Classification(multi_label=kind == "several labels")
@@ -255,7 +255,7 @@ def test_bad_batches(objective, batch, message):
         objective(classifier(num_labels=3), batch)
 
 
-def test_one_class_is_no_classification():
+def test_one_class_raises():
     with pytest.raises(ValueError, match="one class"):
         Classification()(classifier(num_labels=1), labelled(torch.zeros(4).long()))
 

@@ -1,4 +1,4 @@
-"""The contrastive objective against NT-Xent written out, and the adversary on one view against its definition."""
+"""The contrastive objective equals NT-Xent, and the adversary on one view equals its definition."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_divergence_is_one_minus_the_cosine():
     assert Contrastive().divergence(a, a, None).tolist() == [0.0] * 4
 
 
-def test_what_is_held_at_w():
+def test_the_unperturbed_part():
     model, batch = encoder(), views()
     held = Contrastive().unperturbed(model, batch)
     assert torch.equal(Contrastive().complete(model, batch, held), Contrastive().forward(model, batch))
@@ -101,7 +101,7 @@ def test_what_is_held_at_w():
 
 
 def test_the_adversary_on_the_second_view_from_the_two_hooks():
-    """h1 = enc(x1; w), h2 = enc(x2; w + eps): the gradient reaches w through both, and only the hooks are needed."""
+    """h1 = enc(x1; w), h2 = enc(x2; w + eps): the gradient reaches w through both."""
     model, batch, objective = encoder().double(), views(), Contrastive(temperature=0.5)
     params = dict(model.named_parameters())
     eps = {name: 0.01 * torch.randn_like(p) for name, p in params.items()}
@@ -112,7 +112,7 @@ def test_the_adversary_on_the_second_view_from_the_two_hooks():
     wanted = objective.losses(torch.stack((first, second)), batch)
     expected = torch.autograd.grad(wanted.mean(), list(params.values()), allow_unused=True)
 
-    # What a method does: hold, move, run the perturbed pass, move back, and send the rest of the gradient through.
+    # As a method does it: the part at w, the move, the perturbed pass, the move back, the rest of the gradient.
     with torch.no_grad():
         held = objective.unperturbed(model, batch).requires_grad_()
     origin = {name: p.data for name, p in params.items()}
@@ -157,14 +157,14 @@ def test_bad_arguments():
         {"adversary": "first"},
     ):
         ((name, value),) = options.items()
-        with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+        with pytest.raises(ValueError, match=f"{name}( is |=){value!r}"):
             Contrastive(**options)
     with pytest.raises(ValueError, match=r"\(4, 5\), but must have \(2, N, H\)"):
         Contrastive().losses(X, None)
 
 
-def test_a_text_without_any_token_spoils_nothing():
-    """Its mean is over nothing: an embedding of zeros, and losses that are numbers."""
+def test_a_text_without_tokens_has_finite_losses():
+    """Its mean over no tokens is an embedding of zeros."""
     model, batch = encoder("bert"), views()
     whole = Contrastive(pooling="mean").forward(model, batch)
     batch["second"]["attention_mask"][1] = 0

@@ -1,4 +1,4 @@
-"""Losses and divergences have right derivatives in every mode that the methods and weightings use."""
+"""Losses and divergences have correct derivatives in every mode that the methods and weightings use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_reverse_mode_agrees_with_finite_differences(along):
 
 
 def test_compiles_without_a_break():
-    """The checks that read labels step aside; checked with the tracer alone, no code is generated."""
+    """Checks that read labels are skipped. The test runs the tracer only and generates no code."""
     objective = Tokens(label_smoothing=0.1)
     outputs, batch = torch.randn(2, 3, 5), (None, TOKENS)
     compiled = torch.compile(objective.losses, backend="eager", fullgraph=True)

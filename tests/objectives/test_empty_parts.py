@@ -1,4 +1,4 @@
-"""Rows without a target token: a part of a step may consist of them, a whole step may not."""
+"""Rows without a target token: a part of a step may have no targets, a complete step must have some."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sam_by_hand(reduction: str, rho: float) -> list[Tensor]:
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize("batch", [WHOLE, PARTS], ids=["whole", "parts"])
-def test_sam_is_that_of_the_whole_batch(reduction: Any, batch: Any) -> None:
+def test_sam_equals_that_of_the_whole_batch(reduction: Any, batch: Any) -> None:
     model = network()
     step = SAM(rho=0.1).backward(model, batch, Tokens(reduction=reduction))
     torch.testing.assert_close(step.losses, losses_by_hand(network(), reduction), rtol=1e-12, atol=1e-12)
@@ -58,7 +58,7 @@ def test_sam_is_that_of_the_whole_batch(reduction: Any, batch: Any) -> None:
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize("batch", [WHOLE, PARTS], ids=["whole", "parts"])
 def test_the_loop_over_instances(reduction: Any, batch: Any) -> None:
-    """A row without a target has no gradient and stays at w; the others are perturbed as if it were not there."""
+    """A row without a target has no gradient and stays at w; the others are perturbed as without it."""
     model, expected = network(), [torch.zeros_like(p) for p in network().parameters()]
     for i in range(5):
         other = network()
@@ -76,7 +76,7 @@ def test_the_loop_over_instances(reduction: Any, batch: Any) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
-def test_norms_by_the_loop_have_all_their_digits(reduction: Any) -> None:
+def test_norms_by_the_loop_are_exact(reduction: Any) -> None:
     wanted = []
     for i in range(5):
         model = network()

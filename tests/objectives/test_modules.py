@@ -1,4 +1,4 @@
-"""Objectives that are modules too: called as objectives, they keep their weights as modules, in either order."""
+"""Objectives that are also modules: called as objectives, with the state of modules, in either order of bases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltasam.speed.capture._key import objective_key
 
 
 class Outputs:
-    """Outputs, losses and divergence, and a weight of its own, for either order of bases."""
+    """Outputs, losses, divergence and a weight, for either order of bases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,15 +34,15 @@ class Outputs:
 
 
 class ObjectiveFirst(Outputs, Objective, nn.Module):
-    """As one writes it."""
+    """The objective first."""
 
 
 class ModuleFirst(Outputs, nn.Module, Objective):
-    """As one writes it, too."""
+    """The module first."""
 
 
 class SmoothedFirst(Classification, nn.Module):
-    """Of a frozen dataclass, whose ``__init__`` knows nothing of modules."""
+    """A frozen dataclass, whose ``__init__`` does not call the module's."""
 
     def __init__(self) -> None:
         super().__init__(label_smoothing=0.1)
@@ -50,7 +50,7 @@ class SmoothedFirst(Classification, nn.Module):
 
 
 class SmoothedLast(nn.Module, Classification):
-    """The other way round: its ``__init__`` is the module's."""
+    """The module first, so ``__init__`` is the module's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_weights_are_kept(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [ObjectiveFirst, ModuleFirst])
-def test_the_call_gives_losses_and_not_outputs(kind: Any) -> None:
+def test_the_call_returns_losses_not_outputs(kind: Any) -> None:
     model, x, objective = nn.Linear(2, 1), torch.randn(3, 2), kind()
     assert torch.equal(objective(model, x), 2 * model(x).squeeze(-1).square())
     SAM(rho=0.1).backward(model, x, objective)
@@ -88,7 +88,7 @@ def test_the_call_of_a_dataclass(kind: Any) -> None:
 
 
 class WeighedFirst(RDrop, nn.Module):
-    """A regulariser with a weight of its own."""
+    """A regulariser with a weight."""
 
     def __init__(self, objective: Any) -> None:
         RDrop.__init__(self, objective)
@@ -96,7 +96,7 @@ class WeighedFirst(RDrop, nn.Module):
 
 
 class WeighedLast(nn.Module, RDrop):
-    """The other way round."""
+    """The module first."""
 
     def __init__(self, objective: Any) -> None:
         RDrop.__init__(self, objective)
@@ -107,14 +107,14 @@ REGULARISERS = [WeighedFirst, WeighedLast]
 
 
 @pytest.mark.parametrize("kind", REGULARISERS)
-def test_regularisers_keep_their_weights_beside_those_of_what_they_wrap(kind: Any) -> None:
+def test_regularisers_save_their_weights_and_those_of_the_wrapped_objective(kind: Any) -> None:
     regulariser, other, plain = kind(SmoothedFirst()), kind(SmoothedFirst()), kind(Classification())
     with torch.no_grad():
         regulariser.factor.fill_(5.0)
         regulariser.objective.factor.fill_(7.0)
     other.load_state_dict(regulariser.state_dict())
     assert (other.factor.item(), other.objective.factor.item()) == (5, 7)
-    plain.load_state_dict({})  # of a checkpoint without
+    plain.load_state_dict({})  # a checkpoint without weights
     assert plain.factor.item() == 2
     model, batch = nn.Linear(2, 3), (torch.randn(4, 2), torch.randint(3, (4,)))
     assert plain(model, batch).shape == (4,)
@@ -122,7 +122,7 @@ def test_regularisers_keep_their_weights_beside_those_of_what_they_wrap(kind: An
 
 @pytest.mark.parametrize("make", [*KINDS, *(lambda kind=kind: kind(Classification()) for kind in REGULARISERS)])
 def test_as_parts_of_a_module_each_has_its_weights(make: Any) -> None:
-    """Two with the same fields are two: modules that are equal would be taken for one."""
+    """Torch would skip the weights of the second of two equal modules."""
     both = nn.ModuleList([make(), make()])
     assert [name for name, _ in both.named_parameters()] == ["0.factor", "1.factor"]
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_as_parts_of_a_module_each_has_its_weights(make: Any) -> None:
     assert again[1].factor.item() == 5
 
 
-def test_what_a_class_defines_itself_stays() -> None:
+def test_methods_that_a_class_defines_are_kept() -> None:
     class Own(ObjectiveFirst):
         def __call__(self, model: nn.Module, batch: Any) -> Tensor:
             return torch.ones(3)
@@ -162,7 +162,7 @@ def test_what_a_class_defines_itself_stays() -> None:
         assert kind() == kind()
 
 
-def test_outputs_are_still_asked_for() -> None:
+def test_forward_is_still_abstract() -> None:
     class Without(nn.Module, Objective):
         losses, divergence = Outputs.losses, Outputs.divergence
 
@@ -170,5 +170,5 @@ def test_outputs_are_still_asked_for() -> None:
         Without()
 
 
-def test_two_with_weights_are_told_apart_when_steps_are_recorded() -> None:
+def test_two_objectives_with_weights_have_different_capture_keys() -> None:
     assert objective_key(SmoothedFirst()) != objective_key(SmoothedFirst())

@@ -1,4 +1,4 @@
-"""On an accelerator no objective waits for the device: the checks that read values are for the CPU."""
+"""On an accelerator no objective synchronizes: checks read values on the CPU only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIEW = torch.randn(4, 5)
 
 
 class EncoderDecoder(nn.Embedding):
-    """Has what Seq2Seq needs to make the decoder's inputs."""
+    """Has the attributes that Seq2Seq needs to make the decoder's inputs."""
 
     config = SimpleNamespace(decoder_start_token_id=0, pad_token_id=0)
 
@@ -45,10 +45,10 @@ def moved(batch, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("objective", "model", "batch"), CASES.values(), ids=CASES.keys())
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_nothing_waits_for_the_device(objective, model, batch):
+def test_no_synchronization(objective, model, batch):
     expected = objective(model, batch)
     model, batch = copy.deepcopy(model).cuda(), moved(batch, "cuda")
-    objective(model, batch)  # the first call sets up libraries, which waits
+    objective(model, batch)  # the first call initializes libraries, which synchronizes
     torch.cuda.set_sync_debug_mode("error")
     try:
         outputs = objective.forward(model, batch)
@@ -62,7 +62,7 @@ def test_nothing_waits_for_the_device(objective, model, batch):
 
 @pytest.mark.parametrize(("objective", "model", "batch"), CASES.values(), ids=CASES.keys())
 def test_values_are_read_on_the_cpu_only(objective, model, batch):
-    """A meta tensor has no values: whatever looked at them would fail."""
+    """A meta tensor has no values: reading them raises."""
     batch = moved(batch, "meta")
     outputs = objective.forward(copy.deepcopy(model).to("meta"), batch)
     assert objective.losses(outputs, batch).shape == (4,)

@@ -79,7 +79,7 @@ def test_gradient_in_float64_is_hugging_faces(case):
     for a, b in zip(ours, own, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
-            # Hugging Face's causal loss goes through float32 whatever the model's type is.
+            # Hugging Face computes the causal loss in float32 for every dtype.
             torch.testing.assert_close(a, b, **CLOSE)
 
 
@@ -190,7 +190,7 @@ def test_another_ignore_index_makes_the_same_decoder_inputs(kind):
     assert torch.equal(Seq2Seq(ignore_index=-7)(model, seq2seq_batch(ignore_index=-7)), expected)
 
 
-def test_the_labels_and_the_batch_stay_as_they_are():
+def test_the_labels_and_the_batch_are_unchanged():
     for make, objective, build in MODELS.values():
         batch = build()
         before = copy.deepcopy(dict(batch))
@@ -223,7 +223,7 @@ def test_no_cache_is_filled_under_an_adapter(name):
     assert outputs[0].past_key_values is None
 
 
-def test_wrapped_models_are_looked_through():
+def test_wrapped_models():
     class Wrapper(nn.Module):
         def __init__(self, module):
             super().__init__()
@@ -267,13 +267,13 @@ def test_bad_batches(objective, batch, message):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"reduction is 'sum'.*'token', 'sequence'"):
+    with pytest.raises(ValueError, match=r"reduction='sum'.*'token', 'sequence'"):
         Seq2Seq(reduction="sum")
     with pytest.raises(ValueError, match=r"label_smoothing is 1\.5"):
         CausalLM(label_smoothing=1.5)
 
 
-def test_a_sequence_without_targets_has_no_loss_and_spoils_nothing():
+def test_a_sequence_without_targets_has_loss_zero():
     labels = torch.tensor([[1, 2], [-100, -100]])
     logits = torch.randn(2, 2, VOCABULARY, requires_grad=True)
     for reduction in ("token", "sequence"):

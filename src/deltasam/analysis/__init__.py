@@ -5,15 +5,8 @@ mode by default, leave the model unchanged, and show a progress bar on a termina
 """
 
 from deltasam.analysis._alignment import WEIGHTINGS, Alignment, alignment
-from deltasam.analysis._landscape import (
-    filter_direction,
-    gradient_direction,
-    instance_slice,
-    line_slice,
-    plane_slice,
-)
-from deltasam.analysis._risk import Risk, adversarial_risk
-from deltasam.analysis._sharpness import Sharpness, sharpness
+from deltasam.analysis._landscape import filter_direction, gradient_direction, instance_slice, line_slice, plane_slice
+from deltasam.analysis._risk import Risk, Sharpness, adversarial_risk, sharpness
 from deltasam.analysis._weights_quality import WeightsQuality, weights_quality
 
 __all__ = [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_mode
+from deltasam.analysis._common import bar, batches_of, cosine, gradient_of, in_mode, means
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM, check_number
 from deltasam.step.float32 import full_float32
 from deltasam.step.passes import ObjectiveLike
@@ -23,15 +22,9 @@ from deltasam.weighting import (
     Weighting,
 )
 
+_ALL = (FiniteDifference(), Directional(), OwnGradient(), Uniform(), LossWeights(), RandomWeights())
 #: The weightings, by name.
-WEIGHTINGS: dict[str, Weighting] = {
-    "FiniteDifference": FiniteDifference(),
-    "Directional": Directional(),
-    "OwnGradient": OwnGradient(),
-    "Uniform": Uniform(),
-    "LossWeights": LossWeights(),
-    "RandomWeights": RandomWeights(),
-}
+WEIGHTINGS: dict[str, Weighting] = {type(weighting).__name__: weighting for weighting in _ALL}
 CONTROLS = ("Uniform", "LossWeights", "RandomWeights")
 
 
@@ -120,7 +113,8 @@ def alignment(
                 begin(name)
                 own = gradient_of(_fresh(method, number), model, batch, objective)
                 found[name].append(_cosines(own, exact, plain))
-    return [_row(name, values) for name, values in found.items()]
+    columns = ("regulariser", "update")
+    return [Alignment(name, batches=len(rows), **means(columns, rows)) for name, rows in found.items()]
 
 
 def _fresh(method: Method, number: int) -> Method:
@@ -131,9 +125,3 @@ def _fresh(method: Method, number: int) -> Method:
 
 def _cosines(own: Tensor, exact: Tensor, plain: Tensor) -> tuple[float, float]:
     return float(cosine(own - plain, exact - plain)), float(cosine(own, exact))
-
-
-def _row(name: str, values: list[tuple[float, float]]) -> Alignment:
-    columns = dict(zip(("regulariser", "update"), zip(*values, strict=True), strict=True))
-    means = {key: fmean(column) for key, column in columns.items()}
-    return Alignment(name, **means, batches=len(values), by_batch=columns)

@@ -26,7 +26,6 @@ class WideProducts(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Widens the operands of a product and rounds its result; other operations are unchanged."""
         named = kwargs or {}
         low = any(isinstance(arg, Tensor) and arg.dtype is torch.bfloat16 for arg in args)
         if not low or getattr(func, "overloadpacket", None) not in _PRODUCTS:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from importlib.util import find_spec
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -49,18 +50,7 @@ def tracked(data: Iterable[Any], limit: int | None, progress: bool | None, descr
 def bar(
     data: Iterable[Any], limit: int | None, each: int, progress: bool | None, description: str
 ) -> Iterator[Callable[[str], None]]:
-    """Shows a progress bar that counts the measurements of every batch.
-
-    Args:
-        data: The batches.
-        limit: Maximum number of batches.
-        each: Measurements per batch.
-        progress: Whether to show the bar; by default on a terminal.
-        description: Label of the bar.
-
-    Yields:
-        A function to call before each measurement, with its name.
-    """
+    """Shows a progress bar of ``each`` measurements per batch; yields a function to call with the name of the next."""
     if not _wanted(progress):
         yield lambda name: None
         return
@@ -126,15 +116,16 @@ def gradient_of(method: Method, model: nn.Module, batch: Any, objective: Objecti
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Returns the rank correlation; equal values share their mean rank. NaN if all values of one are equal.
-
-    Example:
-        >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 40.0, 90.0]))
-        1.0
-    """
+    """Returns the rank correlation; equal values share their mean rank. NaN if all values of one are equal."""
     if a.shape[0] < 2:
         return float("nan")
     return round(float(torch.corrcoef(torch.stack([_ranks(a), _ranks(b)]))[0, 1]), 12)
+
+
+def means(names: Sequence[str], rows: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    """Returns the mean of every column by name, and the columns as ``by_batch``."""
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    return {**{name: fmean(values) for name, values in columns.items()}, "by_batch": columns}
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -30,13 +30,6 @@ def filter_direction(model: nn.Module, *, seed: int = 0) -> Direction:
 
     A filter is a row of a matrix. As in that work, biases and normalisation parameters do not move. A distance of 1
     is then as large as the weights themselves, in every layer.
-
-    Args:
-        model: The model.
-        seed: Seed of the direction.
-
-    Returns:
-        The direction.
     """
     params = list(trainable(model).values())
     drawn = random_direction(params, Seed(seed, 0))

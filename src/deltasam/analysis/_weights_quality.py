@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
 from deltasam.analysis._alignment import CONTROLS, WEIGHTINGS
 from deltasam.analysis._bfloat16 import bfloat16
-from deltasam.analysis._common import bar, batches_of, in_mode, spearman
+from deltasam.analysis._common import bar, batches_of, in_mode, means, spearman
 from deltasam.methods import check_number
 from deltasam.step.batches import tree_map
 from deltasam.step.float32 import full_float32
@@ -106,8 +105,7 @@ def weights_quality(
     chosen = weightings or {n: w for n, w in WEIGHTINGS.items() if n not in CONTROLS}
     wide = deepcopy(model).double()
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
-    steps = len(chosen) * len(conditions)
-    progress_bar = bar(data, limit, steps, progress, "quality of the weights")
+    progress_bar = bar(data, limit, len(chosen) * len(conditions), progress, "quality of the weights")
     with full_float32(next(model.parameters()).device), progress_bar as begin:
         for number, batch in enumerate(batches_of(model, data, limit, False, "")):
             seeds = Seed(seed, 2 * number), Seed(seed, 2 * number + 1)
@@ -120,7 +118,8 @@ def weights_quality(
                     g = probes.weights(weighting, condition)
                     numbers = (spearman(g, reference), _snr(g, reference), spearman(g, ideal), float(g.median()))
                     found.setdefault((name, condition), []).append(numbers)
-    return [_row(name, condition, rows) for (name, condition), rows in found.items()]
+    columns = ("spearman", "snr", "ideal", "median")
+    return [WeightsQuality(name, condition, **means(columns, rows)) for (name, condition), rows in found.items()]
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,3 @@ def _snr(g: Tensor, reference: Tensor) -> float:
     scaled, wanted = (weights / weights.mean() for weights in (usable(g), usable(reference)))
     noise = (scaled - wanted).square().mean()
     return float(wanted.var(unbiased=False) / noise) if noise > 0 else float("inf")
-
-
-def _row(name: str, condition: Condition, rows: list[tuple[float, ...]]) -> WeightsQuality:
-    columns = dict(zip(("spearman", "snr", "ideal", "median"), zip(*rows, strict=True), strict=True))
-    return WeightsQuality(name, condition, **{key: fmean(values) for key, values in columns.items()}, by_batch=columns)

@@ -29,40 +29,30 @@ if TYPE_CHECKING:
     from deltasam.integrations._worker_errors import LostError as LostError
 
 _MODULES = {
-    "LostError": "_worker_errors",
-    "MethodMixin": "_mixin",
-    "MethodOptimizer": "_optimizer",
-    "MethodTrainer": "_trainer",
-    "SFTMethodTrainer": "_sft",
-    "SentenceTransformerMethodTrainer": "_sentence",
-    "Seq2SeqMethodTrainer": "_trainer",
+    "LostError": ("_worker_errors", ""),
+    "MethodMixin": ("_mixin", "hf"),
+    "MethodOptimizer": ("_optimizer", ""),
+    "MethodTrainer": ("_trainer", "hf"),
+    "SFTMethodTrainer": ("_sft", "trl"),
+    "SentenceTransformerMethodTrainer": ("_sentence", "sts"),
+    "Seq2SeqMethodTrainer": ("_trainer", "hf"),
 }
+"""Name -> its module, and the extra that installs the dependencies of the module."""
 
-_EXTRAS = {"_mixin": "hf", "_trainer": "hf", "_sft": "trl", "_sentence": "sts"}
-"""Module -> the extra that installs its dependencies."""
-
-__all__ = [
-    "LostError",
-    "MethodMixin",
-    "MethodOptimizer",
-    "MethodTrainer",
-    "SFTMethodTrainer",
-    "SentenceTransformerMethodTrainer",
-    "Seq2SeqMethodTrainer",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = _MODULES[name]
+    module, extra = _MODULES[name]
     try:
         return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
-        if module not in _EXTRAS or (error.name or "deltasam").startswith("deltasam"):
+        if not extra or (error.name or "deltasam").startswith("deltasam"):
             raise
-        remedy = f"pip install 'deltasam[{_EXTRAS[module]}]'"
-        raise ModuleNotFoundError(f"{name} needs {error.name}: {remedy}", name=error.name) from error
+        message = f"{name} needs {error.name}: pip install 'deltasam[{extra}]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
 
 
 def __dir__() -> list[str]:

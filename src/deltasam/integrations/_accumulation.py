@@ -15,7 +15,7 @@ _Base: Any = object  # a Trainer, once a class mixes this in
 
 
 class AccumulationMixin(_Base):
-    """Weights each micro-batch by its instances, or by what the objective counts, such as target tokens."""
+    """Weights each micro-batch by its number of instances, or of what the objective counts (target tokens)."""
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """Returns the micro-batches of one optimizer step, and their total number of instances or target tokens."""

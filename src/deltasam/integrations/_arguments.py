@@ -22,18 +22,7 @@ def check_method(method: Any, trainer: str) -> None:
 
 
 def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool, except_for: tuple[type, ...] = ()) -> None:
-    """Raises an error if a loss or a training step of the user's own would silently be ignored.
-
-    Args:
-        trainer: The class of the trainer.
-        mixin: The class that replaces the step. A ``training_step`` of a class behind it is never called.
-        has_objective: Whether the user gave an objective.
-        except_for: Classes whose loss and step are known.
-
-    Raises:
-        ValueError: A class that is not of a known library defines ``compute_loss``, and there is no objective; or it
-            defines a ``training_step`` that is never called.
-    """
+    """Raises a ValueError if a user's ``compute_loss`` or ``training_step`` would silently be ignored."""
     libraries = ("transformers.", "sentence_transformers.", "deltasam.")
     own = [each for each in trainer.__mro__ if not each.__module__.startswith(libraries) and each not in except_for]
     with_loss = next((each for each in own if "compute_loss" in vars(each)), None)
@@ -52,15 +41,7 @@ def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool, except_
 
 
 def check_label_smoothing(factor: float, objective: Any) -> None:
-    """Raises an error if training and evaluation would smooth the labels differently.
-
-    Args:
-        factor: ``TrainingArguments.label_smoothing_factor``, which the evaluation uses.
-        objective: The user's objective. A callable without ``label_smoothing`` is not checked.
-
-    Raises:
-        ValueError: The objective has another smoothing factor.
-    """
+    """Raises a ValueError if training and evaluation would smooth the labels differently."""
     inner = innermost(objective)
     smoothing = getattr(inner, "label_smoothing", factor)
     if factor and smoothing != factor:
@@ -71,12 +52,7 @@ def check_label_smoothing(factor: float, objective: Any) -> None:
 
 
 def refuse_unsupported(trainer: Any) -> None:
-    """Raises an error for settings of a Trainer under which a method would silently do something else.
-
-    Raises:
-        ValueError: The Trainer has a loss function of the batch, DeepSpeed, context or sequence parallelism,
-            ``nn.DataParallel``, or an optimizer that calls ``backward`` or steps inside it.
-    """
+    """Raises a ValueError for settings of a Trainer under which a method would silently do something else."""
     name = type(trainer).__name__
     if trainer.compute_loss_func is not None:
         raise ValueError(

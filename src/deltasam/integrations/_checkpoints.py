@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from deltasam.integrations._metrics import StepMetrics
+from deltasam.integrations._logging import StepMetrics
 from deltasam.integrations._state import load_state, save_state
 from deltasam.objectives import load_objective
 from deltasam.speed.capture import Captured

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
@@ -32,12 +32,7 @@ class ClosurePasses(Passes):
 
     DDP averages the gradients of every ``backward()``. The last pass needs that, and with ``scope="global"`` the
     others too. With ``"local"`` the others run in ``no_sync()``.
-
-    Args:
-        method: The method that makes the step.
-        model: The model that the closure uses, in its wrapper.
-        closure: Zeroes the gradients (or not), computes the loss, calls ``backward()`` and returns the loss.
-        updated: The parameters of the optimizer. They may include more than the model: ``backward()`` fills all.
+    ``updated`` are the parameters of the optimizer, which may be more than those of the model.
     """
 
     def __init__(
@@ -46,7 +41,6 @@ class ClosurePasses(Passes):
         self._method = method
         self._closure = closure
         self._updated = list(updated)
-        self._hidden: dict[str, Any] | None = {}
         # The batch is unknown. Its tensors are assumed to be on the device of the parameters.
         super().__init__(
             model,
@@ -59,32 +53,12 @@ class ClosurePasses(Passes):
             seed=method.step_seed,
         )
         self.objective_kind = closure
-        self._hidden = None  # from now on, a method that reads the batch or the objective gets an error
+        del self.objective, self.batches  # a method that reads them gets an error, see __getattr__
 
-    @property
-    def objective(self) -> Any:  # type: ignore[override]
-        """Not available with a closure."""
-        return self._guarded("objective")
-
-    @objective.setter
-    def objective(self, value: Any) -> None:
-        self._guarded("objective", value)
-
-    @property
-    def batches(self) -> Any:  # type: ignore[override]
-        """Not available with a closure."""
-        return self._guarded("batches")
-
-    @batches.setter
-    def batches(self, value: Any) -> None:
-        self._guarded("batches", value)
-
-    def _guarded(self, name: str, *value: Any) -> Any:
-        if self._hidden is None:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("objective", "batches"):
             raise self._needs_losses()
-        if value:
-            self._hidden[name] = value[0]
-        return self._hidden[name]
+        raise AttributeError(name)
 
     def gradient(
         self,
@@ -114,17 +88,10 @@ class ClosurePasses(Passes):
         with self._unshared() if self.ranks.keeps_gradients else nullcontext():  # fresh_grads() averages at the end
             return self._run(keep_side_effects)
 
-    def losses(self, *, keep_side_effects: bool = False, concurrent: bool = False) -> Tensor:
-        """Not available with a closure."""
+    def _unavailable(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise self._needs_losses()
 
-    def evaluate(self, unperturbed_weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Not available with a closure."""
-        raise self._needs_losses()
-
-    def subset(self, index: Tensor) -> NoReturn:
-        """Not available with a closure."""
-        raise self._needs_losses()
+    losses = evaluate = subset = _unavailable
 
     def _unshared(self) -> AbstractContextManager[None]:
         """With ``scope="local"``, ``backward()`` inside leaves the gradient of this process in ``.grad``."""

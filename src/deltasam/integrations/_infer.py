@@ -24,24 +24,8 @@ def infer_objective(
 ) -> Objective:
     """Infers the objective of a model from its head, its problem type and its labels.
 
-    Args:
-        model: A Hugging Face model, also inside PEFT.
-        label_smoothing: ``TrainingArguments.label_smoothing_factor``.
-        label_names: Names of the labels in a batch: one name, or none for "labels" (Trainer finds none if ``forward``
-            takes arbitrary keywords).
-
-    Returns:
-        The objective whose mean is the loss of the model, or that of ``Trainer`` with label smoothing.
-
-    Raises:
-        ValueError: The head is unknown or has several labels, the model is a sequence-to-sequence model with a router
-            loss, or it uses PEFT's CPT, which has its own loss.
-
-    Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> sizes = {"hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 4}
-        >>> infer_objective(BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=1, **sizes)))
-        Regression(labels='labels', predict=None)
+    Its mean is the loss of the model, or that of ``Trainer`` with label smoothing. ``label_names`` may be empty:
+    Trainer finds no names if ``forward`` takes arbitrary keywords. Raises a ValueError if there is no such objective.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = _head(inner)
@@ -51,24 +35,20 @@ def infer_objective(
         raise ValueError(f"{type(inner).__name__} has several labels, {list(label_names)}; {_REMEDY}")
     labels = label_names[0] if label_names else "labels"
     router = 0.0 if label_smoothing else _router_coefficient(inner)  # Trainer's smoothed loss omits it
+    common: dict[str, Any] = {"label_smoothing": label_smoothing, "labels": labels}
     if head == "seq2seq":
         if router:
             raise ValueError(
                 f"{type(inner).__name__} adds {router} times its router loss, which Seq2Seq does not support: set "
                 f"model.config.output_router_logits = False to train without it, or {_REMEDY}"
             )
-        return Seq2Seq(label_smoothing=label_smoothing, labels=labels)
+        return Seq2Seq(**common)
     if head == "causal":
-        return CausalLM(
-            label_smoothing=label_smoothing,
-            labels=labels,
-            virtual_tokens=_virtual_tokens(model),
-            router_aux_loss_coef=router,
-        )
+        return CausalLM(**common, virtual_tokens=_virtual_tokens(model), router_aux_loss_coef=router)
     if head == "tokens":
-        return Tokens(label_smoothing=label_smoothing, labels=labels)
+        return Tokens(**common)
     if head == "choice":
-        return Classification(label_smoothing=label_smoothing, labels=labels)
+        return Classification(**common)
     return _sequence_objective(inner.config, label_smoothing, labels)
 
 
@@ -90,9 +70,6 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
 
     The head alone is not enough: some decoders do not shift their labels, and some models add terms. Costs two
     forwards. Does nothing if a comparison is not possible: the model returns no loss, or there are several processes.
-
-    Raises:
-        ValueError: They differ.
     """
     sharded = torch.distributed.is_available() and torch.distributed.is_initialized()
     if sharded or not isinstance(batch, Mapping):
@@ -137,11 +114,7 @@ def _router_coefficient(model: Any) -> float:
 
 
 def _virtual_tokens(model: Any) -> int:
-    """Returns the number of virtual tokens that PEFT puts in front of every sequence and that have logits.
-
-    Raises:
-        ValueError: The model uses CPT, which weights its tokens and counts some of the virtual ones.
-    """
+    """Returns the number of virtual tokens that PEFT puts in front of every sequence and that have logits."""
     config = getattr(model, "active_peft_config", None)
     if config is None or not config.is_prompt_learning:
         return 0
@@ -153,9 +126,7 @@ def _virtual_tokens(model: Any) -> int:
 
 
 def _sequence_objective(config: Any, label_smoothing: float, labels: str) -> Objective:
-    problem = getattr(config, "problem_type", None)
-    if problem is None:
-        problem = "regression" if config.num_labels == 1 else "single_label_classification"
+    problem = getattr(config, "problem_type", None) or ("regression" if config.num_labels == 1 else "classification")
     if problem == "regression":
         if label_smoothing:
             raise ValueError(
@@ -183,11 +154,7 @@ def _head(model: Any) -> str | None:
     }
     names = [base.__name__ for base in type(model).__mro__]
     for head, table in tables.items():
-        heads = set(_flat(getattr(auto, table).values()))
-        if any(name in heads for name in names):
-            return "tokens" if head == "masked" else head
+        for known in getattr(auto, table).values():  # a name, or several
+            if any(name == known or (not isinstance(known, str) and name in known) for name in names):
+                return "tokens" if head == "masked" else head
     return None
-
-
-def _flat(values: Any) -> list[str]:
-    return [name for value in values for name in ((value,) if isinstance(value, str) else value)]

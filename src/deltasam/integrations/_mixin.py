@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from deltasam.integrations._accumulation import AccumulationMixin
 from deltasam.integrations._arguments import check_method, refuse_overrides, refuse_unsupported
 from deltasam.integrations._checkpoints import CheckpointMixin
-from deltasam.integrations._logged_loss import LossFilter
-from deltasam.integrations._metrics import StepMetrics
+from deltasam.integrations._logging import LossFilter, StepMetrics
 from deltasam.integrations._objective import ObjectiveMixin
 from deltasam.integrations._step import StepMixin
 from deltasam.integrations._worker_errors import explain_worker_errors
@@ -112,7 +111,7 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def resume_hint(self) -> str:
-        """Tells how to continue after a process has died."""
+        """Returns how to continue after a process has died."""
         return f"train(resume_from_checkpoint=True) continues from the last checkpoint in {self.args.output_dir}"
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:

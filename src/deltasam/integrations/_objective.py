@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from transformers import TrainerCallback
 
 from deltasam.integrations._arguments import check_label_smoothing
 from deltasam.integrations._infer import check_inferred, infer_objective, no_labels
-from deltasam.integrations._objective_weights import ZeroAllGradients, check_objective_weights
 from deltasam.integrations._precision import visible_autocast
 from deltasam.objectives.batch import unwrapped
 from deltasam.objectives.nesting import innermost, with_weights
@@ -23,8 +23,7 @@ class ObjectiveMixin(_Base):
     """Chooses the objective of a :class:`MethodMixin` and prepares its batches.
 
     A trainer with another default overrides :meth:`_default_objective`. One whose inputs are not the batches of its
-    objective overrides :meth:`_objective_batch`. The step uses :attr:`objective`, :meth:`_objective_batch`,
-    :meth:`_require_objective` and :meth:`_check_first_batch`, and nothing else from here.
+    objective overrides :meth:`_objective_batch`.
     """
 
     _objective: Any = None
@@ -104,3 +103,29 @@ class ObjectiveMixin(_Base):
         # In its own autocast region: weights cast under no_grad would stay in the cache without a graph.
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
             check_inferred(unwrapped(model), batch, innermost(self._objective))
+
+
+class ZeroAllGradients(TrainerCallback):
+    """Clears the gradients of all parameters of the optimizer; Trainer clears those of the model only."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["optimizer"].zero_grad()
+
+    on_step_end = on_train_begin
+
+
+def check_objective_weights(
+    objective: Any, processes: int, *, capture: bool = False, model: nn.Module | None = None
+) -> None:
+    """Raises a ValueError if the objective's weights would diverge between processes, or never be updated."""
+    module = with_weights(objective, model)
+    if module is None or (processes == 1 and not capture):
+        return
+    if processes > 1:
+        why, remedy = f"are not averaged over the {processes} processes", "train in one process"
+    else:
+        why, remedy = "are not returned by captured steps", "set capture=False"
+    raise ValueError(
+        f"objective={type(module).__name__} has trainable weights, whose gradients {why}: make them part of the "
+        f"model, freeze them with requires_grad_(False), or {remedy}"
+    )

@@ -16,6 +16,10 @@ from deltasam.methods import Method
 from deltasam.step.checks import shown
 
 Closure = Literal["backward", "losses"]
+_STEPPED_INSIDE = (
+    "the closure calls optimizer.step(), but it must only compute the loss: step(closure) updates the weights after "
+    "the last pass"
+)
 
 
 class MethodOptimizer(torch.optim.Optimizer):
@@ -111,7 +115,7 @@ class MethodOptimizer(torch.optim.Optimizer):
             wanted = "calls loss.backward() and returns loss" if self.closure == "backward" else "returns losses (N,)"
             raise TypeError(f"step() needs a closure that {wanted}; in the Hugging Face Trainer use MethodTrainer")
         if self._stepping:
-            raise _stepped_inside()
+            raise RuntimeError(_STEPPED_INSIDE)
         _refuse_accelerate()
         # A LightningModule may be the model, or an argument of Lightning's closure.
         _refuse_lightning(self.method, (self.model, *(closure.args if isinstance(closure, partial) else ())))
@@ -141,7 +145,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         """Forbids steps of the wrapped optimizer: inside a closure the weights may be perturbed."""
 
         def refuse(*_: Any) -> None:
-            raise _stepped_inside()
+            raise RuntimeError(_STEPPED_INSIDE)
 
         hook = self.optimizer.register_step_pre_hook(refuse)
         self._stepping = True
@@ -151,45 +155,28 @@ class MethodOptimizer(torch.optim.Optimizer):
             self._stepping = False
             hook.remove()
 
-    # -- delegated to the optimizer -----------------------------------------------------------------------------------
+    # -- delegated to the wrapped optimizer ---------------------------------------------------------------------------
 
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """State of the wrapped optimizer."""
-        return self.optimizer.state
-
-    @property
-    def param_groups(self) -> Any:  # type: ignore[override]
-        """Parameter groups of the wrapped optimizer, the same objects."""
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> Any:  # type: ignore[override]
-        """Defaults of the wrapped optimizer."""
-        return self.optimizer.defaults
+    state = property(lambda self: self.optimizer.state)  # type: ignore[assignment]
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+    defaults = property(lambda self: self.optimizer.defaults)  # type: ignore[assignment]
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the wrapped optimizer; it loads with and without the wrapper."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of the wrapped optimizer."""
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group to the wrapped optimizer."""
         self.optimizer.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the wrapped optimizer's parameters."""
         self.optimizer.zero_grad(set_to_none)
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """Registers a hook with the wrapped optimizer; it is called with the method's gradient, before the update."""
         return self.optimizer.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        """Registers a hook with the wrapped optimizer."""
         return self.optimizer.register_step_post_hook(hook)
 
     def __getattr__(self, name: str) -> Any:
@@ -242,10 +229,3 @@ def _refuse_accelerate() -> None:
             "batches only, so the others would be lost: set it to 1, or use method.backward(model, batch, objective, "
             f"scale=1 / {steps}) on each micro-batch instead of MethodOptimizer"
         )
-
-
-def _stepped_inside() -> RuntimeError:
-    return RuntimeError(
-        "the closure calls optimizer.step(), but it must only compute the loss: step(closure) updates the weights "
-        "after the last pass"
-    )

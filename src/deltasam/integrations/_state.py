@@ -21,13 +21,7 @@ _CHECKSUM = "$sha256"
 def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
     """Writes nested dictionaries of numbers, strings and tensors to ``name.json`` and ``name.safetensors``.
 
-    Args:
-        folder: The folder; created if missing.
-        name: Name of the two files without their extensions.
-        state: The state; all keys are strings.
-
-    Raises:
-        TypeError: A value has another type and would need pickle.
+    Raises a TypeError for any other type, which would need pickle.
     """
     from safetensors.torch import save
 
@@ -41,11 +35,7 @@ def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:
 
 
 def load_state(folder: Path, name: str, device: torch.device) -> dict[str, Any] | None:
-    """Reads what :func:`save_state` wrote, with tensors on ``device``; returns None if there is no such file.
-
-    Raises:
-        StorageError: The files are truncated or altered.
-    """
+    """Reads what :func:`save_state` wrote, with tensors on ``device``; returns None if there is no such file."""
     from safetensors.torch import load
 
     numbers, tensors = folder / f"{name}.json", folder / f"{name}.safetensors"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deltasam.objectives._decoder import without_cache
 from deltasam.objectives._tokens import Tokens
-from deltasam.objectives.batch import describe, tensor_of
+from deltasam.objectives.batch import describe, tensor_of, without_cache
 
 _WITHOUT_ROUTERS = (
     "to train without it set CausalLM(router_aux_loss_coef=0), with MethodTrainer "
@@ -51,6 +50,11 @@ class CausalLM(Tokens):
         (torch.Size([2]), tensor(4))
     """
 
+    _length_remedy: ClassVar[str] = (
+        "if the model puts virtual tokens in front (PEFT's prompt tuning), set CausalLM(virtual_tokens=...); else "
+        "return one logit per label from CausalLM(predict=...)"
+    )
+
     virtual_tokens: int = 0
     router_aux_loss_coef: float = 0.0
 
@@ -61,16 +65,13 @@ class CausalLM(Tokens):
 
     @property
     def separable(self) -> bool:  # type: ignore[override]  # a class variable of the base
-        """Whether the loss of an instance depends on that instance alone: not with a loss of the routers."""
         return not self.router_aux_loss_coef
 
     @property
     def mixing(self) -> str:  # type: ignore[override]
-        """Why the losses are not separable, for error messages."""
         return f"adds {self.router_aux_loss_coef} times a loss of the routers over the batch ({_WITHOUT_ROUTERS})"
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """Losses of the instances, shape ``(N,)``, with the routers' loss in each if there is one."""
         if not self.router_aux_loss_coef:
             return super().__call__(model, batch)
         outputs = self.outputs(model, batch)
@@ -84,11 +85,7 @@ class CausalLM(Tokens):
         return losses + self.router_aux_loss_coef * router_loss.to(losses)
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Logits (N, T, V) at the positions that predict the targets.
-
-        Raises:
-            ValueError: There is a loss of the routers, which cannot be computed from logits.
-        """
+        """Logits (N, T, V) at the positions that predict the targets."""
         if self.router_aux_loss_coef:
             raise ValueError(
                 f"CausalLM(router_aux_loss_coef={self.router_aux_loss_coef}) adds a loss of the routers, which is "
@@ -97,7 +94,6 @@ class CausalLM(Tokens):
         return self._at_targets(super().forward(model, batch), batch)
 
     def _at_targets(self, logits: Tensor, batch: Any) -> Tensor:
-        """The logits that predict the targets."""
         if not self.virtual_tokens:
             return logits
         expected = self.targets(batch).shape[1] + self.virtual_tokens
@@ -110,7 +106,6 @@ class CausalLM(Tokens):
         return logits[:, self.virtual_tokens - 1 : -1]
 
     def inputs(self, model: nn.Module, batch: Any) -> Any:
-        """The batch without its labels, and without a cache for generation."""
         inputs = without_cache(model, super().inputs(model, batch))
         if self.router_aux_loss_coef and isinstance(inputs, Mapping):
             return {**inputs, "output_router_logits": True}
@@ -123,13 +118,3 @@ class CausalLM(Tokens):
             return labels
         # Shifting the labels instead of the logits saves a copy of the logits.
         return F.pad(labels, (0, 1), value=self.ignore_index)[:, 1:]
-
-    def _misfit(self, logits: Tensor, labels: Tensor) -> str:
-        extra = logits.shape[1] - labels.shape[1] if logits.dim() == 3 else 0
-        if extra <= 0 or self.virtual_tokens:
-            return super()._misfit(logits, labels)
-        return (
-            f"the model returns {extra} logits per sequence more than there are labels; if it puts {extra} virtual "
-            f"tokens in front (PEFT's prompt tuning), use CausalLM(virtual_tokens={extra}), which also counts the "
-            "first label as a target; otherwise return one logit per label from CausalLM(predict=...)"
-        )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+from typing import Any, get_args
+
 import torch
 from torch import Tensor
 
@@ -31,3 +34,17 @@ def check_range(labels: Tensor, classes: int, owner: str, ignore_index: int | No
             f"{owner}: labels contain {int(labels[outside][0])}, but the model has {classes} classes: "
             f"labels must be 0 to {classes - 1}{also}; check the labels or the model's number of classes"
         )
+
+
+def check_choice(owner: str, name: str, value: Any, choices: Any) -> None:
+    """Raises a ValueError that names the argument, its value and the choices."""
+    if value not in get_args(choices):
+        raise ValueError(f"{owner}({name}={value!r}): must be one of {list(get_args(choices))}")
+
+
+def check_positive(owner: str, name: str, value: Any, *, zero: bool = True, whole: bool = False) -> None:
+    """Raises a ValueError unless the value is a finite number of at least 0, or above 0 without ``zero``."""
+    number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not number or not (value >= 0 if zero else value > 0) or value == float("inf"):
+        kind = "whole number" if whole else "number"
+        raise ValueError(f"{owner}({name}={value!r}): must be a {kind} {'at least' if zero else 'greater than'} 0")

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltasam.objectives._base import at_least_float32, directed_kl, symmetric_kl
+from deltasam.objectives._base import Supervised, at_least_float32, directed_kl, symmetric_kl
 from deltasam.objectives._checks import check_integer, check_range, check_smoothing
-from deltasam.objectives._supervised import Supervised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +36,6 @@ class Classification(Supervised):
         >>> model, batch = torch.nn.Linear(3, 2), (torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
         >>> Classification()(model, batch).shape
         torch.Size([4])
-
-    Relations:
-        :class:`Tokens` classifies every token of a sequence, :class:`Regression` predicts numbers.
     """
 
     directional: ClassVar[bool] = True
@@ -56,7 +52,6 @@ class Classification(Supervised):
             )
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Cross-entropies from the logits (N, C), shape (N,)."""
         logits = at_least_float32(outputs)
         labels = self.targets(batch).to(logits.device)
         if self.multi_label:
@@ -70,7 +65,6 @@ class Classification(Supervised):
         return F.cross_entropy(logits, labels.long(), reduction="none", label_smoothing=self.label_smoothing)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Symmetric Kullback-Leibler divergence of the predicted distributions, shape (N,)."""
         if self.multi_label:
             # KL(p||q) + KL(q||p) of two Bernoulli distributions is (p - q)(logit p - logit q).
             first, second = at_least_float32(first), at_least_float32(second)
@@ -78,7 +72,6 @@ class Classification(Supervised):
         return symmetric_kl(first, second)
 
     def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Kullback-Leibler divergence of the second predicted distributions from the first, shape (N,)."""
         if self.multi_label:
             # A yes-or-no distribution is a softmax over the logits (x, 0).
             first, second = (torch.stack((x, torch.zeros_like(x)), -1) for x in (first, second))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deltasam.objectives._base import Objective, at_least_float32
+from deltasam.objectives._checks import check_choice
 from deltasam.objectives.batch import Predict, call, describe, is_pair, tensor_of
 
 Pooling = Literal["mean-all", "mean", "cls"]
@@ -72,10 +73,8 @@ class Contrastive(Objective):
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}, but must be a number above 0 (Mirror-BERT: 0.04)")
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(f"pooling is {self.pooling!r}, but must be one of {list(get_args(Pooling))}")
-        if self.adversary not in get_args(Adversary):
-            raise ValueError(f"adversary is {self.adversary!r}, but must be one of {list(get_args(Adversary))}")
+        check_choice("Contrastive", "pooling", self.pooling, Pooling)
+        check_choice("Contrastive", "adversary", self.adversary, Adversary)
 
     def views(self, batch: Any) -> tuple[Any, Any]:
         """The two views of a batch, each an input of the encoder."""
@@ -101,7 +100,6 @@ class Contrastive(Objective):
 
     @property
     def has_unperturbed_part(self) -> bool:
-        """Whether the first view stays at w."""
         return self.adversary == "second"
 
     def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
@@ -113,7 +111,6 @@ class Contrastive(Objective):
         return _stacked(unperturbed, self.encode(model, self.views(batch)[1]))
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Losses of the instances from the embeddings (2, N, H), shape (N,)."""
         if outputs.dim() != 3 or outputs.shape[0] != 2:
             raise ValueError(f"Contrastive: embeddings have shape {tuple(outputs.shape)}, but must have (2, N, H)")
         n = outputs.shape[1]
@@ -123,7 +120,8 @@ class Contrastive(Objective):
                 "2 or more (drop_last=True in the data loader), and no methods that split the batch"
             )
         rows = F.normalize(at_least_float32(outputs), dim=-1).flatten(0, 1)
-        with _full_precision(rows.device.type):
+        device = rows.device.type
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             scores = rows @ rows.T / self.temperature
         itself = torch.eye(2 * n, dtype=torch.bool, device=rows.device)
         positives = torch.arange(2 * n, device=rows.device).roll(n)
@@ -131,7 +129,6 @@ class Contrastive(Objective):
         return anchors.view(2, n).mean(0)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        r""":math:`1 - \cos`, averaged over the two views, shape (N,)."""
         # Half the squared distance of the unit vectors is the same, and exactly zero for equal ones.
         difference = F.normalize(at_least_float32(first), dim=-1) - F.normalize(at_least_float32(second), dim=-1)
         return 0.5 * difference.square().sum(-1).mean(0)
@@ -152,11 +149,6 @@ class Contrastive(Objective):
             )
         mask: Tensor = view["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-
-def _full_precision(device: str) -> AbstractContextManager[Any]:
-    """Without autocast, on the devices that have it."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _stacked(first: Tensor, second: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.objectives._base import at_least_float32
-from deltasam.objectives._supervised import Supervised
+from deltasam.objectives._base import Supervised, at_least_float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,6 @@ class Regression(Supervised):
     """
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Squared errors from the predictions, shape (N,)."""
         labels = self.targets(batch).to(outputs.device)
         if labels.dtype == torch.bool or labels.is_complex():
             raise ValueError(
@@ -52,7 +50,6 @@ class Regression(Supervised):
         return (predictions - targets.to(predictions.dtype)).square().mean(-1)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Squared differences of two predictions, shape (N,)."""
         return (_columns(at_least_float32(first)) - _columns(at_least_float32(second))).square().mean(-1)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltasam.objectives._base import at_least_float32, directed_kl, symmetric_kl
-from deltasam.objectives._checks import check_integer, check_range, check_smoothing
-from deltasam.objectives._supervised import Supervised
+from deltasam.objectives._base import Supervised, at_least_float32, directed_kl, symmetric_kl
+from deltasam.objectives._checks import check_choice, check_integer, check_range, check_smoothing
 from deltasam.step.checks import readable
 from deltasam.step.parts import is_part_of_a_step
 
@@ -49,12 +48,10 @@ class Tokens(Supervised):
         >>> batch = (tokens, tokens.masked_fill(tokens == 0, -100))
         >>> Tokens()(model, batch).shape, Tokens().items(batch)
         (torch.Size([2]), tensor(5))
-
-    Relations:
-        :class:`CausalLM` predicts the next token, :class:`Seq2Seq` makes the decoder's inputs from the labels.
     """
 
     directional: ClassVar[bool] = True
+    _length_remedy: ClassVar[str] = "if the model changes the length, undo it in predict=..."
 
     label_smoothing: float = 0.0
     ignore_index: int = -100
@@ -62,8 +59,7 @@ class Tokens(Supervised):
 
     def __post_init__(self) -> None:
         check_smoothing(self.label_smoothing)
-        if self.reduction not in get_args(Reduction):
-            raise ValueError(f"reduction is {self.reduction!r}, but must be one of {list(get_args(Reduction))}")
+        check_choice(type(self).__name__, "reduction", self.reduction, Reduction)
 
     def targets(self, batch: Any) -> Tensor:
         """Labels of the batch, (N, T): the label at position t is the target of the logits at t."""
@@ -78,7 +74,6 @@ class Tokens(Supervised):
         return labels
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Losses of the sequences from the logits (N, T, V), shape (N,)."""
         logits = at_least_float32(outputs)
         labels = self.targets(batch).to(logits.device)
         self._check(logits, labels)
@@ -92,12 +87,10 @@ class Tokens(Supervised):
         return self._reduced(nll.view_as(labels), labels)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Symmetric Kullback-Leibler divergence at the target tokens, shape (N,)."""
         labels = self.targets(batch).to(first.device)
         return self._reduced(symmetric_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels)
 
     def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Kullback-Leibler divergence of the second from the first at the target tokens, shape (N,)."""
         labels = self.targets(batch).to(first.device)
         return self._reduced(directed_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels)
 
@@ -117,17 +110,12 @@ class Tokens(Supervised):
         if logits.dim() != 3 or logits.shape[:2] != labels.shape:
             raise ValueError(
                 f"{name}: logits have shape {tuple(logits.shape)}, labels {tuple(labels.shape)}, but must have "
-                f"(N, T, V) and (N, T); {self._misfit(logits, labels)}"
+                f"(N, T, V) and (N, T); {self._length_remedy}"
             )
         check_range(labels, logits.shape[2], name, self.ignore_index)
         self._check_targets([labels])
 
-    def _misfit(self, logits: Tensor, labels: Tensor) -> str:
-        """The remedy for logits of another length than the labels."""
-        return f"if the model changes the length, undo it in {type(self).__name__}(predict=...)"
-
     def check_parts(self, batches: Sequence[Any]) -> None:
-        """Refuses a step without any target token; single parts may have none (their losses are zero)."""
         self._check_targets([self.targets(batch) for batch in batches])
 
     def _check_targets(self, parts: list[Tensor]) -> None:

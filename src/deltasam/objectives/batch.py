@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -94,6 +95,19 @@ def unwrapped(model: nn.Module) -> Any:
                 break
         else:
             return inner
+
+
+def without_cache(model: nn.Module, inputs: Any) -> Any:
+    """Adds ``use_cache=False`` for a model that would otherwise fill a key-value cache, because it gets no labels."""
+    if not isinstance(inputs, Mapping) or "use_cache" in inputs:
+        return inputs
+    inner = unwrapped(model)
+    if hasattr(inner, "get_base_model"):  # PEFT's adapters pass their arguments on
+        inner = inner.get_base_model()
+    caches = getattr(getattr(inner, "config", None), "use_cache", False)
+    if caches and "use_cache" in inspect.signature(inner.forward).parameters:
+        return {**inputs, "use_cache": False}
+    return inputs
 
 
 def describe(value: Any) -> str:

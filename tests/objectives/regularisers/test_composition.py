@@ -1,4 +1,4 @@
-"""Regularisers inside methods, inside one another, over every objective and every family of models."""
+"""Regularisers in methods, nested, with every objective and every family of models."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_contrastive(wrap: Callable[[Objective], Objective]) -> None:
 @wrappers
 @pytest.mark.parametrize("method", [SAM(rho=1e-30), DeltaSAM(rho=1e-30)], ids=["sam", "delta-sam"])
 def test_all_passes_of_a_method_see_the_same_noise(wrap: Callable[[Objective], Objective], method: Any) -> None:
-    """At a radius below rounding every pass must give the losses of the first, dropout and noise included."""
+    """At a radius below rounding all passes have equal losses, with dropout and noise."""
     results = []
     for each in (ERM(), method):
         model, batch = head("bert").double(), texts()
@@ -102,8 +102,8 @@ def test_all_passes_of_a_method_see_the_same_noise(wrap: Callable[[Objective], O
 
 
 @wrappers
-def test_one_in_another(wrap: Callable[[Objective], Objective]) -> None:
-    """The outputs of a wrapper around a wrapper: its loss is that of the parts, called apart."""
+def test_nested_regularisers(wrap: Callable[[Objective], Objective]) -> None:
+    """The loss of nested wrappers is computed from their outputs, the stacked views."""
     for other in (EmbeddingNoise, RDrop, lambda o: R3F(o, eps=0.1)):
         model, batch = head("bert").double(), texts()
         nested = wrap(other(Classification()))
@@ -137,7 +137,7 @@ def test_rdrop_over_noise_is_the_formula_over_noisy_outputs() -> None:
 
 @pytest.mark.parametrize("name", ["rdrop", "r3f", "smart", "vat"])
 def test_micro_batches_are_one_batch(name: str) -> None:
-    """Without noise and dropout nothing random is left, and the mean over the parts is the mean over the whole."""
+    """Without noise and dropout, the mean over the micro-batches is the mean over the batch."""
     wrap = {
         "rdrop": RDrop,
         "r3f": lambda o: R3F(o, eps=0.0),
@@ -157,14 +157,14 @@ def test_micro_batches_are_one_batch(name: str) -> None:
 
 
 def by_token(site: Site, scale: float, *_: Any) -> Tensor:
-    """Noise that depends on the tokens alone: an instance has the same in its batch and by itself."""
+    """Noise that depends on the tokens alone: an instance has the same noise in its batch and alone."""
     place = torch.arange(site.shape[1]).unsqueeze(-1) * 0.9 + torch.arange(site.shape[2]) * 2.3
     return site.unpadded(scale * (site.ids.unsqueeze(-1) * 1.7 + place).sin().to(site.dtype))
 
 
 @wrappers
 def test_exact_per_instance_perturbation(wrap: Callable[[Objective], Objective], monkeypatch: Any) -> None:
-    """The low-rank engine sees through hooks, doubled batches, teachers and ascents inside the objective."""
+    """The low-rank engine supports hooks, doubled batches, teachers and ascents inside the objective."""
     for module in ("vat", "smart", "r3f", "embedding_noise"):
         monkeypatch.setattr(f"deltasam.objectives.regularisers._{module}.draw", by_token)
     objective = wrap(Classification())
@@ -188,7 +188,7 @@ def test_any_callable_can_be_noisy() -> None:
         RDrop(noisy)(model, ids)
 
 
-def test_state_goes_through_all_layers() -> None:
+def test_the_state_of_nested_regularisers() -> None:
     model, batch = head("bert"), texts()
     nested = RDrop(SMART(Classification(), total_steps=9), passes="two")
     ERM().backward(model, batch, nested)
@@ -202,7 +202,7 @@ def test_state_goes_through_all_layers() -> None:
     RDrop(Classification()).load_state_dict({})
 
 
-def test_mixed_objectives_are_told_apart() -> None:
+def test_separable_is_that_of_the_wrapped_objective() -> None:
     assert RDrop(Classification()).separable
     assert not RDrop(Classification(), reduction="released").separable
     for name, bad in {"alpha": -1.0, "passes": "three", "reduction": "sum"}.items():

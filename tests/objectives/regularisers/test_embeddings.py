@@ -1,4 +1,4 @@
-"""The hook: noise goes to the word embeddings of the right side, never to padding, and nothing stays behind."""
+"""The hook adds noise to the word embeddings of the right side, never to padding, and is removed afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.tiny import sentences, seq2seq, target_tokens
 
 
 def seen(model: nn.Module, batch: dict[str, Tensor], noise: float, **options) -> tuple[Tensor, list]:
-    """What comes out of the embedding layer, with the noise, and the sites."""
+    """The outputs of the embedding layer with the noise, and the sites."""
     outputs = []
     layers = find_embeddings(model, options.get("embeddings"), options.get("side", "encoder")).layers
     with perturbed_embeddings(model, lambda site: site.empty().fill_(noise), batch=batch, **options) as sites:
@@ -27,7 +27,7 @@ def seen(model: nn.Module, batch: dict[str, Tensor], noise: float, **options) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_padding_comes_through_bit_for_bit(family: str) -> None:
+def test_padding_is_unchanged_bit_for_bit(family: str) -> None:
     model, batch = head(family).eval(), texts()
     clean, sites = seen(model, batch, 0.0)
     noisy, _ = seen(model, batch, 0.5)
@@ -42,7 +42,7 @@ def test_padding_comes_through_bit_for_bit(family: str) -> None:
 def test_noise_is_drawn_and_added_in_float32_at_least(dtype: torch.dtype) -> None:
     model, batch = head("bert").to(dtype).eval(), texts()
     clean, _ = seen(model, batch, 0.0)
-    noise = 1 / 3  # bfloat16 has only three digits of it
+    noise = 1 / 3  # bfloat16 keeps only three digits
     noisy, (site,) = seen(model, batch, noise)
     wide = torch.promote_types(dtype, torch.float32)
     assert site.dtype == site.empty().dtype == wide
@@ -53,7 +53,7 @@ def test_noise_is_drawn_and_added_in_float32_at_least(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_noise_changes_the_logits_and_nothing_stays(family: str) -> None:
+def test_noise_changes_the_logits_inside_the_context_only(family: str) -> None:
     model, batch = head(family).eval(), texts()
     inputs = {k: v for k, v in batch.items() if k != "labels"}
     before = model(**inputs).logits
@@ -79,7 +79,7 @@ def test_same_as_inputs_embeds() -> None:
 @pytest.mark.parametrize("one_module", [False, True])
 def test_one_side_of_an_encoder_decoder(kind: str, side: str, one_module: bool) -> None:
     model = seq2seq(kind)
-    if one_module:  # as transformers before version 5: both sides call the very same module
+    if one_module:  # as before transformers 5: both sides call the same module
         shared = model.get_encoder().embed_tokens
         model.get_decoder().embed_tokens = shared
         assert shared in find_embeddings(model, None, side).layers
@@ -90,7 +90,7 @@ def test_one_side_of_an_encoder_decoder(kind: str, side: str, one_module: bool) 
     if side == "encoder":
         assert site.ids.equal(batch["input_ids"])
         assert site.mask.squeeze(-1).equal(batch["attention_mask"].bool())
-    else:  # no mask is given for the decoder, and the encoder's is not its own
+    else:  # the decoder gets no mask, and the encoder's does not apply
         assert site.ids[:, 1:].equal(
             batch["labels"][:, :-1].masked_fill(batch["labels"][:, :-1] < 0, site.ids[-1, -1])
         )
@@ -117,7 +117,7 @@ def test_plain_modules_name_their_layer(how: str) -> None:
     assert sites[0].lengths().flatten().tolist() == [2.0, 1.0]
 
 
-def test_batch_mask_where_the_call_shows_none() -> None:
+def test_the_mask_of_the_batch_if_the_call_has_none() -> None:
     model, ids = Plain(), torch.tensor([[3, 4, 5], [5, 4, 3]])
     batch = {"attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]])}
     with perturbed_embeddings(model, None, batch=batch, embeddings="words") as sites:
@@ -126,13 +126,13 @@ def test_batch_mask_where_the_call_shows_none() -> None:
 
 
 class Pair(nn.Embedding):
-    """As I-BERT's: the embeddings and the scale of their integers."""
+    """Like I-BERT's: returns the embeddings and a scale."""
 
     def forward(self, ids: Tensor) -> Any:
         return super().forward(ids), 1.0
 
 
-def test_errors_say_the_way_out() -> None:
+def test_errors_name_the_remedy() -> None:
     model = head("bert")
     with pytest.raises(RuntimeError, match="inputs_embeds"), perturbed_embeddings(model):
         model(inputs_embeds=torch.randn(2, 3, 16))
@@ -152,7 +152,7 @@ def test_errors_say_the_way_out() -> None:
 
 
 class Wrapped(nn.Module):
-    """A hand-written head around an encoder, as users have them."""
+    """A hand-written head around an encoder."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_wrapped_models(wrap: str, tmp_path) -> None:
             torch.distributed.destroy_process_group()
 
 
-def test_padding_may_have_any_number() -> None:
+def test_padding_may_have_any_token_id() -> None:
     model, ids = nn.Sequential(nn.Embedding(9, 4, padding_idx=3), nn.Flatten()), torch.tensor([[0, 3, 5], [3, 3, 1]])
     clean = model(ids).view(2, 3, 4)
     with perturbed_embeddings(model, lambda site: site.empty().fill_(0.5), embeddings="0"):
@@ -203,7 +203,7 @@ def test_padding_may_have_any_number() -> None:
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("size", [1e-35, 1.0, 1e35])
-def test_uphill_is_of_unit_length_however_small_or_large_the_gradient(norm: Norm, size: float) -> None:
+def test_uphill_has_length_one_for_tiny_and_huge_gradients(norm: Norm, size: float) -> None:
     """The squares of such float32 numbers are zero or infinite."""
     gradient = torch.randn(4, 3, 5)
     exact = gradient.double()

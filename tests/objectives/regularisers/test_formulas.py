@@ -18,7 +18,7 @@ Logits = Callable[..., Tensor]
 def problem(classes: int) -> tuple[nn.Module, dict[str, Tensor], Logits, Tensor]:
     """A BERT in float64 without dropout, a batch, the logits for perturbed embeddings, the mask of real tokens."""
     model, batch = no_dropout(head("bert", num_labels=classes)).double(), texts(classes=classes)
-    for p in model.parameters():  # at their small initial values all predictions are alike
+    for p in model.parameters():  # with the small initial values all predictions are nearly equal
         p.data.mul_(3)
     if classes == 1:
         batch["labels"] = batch["labels"].double()
@@ -44,7 +44,7 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """KL both ways, or the squared difference."""
+    """KL in both directions, or the squared difference."""
     return (a - b)[:, 0] ** 2 if a.shape[1] == 1 else kl(a, b) + kl(b, a)
 
 
@@ -168,7 +168,7 @@ def test_rdrop(classes: int, passes: str, reduction: str) -> None:
     apart = distance(first, second) * (1 if classes == 1 else 0.5)
     both = loss(first, batch) + loss(second, batch)
     wanted = both / 2 + 0.6 * apart
-    if reduction == "released":  # the released BERT code: a sum over the batch beside means
+    if reduction == "released":  # the released BERT code sums the divergence over the batch
         wanted = both + 0.6 * apart * (1 if classes == 1 else 4)
         if classes > 1:
             p, q = first.log_softmax(-1), second.log_softmax(-1)
@@ -205,7 +205,7 @@ def test_rdrop_as_released_sums_over_the_target_tokens() -> None:
     torch.testing.assert_close(found.mean(), plain + 0.5 * apart, rtol=1e-10, atol=0)
 
 
-def test_outputs_of_several_views_are_apart_by_the_mean_over_the_views() -> None:
+def test_the_divergence_of_stacked_views_is_the_mean_over_the_views() -> None:
     first, second = torch.randn(2, 2, 5, 3, dtype=torch.float64)
     wrapped, batch = RDrop(Classification()), (None, torch.zeros(5, dtype=torch.long))
     torch.testing.assert_close(wrapped.directed(first, second, batch), kl(first, second).mean(0))

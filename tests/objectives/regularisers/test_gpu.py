@@ -1,4 +1,4 @@
-"""On a CUDA device: no waiting for it, shared masks from its own generator, the same numbers as on the CPU."""
+"""On a CUDA device: no synchronization, shared masks from the device's generator, the same numbers as on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Tagger(nn.Module):
-    """Words, dropout, two layers; nothing in it waits for the device."""
+    """Embeddings, dropout and two layers, without synchronization."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -51,15 +51,15 @@ METHODS = {"freelb": FreeLB, "tat": TAT, "tavat": TAVAT}
 
 
 @pytest.mark.parametrize("name", [*WRAPPERS, *METHODS])
-def test_nothing_waits_for_the_device(name: str) -> None:
+def test_no_synchronization(name: str) -> None:
     model, batch = problem("cuda", dropout=0.1)
     objective = WRAPPERS[name](Classification()) if name in WRAPPERS else Classification()
     method = METHODS[name](**WHERE) if name in METHODS else SAM()
-    method.backward(model, batch, objective)  # what is made once may wait
+    method.backward(model, batch, objective)  # the first step may synchronize
     torch.cuda.synchronize()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the mode is a prototype
+            warnings.simplefilter("ignore")  # the mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
         method.backward(model, batch, objective)
     finally:
@@ -80,7 +80,7 @@ def test_same_numbers_as_on_the_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vat", "smart"])
 def test_passes_inside_an_objective_share_their_masks(name: str) -> None:
-    """With the radius at zero and the teacher at the student nothing but different masks could add to the loss."""
+    """With radius 0 and a teacher equal to the student, only different masks could change the loss."""
     zero = {
         "vat": lambda o: VAT(o, epsilon=0.0, **WHERE),
         "smart": lambda o: SMART(o, epsilon=0.0, total_steps=9, **WHERE),

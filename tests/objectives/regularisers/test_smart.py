@@ -13,7 +13,7 @@ from helpers.heads import head, no_dropout, texts
 
 
 def watched(objective: Objective, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The losses, and what was added to the embeddings in every pass."""
+    """The losses, and the noise on the embeddings in every pass."""
     clean = model.get_input_embeddings()(batch["input_ids"]).detach()
     added = []
 
@@ -77,8 +77,8 @@ def test_the_ascent_raises_the_divergence() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: SMART(Classification(), total_steps=10), lambda: VAT(Classification())])
-def test_no_grad_sees_the_same_losses(make) -> None:
-    """delta-SAM's probes call the objective without a graph; the inner ascent must not notice."""
+def test_losses_are_the_same_under_no_grad(make) -> None:
+    """delta-SAM's probes call the objective without a graph; the inner ascent still needs one."""
     model, batch = head("bert"), texts()
     objective = make()
     objective.prepare(model)
@@ -94,7 +94,7 @@ def test_no_grad_sees_the_same_losses(make) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda o: SMART(o, mu=0.0), VAT])
-def test_a_gradient_that_is_not_finite_does_no_harm(make) -> None:
+def test_a_gradient_that_is_not_finite_gives_finite_losses(make) -> None:
     model, batch = no_dropout(head("bert")), texts()
 
     class Explosive(Classification):
@@ -134,7 +134,7 @@ def test_the_teacher_follows_on_schedule() -> None:
     assert smart.state_dict()["updates"] == 6
 
 
-def test_the_teacher_is_a_model_of_its_own() -> None:
+def test_the_teacher_is_a_separate_model() -> None:
     model, batch = head("bert"), texts()
     model.bert.embeddings.position_embeddings.weight.requires_grad_(False)
     smart = SMART(Classification(), total_steps=10)
@@ -149,7 +149,7 @@ def test_the_teacher_is_a_model_of_its_own() -> None:
 
 
 def test_the_proximal_term_is_zero_where_the_teacher_is() -> None:
-    """Also with dropout on: all passes share their masks, so only the weights can make a difference."""
+    """Also with dropout: all passes share their masks, so they differ by the weights only."""
     model, batch = head("bert"), texts()
     losses = []
     for mu in (0.0, 100.0):
@@ -190,7 +190,7 @@ def test_a_checkpoint_continues_exactly(dtype: torch.dtype) -> None:
         assert value.equal(resumed.state_dict()["teacher"][name])
 
 
-def test_errors_say_the_way_out() -> None:
+def test_errors_name_the_remedy() -> None:
     with pytest.raises(ValueError, match="total_steps="):
         SMART(Classification())
     with pytest.raises(ValueError, match="epsilon"):
@@ -219,7 +219,7 @@ def test_errors_say_the_way_out() -> None:
         SMART(Classification(), mu=0.0).load_state_dict({"updates": 3})
 
 
-def test_what_was_loaded_is_not_changed_by_training() -> None:
+def test_training_does_not_change_the_loaded_state() -> None:
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
     batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
     first, second = (SMART(Classification(), total_steps=10, embeddings="0") for _ in range(2))
@@ -236,7 +236,7 @@ def test_what_was_loaded_is_not_changed_by_training() -> None:
 
 
 def unfrozen_later(*, reload: bool) -> tuple[nn.Module, SMART, list[torch.Tensor]]:
-    """A model whose embeddings are trained from the third of four steps on; their values at each step."""
+    """A model whose embeddings are unfrozen in the third of four steps; returns their values at each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)).double()
     batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
@@ -256,13 +256,13 @@ def unfrozen_later(*, reload: bool) -> tuple[nn.Module, SMART, list[torch.Tensor
 
 
 @pytest.mark.parametrize("reload", [False, True])
-def test_parameters_that_are_unfrozen_later_get_an_average_of_their_own(reload: bool) -> None:
+def test_parameters_that_are_unfrozen_later_get_an_average(reload: bool) -> None:
     model, smart, values = unfrozen_later(reload=reload)
     assert torch.equal(values[1], values[2])
     teacher = smart.teacher.model_like(model)
     assert torch.allclose(teacher[0].weight, 0.5 * (values[2] + values[3]))
     assert teacher[0].weight is not model[0].weight
-    model[0].requires_grad_(False)  # and keep it when they are frozen again
+    model[0].requires_grad_(False)  # frozen parameters keep their average
     smart.prepare(model)
     assert torch.allclose(teacher[0].weight, 0.25 * (values[2] + values[3]) + 0.5 * model[0].weight)
     assert smart.teacher.model_like(model) is teacher

@@ -1,4 +1,4 @@
-"""Data parallelism, checkpointing and compilation change nothing; adapters train and the rest stays still."""
+"""Data parallelism, checkpointing and compilation change nothing; with adapters only these are trained."""
 
 from __future__ import annotations
 

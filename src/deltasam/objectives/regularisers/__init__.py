@@ -17,14 +17,13 @@ method: ``DeltaSAM(...).backward(model, batch, RDrop(Classification()))``.
 from deltasam.objectives.regularisers._embedding_noise import EmbeddingNoise
 from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side, find_embeddings
-from deltasam.objectives.regularisers._losses import Losses
 from deltasam.objectives.regularisers._noise import Norm, draw, project, row_norm, uphill
 from deltasam.objectives.regularisers._r3f import R3F
 from deltasam.objectives.regularisers._rdrop import RDrop
 from deltasam.objectives.regularisers._smart import SMART
 from deltasam.objectives.regularisers._teacher import Teacher
 from deltasam.objectives.regularisers._vat import VAT
-from deltasam.objectives.regularisers._wrapper import Consistency, Wrapper
+from deltasam.objectives.regularisers._wrapper import Consistency, Losses, Wrapper
 
 __all__ = [
     "R3F",

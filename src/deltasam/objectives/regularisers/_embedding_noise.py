@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from deltasam.objectives._checks import check_choice, check_positive
 from deltasam.objectives.regularisers._embeddings import perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side
-from deltasam.objectives.regularisers._losses import as_objective
 from deltasam.objectives.regularisers._noise import Distribution, draw
-from deltasam.objectives.regularisers._wrapper import Wrapper, check_choice, check_positive
+from deltasam.objectives.regularisers._wrapper import Wrapper, as_objective
 
 
 @dataclass(frozen=True)
@@ -56,43 +55,35 @@ class EmbeddingNoise(Wrapper):
     side: Side = "encoder"
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         object.__setattr__(self, "objective", as_objective(self.objective))
         super().__post_init__()
         check_positive("EmbeddingNoise", "scale", self.scale)
         check_choice("EmbeddingNoise", "noise", self.noise, Distribution)
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Outputs for the noisy embeddings."""
         with self._noisy(model, batch):
             return self.objective.forward(model, batch)
 
     @property
     def has_unperturbed_part(self) -> bool:
-        """Whether a part of the wrapped objective's outputs stays at w."""
         return self.objective.has_unperturbed_part
 
     def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
-        """The part of the outputs that stays at w, with its noise, if the wrapped objective has one."""
         with self._noisy(model, batch, required=False):
             return self.objective.unperturbed(model, batch)
 
     def complete(self, model: nn.Module, batch: Any, unperturbed: Tensor) -> Tensor:
-        """All outputs from the part at w and a noisy pass over the rest."""
         with self._noisy(model, batch):
             return self.objective.complete(model, batch, unperturbed)
 
-    @contextmanager
-    def _noisy(self, model: nn.Module, batch: Any, *, required: bool = True) -> Iterator[None]:
+    def _noisy(self, model: nn.Module, batch: Any, *, required: bool = True) -> AbstractContextManager[Any]:
         if self.scale == 0:
-            yield  # as in plain training, nothing is drawn
-            return
-        with perturbed_embeddings(
+            return nullcontext()  # as in plain training, nothing is drawn
+        return perturbed_embeddings(
             model,
             lambda site: draw(site, self.scale, self.noise),
             batch=batch,
             embeddings=self.embeddings,
             side=self.side,
             required=required,
-        ):
-            yield
+        )

@@ -75,7 +75,7 @@ def perturbed_embeddings(
     The model needs no change and no ``inputs_embeds``: a hook on the embedding layer adds the noise to its output,
     before positions, types, LayerNorm and dropout. Encoder-decoder models are perturbed on one ``side`` only, even if
     both sides share the table or the module. Wrapped models (DDP, PEFT, ``torch.compile``) work; compiled ones
-    run uncompiled inside the context, because compiled code does not see hooks that come and go.
+    run uncompiled inside the context, because compiled code ignores hooks that are added later.
 
     Padding is given by the attention mask of the call, else by the batch's ``attention_mask``, else by the layer's
     ``padding_idx``; its embeddings stay unchanged, bit for bit.
@@ -114,8 +114,7 @@ def perturbed_embeddings(
                 stack.callback(found.region.register_forward_pre_hook(state.enter).remove)
                 stack.callback(found.region.register_forward_hook(state.leave, always_call=True).remove)
             for module in found.ancestors:
-                hook = state.sees_mask(_mask_position(module))
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                stack.callback(module.register_forward_pre_hook(state.sees_mask(module), with_kwargs=True).remove)
             for layer, table in zip(found.layers, _tables(found.layers), strict=True):
                 stack.callback(layer.register_forward_hook(state.adds(noise, detach, table)).remove)
             if noise is not None:
@@ -147,7 +146,10 @@ class _State:
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._inside = False
 
-    def sees_mask(self, position: int) -> Callable[..., None]:
+    def sees_mask(self, module: nn.Module) -> Callable[..., None]:
+        names = list(inspect.signature(module.forward).parameters)
+        position = names.index("attention_mask") if "attention_mask" in names else -1
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             mask = kwargs.get("attention_mask", args[position] if 0 <= position < len(args) else None)
             if isinstance(mask, Tensor) and mask.ndim == 2:  # inner modules may get it expanded to four dimensions
@@ -223,11 +225,6 @@ def _tables(layers: Sequence[nn.Module]) -> list[int]:
     """The number of the table of each layer."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(id(getattr(layer, "weight", layer)), len(numbers)) for layer in layers]
-
-
-def _mask_position(module: nn.Module) -> int:
-    names = list(inspect.signature(module.forward).parameters)
-    return names.index("attention_mask") if "attention_mask" in names else -1
 
 
 def _batch_mask(batch: Any, side: Side) -> Tensor | None:

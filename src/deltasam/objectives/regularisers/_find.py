@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from deltasam._torch import any_compiled
+from deltasam.objectives._checks import check_choice
 
 Side = Literal["encoder", "decoder"]
 Embeddings = str | nn.Module | Callable[[str, nn.Module], bool] | None
@@ -31,12 +32,8 @@ def find_embeddings(model: nn.Module, embeddings: Embeddings, side: Side) -> Fou
     through DDP, PEFT, ``torch.compile``, sentence-transformers and hand-written heads. The result is not always the
     module that the model calls (BART and T5 return ``shared``, and call copies that are tied to the same table), so
     every embedding layer with that table counts, within the chosen side of an encoder-decoder model.
-
-    Raises:
-        ValueError: Nothing was found.
     """
-    if side not in ("encoder", "decoder"):
-        raise ValueError(f"side={side!r} must be 'encoder' or 'decoder'")
+    check_choice("perturbed_embeddings", "side", side, Side)
     modules = dict(model.named_modules(remove_duplicate=False))
     compiled = any_compiled(modules.values())
     if embeddings is not None:

@@ -25,7 +25,7 @@ def draw(
 
 def row_norm(values: Tensor, norm: Norm) -> Tensor:
     """The norm of every row over all its other dimensions, ``(rows, 1, ...)``: broadcasts against the values."""
-    if values.ndim == 1:  # one number a row; torch takes no dimensions for all of them
+    if values.ndim == 1:  # an empty dim would mean all dimensions
         return values.abs()
     order = 2.0 if norm == "l2" else torch.inf
     dims = tuple(range(1, values.ndim))
@@ -34,10 +34,10 @@ def row_norm(values: Tensor, norm: Norm) -> Tensor:
 
 
 def uphill(gradient: Tensor, norm: Norm) -> Tensor:
-    """The gradient of every row divided by its norm; zero where that is zero or anything in the row is not finite.
+    """The gradient of every row divided by its norm; zero if the norm is zero or an entry is not finite.
 
-    No host synchronisation. The gradient is scaled by its largest entry first, so that neither tiny nor huge (loss
-    scaled) gradients are lost when they are squared.
+    Does not synchronise. The gradient is divided by its largest entry first, so that the squares of tiny or huge
+    (loss-scaled) gradients neither underflow nor overflow.
     """
     largest = row_norm(gradient, "linf")
     sound = torch.isfinite(largest) & (largest > 0)

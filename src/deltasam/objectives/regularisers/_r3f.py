@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, Masks
+from deltasam.objectives._checks import check_choice, check_positive
+from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, EmbeddingPasses, Masks
 from deltasam.objectives.regularisers._noise import Distribution, draw
-from deltasam.objectives.regularisers._wrapper import check_choice, check_positive
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class R3F(EmbeddingConsistency):
     detach_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         check_positive("R3F", "eps", self.eps)
         check_positive("R3F", "lam", self.lam)
@@ -66,12 +65,12 @@ class R3F(EmbeddingConsistency):
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """The clean and the noisy outputs."""
-        clean, sites, perturbed = self._clean(model, batch)
+        passes = EmbeddingPasses(self, model, batch)
+        clean, sites = passes.clean()
         # Drawn between the passes: noise drawn inside the noisy pass would shift its dropout masks.
         noise = [draw(site, self.eps, self.noise) for site in sites]
-        return clean, perturbed(noise, detach=self.detach_embeddings)
+        return clean, passes.perturbed(noise, detach=self.detach_embeddings)
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
-        """The formula."""
         clean, noisy = views
         return self.objective.losses(clean, batch) + self.lam * self.both_directions(clean, noisy, batch)

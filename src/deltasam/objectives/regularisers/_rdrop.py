@@ -9,7 +9,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from deltasam.objectives._base import Objective
-from deltasam.objectives.regularisers._wrapper import Consistency, Wrapper, check_choice, check_positive
+from deltasam.objectives._checks import check_choice, check_positive
+from deltasam.objectives.regularisers._wrapper import Consistency, Wrapper
 from deltasam.step.batches import batch_size, repeat
 
 ForwardPasses = Literal["one", "two"]
@@ -60,7 +61,6 @@ class RDrop(Consistency):
     reduction: Reduction = "paper"
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         check_positive("RDrop", "alpha", self.alpha)
         check_choice("RDrop", "passes", self.passes, ForwardPasses)
@@ -68,8 +68,7 @@ class RDrop(Consistency):
 
     @property
     def separable(self) -> bool:  # type: ignore[override]
-        """Whether the loss of an instance depends on that instance alone; the released reduction depends on N."""
-        return self.objective.separable and self.reduction == "paper"
+        return self.objective.separable and self.reduction == "paper"  # the released one depends on N
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """Two outputs with different dropout masks."""
@@ -91,7 +90,6 @@ class RDrop(Consistency):
         return first, second
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
-        """The formula, with the paper's or the released reduction."""
         first, second = views
         losses = self.objective.losses(first, batch) + self.objective.losses(second, batch)
         divergence = self.objective.divergence(first, second, batch)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.objectives.regularisers._adversary import EmbeddingConsistency
+from deltasam.objectives._checks import check_choice, check_positive
+from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, EmbeddingPasses
 from deltasam.objectives.regularisers._noise import Norm, draw, project, uphill
 from deltasam.objectives.regularisers._teacher import Teacher
-from deltasam.objectives.regularisers._wrapper import check_choice, check_positive
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class SMART(EmbeddingConsistency):
               + \lambda_s \max_{\lVert \delta \rVert_p \le \epsilon} D(f(E_i; w), f(E_i + \delta; w))
               + \mu D(f(E_i; w), f(E_i; \tilde w)), \qquad D(p, q) = KL(p \| q) + KL(q \| p)
 
-    and :math:`D(a, b) = (a - b)^2` for regression. The maximum is approached by projected ascent from
+    and :math:`D(a, b) = (a - b)^2` for regression. The maximum is approximated by projected ascent from
     :math:`\delta \sim N(0, \sigma^2)`: ``steps`` times :math:`\delta \leftarrow \Pi(\delta + \eta \, g / \lVert g
     \rVert_p)`, with g the gradient of D and :math:`\Pi` the projection onto the ball. (Public implementations divide
     by the norm and never multiply by :math:`\epsilon`: their noise is sixteen times as large as the embeddings.) The
-    noise is a constant for the outer gradient. A gradient that is not finite leaves the noise where it is.
+    noise is a constant for the outer gradient. A gradient that is not finite does not change the noise.
 
     The teacher :math:`\tilde w` is a moving average of the weights, :math:`\tilde w \leftarrow \beta \tilde w + (1 -
     \beta) w`, :math:`\beta = 0.99` in the first tenth of the updates, then 0.999. It moves when a step starts
@@ -88,7 +88,6 @@ class SMART(EmbeddingConsistency):
     teacher: Teacher = field(default_factory=Teacher, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         for name in ("lam", "mu", "epsilon", "sigma", "eta"):
             check_positive("SMART", name, getattr(self, name))
@@ -114,21 +113,21 @@ class SMART(EmbeddingConsistency):
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """The clean and the adversarial outputs, and those of the teacher."""
-        clean, sites, perturbed = self._clean(model, batch)
+        passes = EmbeddingPasses(self, model, batch)
+        clean, sites = passes.clean()
         target = clean.detach()
         deltas = [project(draw(site, self.sigma, "normal"), self.epsilon, self.norm) for site in sites]
         for _ in range(self.steps):
-            gradients = perturbed.gradient(deltas, lambda outputs: self.both_directions(target, outputs, batch))
+            gradients = passes.gradient(deltas, lambda outputs: self.both_directions(target, outputs, batch))
             moved = [d + self.eta * uphill(g, self.norm) for d, g in zip(deltas, gradients, strict=True)]
             deltas = [project(d, self.epsilon, self.norm) for d in moved]
-        views = [clean, perturbed(deltas)]
+        views = [clean, passes.perturbed(deltas)]
         if self.mu > 0:
-            with torch.no_grad(), perturbed.masks():
+            with torch.no_grad(), passes.masks():
                 views.append(self.objective.forward(self.teacher.model_like(model), batch))
         return views
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
-        """The formula."""
         clean, adversarial = views[:2]
         losses = self.objective.losses(clean, batch) + self.lam * self.both_directions(clean, adversarial, batch)
         if self.mu == 0:

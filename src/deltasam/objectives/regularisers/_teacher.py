@@ -54,11 +54,7 @@ class Teacher:
                 p.data = known  # both share the memory
 
     def model_like(self, student: nn.Module) -> nn.Module:
-        """The teacher, in the student's mode (train or eval); call it under ``no_grad``.
-
-        Raises:
-            RuntimeError: The teacher does not exist yet.
-        """
+        """The teacher, in the student's mode (train or eval); call it under ``no_grad``."""
         if self._model is None:
             raise RuntimeError(
                 "the teacher does not exist before the first step: call objective.prepare(model) when a step starts "
@@ -96,19 +92,14 @@ def _wide(value: Tensor) -> Tensor:
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    inner: Any = uncompiled(model)
+    inner: nn.Module = uncompiled(model)
     while isinstance(inner, DistributedDataParallel):
         inner = uncompiled(inner.module)
-    found: nn.Module = inner
-    return found
+    return inner
 
 
 def _copied(model: nn.Module, averaged: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the model, and the parameters that it does not share: the trainable and the averaged ones.
-
-    Raises:
-        ValueError: The averages belong to another model.
-    """
+    """A copy of the model, and the parameters that it does not share: the trainable and the averaged ones."""
     parameters = dict(model.named_parameters())
     unknown = sorted(set(averaged) - set(parameters))
     if unknown:

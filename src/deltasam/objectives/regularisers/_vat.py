@@ -8,22 +8,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam.objectives.regularisers._adversary import EmbeddingConsistency
+from deltasam.objectives._checks import check_positive
+from deltasam.objectives.regularisers._adversary import EmbeddingConsistency, EmbeddingPasses
 from deltasam.objectives.regularisers._noise import draw, uphill
-from deltasam.objectives.regularisers._wrapper import check_positive
 
 
 @dataclass(frozen=True)
 class VAT(EmbeddingConsistency):
-    r"""Virtual adversarial training on the input embeddings: nearness to the clean prediction :math:`p_i`, a constant.
+    r"""Virtual adversarial training on the input embeddings, with the clean prediction :math:`p_i` as a constant.
 
     .. math:: l_i = l(f(E_i), y_i) + \alpha KL(p_i \| f(E_i + r_i)), \qquad
               r_i = \epsilon \frac{g_i}{\lVert g_i \rVert_2}, \;
               g_i = \nabla_r KL(p_i \| f(E_i + r)) \big|_{r = \xi d_i}
 
-    with :math:`d_i` a random unit vector; further ``steps`` of the power iteration put :math:`g_i / \lVert g_i \rVert`
-    in its place. Norms are over all real tokens of an instance. If the divergence of the objective has no direction
-    (regression: squared differences), it replaces KL. A gradient that is zero or not finite gives r = 0.
+    with :math:`d_i` a random unit vector; further ``steps`` of the power iteration replace it by
+    :math:`g_i / \lVert g_i \rVert`. Norms are over all real tokens of an instance. If the divergence of the objective
+    has no direction (regression: squared differences), it replaces KL. A gradient that is zero or not finite gives
+    r = 0.
 
     Cost: 2 + ``steps`` forwards, ``steps`` backwards into the embeddings and 1 through two passes.
 
@@ -59,7 +60,6 @@ class VAT(EmbeddingConsistency):
     steps: int = 1
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         super().__post_init__()
         check_positive("VAT", "alpha", self.alpha)
         check_positive("VAT", "epsilon", self.epsilon)
@@ -68,18 +68,18 @@ class VAT(EmbeddingConsistency):
 
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """The clean and the virtually adversarial outputs."""
-        clean, sites, perturbed = self._clean(model, batch)
+        passes = EmbeddingPasses(self, model, batch)
+        clean, sites = passes.clean()
         target = clean.detach()
         unit = [uphill(draw(site, 1.0, "normal"), "l2") for site in sites]
         for _ in range(self.steps):
-            gradients = perturbed.gradient(
+            gradients = passes.gradient(
                 [self.xi * d for d in unit], lambda outputs: self.objective.directed(target, outputs, batch)
             )
             unit = [uphill(g, "l2") for g in gradients]
-        return clean, perturbed([self.epsilon * d for d in unit])
+        return clean, passes.perturbed([self.epsilon * d for d in unit])
 
     def combine(self, views: Sequence[Tensor], batch: Any) -> Tensor:
-        """The formula."""
         clean, adversarial = views
         divergence = self.objective.directed(clean.detach(), adversarial, batch)
         return self.objective.losses(clean, batch) + self.alpha * divergence

@@ -1,12 +1,11 @@
-"""Base classes of objectives that wrap an objective: delegation, and losses that compare several outputs."""
+"""Base classes of objectives that wrap an objective or a callable, and of losses that compare several outputs."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ class Wrapper(Objective):
     objective: Objective
 
     def __post_init__(self) -> None:
-        """Checks the wrapped objective."""
         if not isinstance(self.objective, Objective):
             raise TypeError(
                 f"{type(self).__name__}(objective={self.objective!r}): must be an Objective, whose outputs can be "
@@ -36,40 +34,31 @@ class Wrapper(Objective):
 
     @property
     def separable(self) -> bool:  # type: ignore[override]  # a class variable of the base, here the wrapped one's
-        """Whether the loss of an instance depends on that instance alone."""
         return self.objective.separable
 
     @property
     def directional(self) -> bool:  # type: ignore[override]
-        """Whether the divergence is the mean of two directed ones."""
         return self.objective.directional
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Outputs of the wrapped objective."""
         return self.objective.forward(model, batch)
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Losses of the wrapped objective."""
         return self.objective.losses(outputs, batch)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Divergence of the wrapped objective."""
         return self.objective.divergence(first, second, batch)
 
     def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Directed divergence of the wrapped objective."""
         return self.objective.directed(first, second, batch)
 
     def items(self, batch: Any) -> Tensor | None:
-        """The divisor of the wrapped objective's mean."""
         return self.objective.items(batch)
 
     def check_parts(self, batches: Sequence[Any]) -> None:
-        """Calls ``check_parts`` of the wrapped objective."""
         self.objective.check_parts(batches)
 
     def prepare(self, model: nn.Module) -> None:
-        """Prepares the wrapped objective for a step."""
         self.objective.prepare(model)
 
     def state_dict(self, **place: Any) -> dict[str, Any]:
@@ -86,7 +75,6 @@ class Wrapper(Objective):
         return {**{name: part for name, part in parts.items() if part}, **self._own_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state that :meth:`state_dict` returned."""
         own = {key: value for key, value in state.items() if key != "objective"}
         load_objective(self.objective, state.get("objective", {}))
         this: Any = self  # may also be a module
@@ -126,20 +114,16 @@ class Consistency(Wrapper):
         """Losses of the instances from the views, shape ``(N,)``."""
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """The views, stacked."""
         return torch.stack(tuple(self.views(model, batch)))
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Losses of the instances from the stacked views."""
         return self.combine(outputs.unbind(0), batch)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Mean over the views of the wrapped objective's divergence."""
         pairs = zip(first.unbind(0), second.unbind(0), strict=True)
         return torch.stack([self.objective.divergence(a, b, batch) for a, b in pairs]).mean(0)
 
     def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        """Mean over the views of the wrapped objective's directed divergence."""
         pairs = zip(first.unbind(0), second.unbind(0), strict=True)
         return torch.stack([self.objective.directed(a, b, batch) for a, b in pairs]).mean(0)
 
@@ -152,23 +136,35 @@ class Consistency(Wrapper):
         return factor * self.objective.divergence(first, second, batch)
 
 
-def check_choice(owner: str, name: str, value: Any, choices: Any) -> None:
-    """Raises a ValueError that names the argument, its value and the choices."""
-    if value not in get_args(choices):
-        raise ValueError(f"{owner}({name}={value!r}): must be one of {list(get_args(choices))}")
+@dataclass(frozen=True)
+class Losses(Objective):
+    """Any callable ``function(model, batch) -> (N,)`` as an objective without a divergence: its outputs are losses."""
+
+    function: Callable[[nn.Module, Any], Tensor]
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.function(model, batch)
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        return outputs
+
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        raise TypeError(
+            f"{self.function!r} returns losses, not outputs that can be compared: wrap an Objective instead, "
+            "for example Classification()"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(getattr(self.function, "state_dict", dict)())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if hasattr(self.function, "load_state_dict"):
+            load_objective(self.function, state)
+        else:
+            super().load_state_dict(state)
 
 
-def check_positive(owner: str, name: str, value: Any, *, zero: bool = True, whole: bool = False) -> None:
-    """Raises a ValueError that names the argument and its value, unless that is a finite number of at least 0.
-
-    Args:
-        owner: The class.
-        name: The argument.
-        value: Its value.
-        zero: Whether zero is allowed.
-        whole: Whether it must be an integer.
-    """
-    number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not number or not (value >= 0 if zero else value > 0) or value == float("inf"):
-        kind = "whole number" if whole else "number"
-        raise ValueError(f"{owner}({name}={value!r}): must be a {kind} {'at least' if zero else 'greater than'} 0")
+def as_objective(value: Any) -> Objective:
+    """An objective itself, any other callable as :class:`Losses`."""
+    wrapped: Objective = Losses(value) if callable(value) and not isinstance(value, Objective) else value
+    return wrapped

@@ -1,4 +1,4 @@
-"""What TAT and TAVAT remember changes in place, table by table: a recorded step reads the memory it has seen."""
+"""The state of TAT and TAVAT changes in place, table by table, because a captured step keeps its memory addresses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_the_table_stays_where_it_is(kind: type) -> None:
+def test_the_table_keeps_its_memory(kind: type) -> None:
     method, model, name = kind(embeddings="0", adv_lr=0.3), network(), TABLES[kind]
     method.backward(model, batch(0), Classification())
     table, before = method.state[name], method.state[name].clone()
@@ -38,7 +38,7 @@ def test_the_table_stays_where_it_is(kind: type) -> None:
     assert not torch.equal(table, before)
     assert method.buffer_key() == key
     method.load_state_dict(method.state_dict())
-    assert method.buffer_key() != key  # other memory: what was recorded does not fit
+    assert method.buffer_key() != key  # other memory: old recordings are invalid
 
 
 def test_the_counts_are_those_of_a_sum() -> None:
@@ -68,7 +68,7 @@ def test_checkpoints_share_no_memory(kind: type) -> None:
 
 
 class Played:
-    """What a graph does with a table: it reads and writes the memory that it saw when it was recorded."""
+    """A fake graph: it reads and writes the memory that it was recorded with."""
 
     def __init__(self, run: Any, model: nn.Module, inputs: Any, needs: Needs, pool: Any, place: Any) -> None:
         self.run, self.model, self.place, self.placed = run, model, place, list(place)
@@ -106,7 +106,7 @@ def test_replays_accumulate(kind: type, monkeypatch: pytest.MonkeyPatch) -> None
             optimizer.step()
             optimizer.zero_grad()
         found.append((method.state[TABLES[kind]], model[2].weight))
-    assert taken.report.replayed == 5  # all but the first, the first with a table, and the first after the checkpoint
+    assert taken.report.replayed == 5  # except the first, the first with a table, the first after the checkpoint
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -136,7 +136,7 @@ def is_embedding(name: str, module: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("rows", [(9, 5), (5, 9), (7, 7)])
-def test_every_table_has_its_vocabulary(rows: tuple[int, int]) -> None:
+def test_every_table_has_one_vocabulary(rows: tuple[int, int]) -> None:
     torch.manual_seed(0)
     model = TwoTables(*rows)
     ids = torch.cat([torch.randint(r, (4, 2)) for r in rows], 1)
@@ -147,7 +147,7 @@ def test_every_table_has_its_vocabulary(rows: tuple[int, int]) -> None:
     assert [table.shape for table in tables] == [(r, 4) for r in rows]
     fresh = TAVAT(embeddings=is_embedding, adv_lr=0.3)
     fresh.backward(model, (ids, LABELS), Classification())
-    starts = TAVAT(embeddings=is_embedding, adv_lr=0.0)  # the mean of what a token starts with is what it starts with
+    starts = TAVAT(embeddings=is_embedding, adv_lr=0.0)  # without ascent the vocabulary keeps its initial values
     starts.backward(model, (ids, LABELS), Classification())
     for name, table, used in zip(("vocabulary", "vocabulary.1"), tables, (ids[:, :2], ids[:, 2:]), strict=True):
         unused = torch.ones(len(table), dtype=torch.bool).index_fill(0, used.flatten(), False)

@@ -1,4 +1,4 @@
-"""TAT aims at a class, which takes a backward pass of its own: the promises of a method hold with it, too."""
+"""TAT needs an extra backward pass towards its target class; the contract of methods holds with it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def method(**changes) -> Method:
 
 def test_weights_streams_and_earlier_gradients_survive_a_failure_in_any_pass() -> None:
     class BoomError(Exception):
-        """Raised on purpose."""
+        """Raised by the test."""
 
     class Explosive(Classification):
-        """Fails in a chosen call of ``targets``: two in a pass, one for the loss and one for the aim."""
+        """Fails in one call of ``targets``; each pass has two, for the loss and for the target class."""
 
         def targets(self, batch: dict[str, Tensor]) -> Tensor:
             calls_left[0] -= 1
@@ -109,7 +109,7 @@ def test_the_adversary_makes_the_target_likelier() -> None:
     assert (rise > 0).all()
 
 
-def test_wrappers_are_seen_through_and_old_mistakes_fade() -> None:
+def test_wrapped_objectives_and_the_decay_of_old_mistakes() -> None:
     model, batch = head("bert"), texts(n=8)
     faded = method(decay=0.5)
     first = faded.backward(model, batch, RDrop(Classification()))
@@ -123,7 +123,7 @@ def test_wrappers_are_seen_through_and_old_mistakes_fade() -> None:
 @pytest.mark.parametrize(
     "objective", [SMART(Classification(), total_steps=9), VAT(Classification())], ids=["smart", "vat"]
 )
-def test_objectives_with_an_adversary_of_their_own(objective: Objective) -> None:
+def test_objectives_with_an_adversary(objective: Objective) -> None:
     model, batch = head("bert"), texts()
     step = method().backward(model, batch, objective)
     assert (step.forwards, step.backwards) == (3, 5)
@@ -131,8 +131,8 @@ def test_objectives_with_an_adversary_of_their_own(objective: Objective) -> None
 
 
 @pytest.mark.parametrize("scale", [1.0, 8.0])
-def test_the_norm_that_is_told_is_that_of_the_first_ascent(scale: float) -> None:
-    """Of the gradient of the mean loss, without the loss scale and the share of a pass; one still instance is none."""
+def test_grad_norm_is_that_of_the_first_ascent(scale: float) -> None:
+    """Of the gradient of the mean loss, without the loss scale and the share of a pass."""
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1)).double()
     ids, factors = torch.randint(9, (4, 2)), torch.tensor([1.0, 0.0, 2.0, 1.0], dtype=torch.float64)
     delta = torch.zeros(4, 2, 4, dtype=torch.float64, requires_grad=True)
@@ -144,14 +144,14 @@ def test_the_norm_that_is_told_is_that_of_the_first_ascent(scale: float) -> None
     assert not step.skipped
 
 
-def test_initial_noise_is_another_in_every_step_micro_batch_and_call_of_the_layer() -> None:
+def test_initial_noise_differs_between_steps_micro_batches_and_calls_of_the_layer() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.words = nn.Embedding(9, 4)
 
         def forward(self, ids: Tensor) -> Tensor:
-            return (self.words(ids) - self.words(ids)).square().sum((1, 2))  # what the noise of two calls differs by
+            return (self.words(ids) - self.words(ids)).square().sum((1, 2))  # zero without noise
 
     model, ids = Twice(), torch.randint(9, (3, 2))
     method = FreeLB(adv_steps=1, init_magnitude=1.0, embeddings="words")

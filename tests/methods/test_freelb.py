@@ -40,7 +40,7 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def noise_of(method: Method, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The initial noise that the method will draw: what it adds in a run of one pass."""
+    """The initial noise that the method will draw, from a run with one pass."""
     added = []
     layer = model.get_input_embeddings()
     clean = layer(batch["input_ids"])
@@ -103,12 +103,12 @@ def test_freelb_is_the_mean_over_its_steps(classes: int, norm: str, max_norm: fl
     assert (step.forwards, step.backwards) == (4, 4)
 
 
-def test_tat_goes_towards_the_class_most_often_confused() -> None:
+def test_tat_targets_the_class_most_often_confused() -> None:
     model, batch = bert(), texts(n=6, seed=4)
     method = TAT(adv_steps=3, adv_lr=0.3, init_magnitude=0.0, max_norm=0.5)
     mask = batch["attention_mask"].unsqueeze(-1)
     labels = batch["labels"]
-    # nothing is counted yet: the likeliest wrong class; afterwards the table decides
+    # without counts the target is the likeliest wrong class; afterwards the table decides
     table = torch.tensor([[0.0, 1, 5], [7, 0, 2], [0, 0, 0]])
     for counts in (None, table):
         if counts is not None:
@@ -162,7 +162,7 @@ def test_tat_samples_targets_in_proportion_and_never_the_gold_class() -> None:
 def test_tavat_tokens_carry_their_perturbations(norm: str, max_norm: float | None) -> None:
     model, batch = bert(), texts()
     ids, mask = batch["input_ids"], batch["attention_mask"].unsqueeze(-1)
-    ids[mask.squeeze(-1) == 0] = ids[0, 0]  # padding with the number of a word that occurs: it is no occurrence
+    ids[mask.squeeze(-1) == 0] = ids[0, 0]  # padding with the id of a token that occurs; it does not count
     order = 2 if norm == "l2" else torch.inf
     method = TAVAT(adv_steps=3, adv_lr=0.3, init_magnitude=0.0, max_norm=max_norm, norm=norm)
     torch.manual_seed(2)
@@ -212,7 +212,7 @@ def test_tavat_vocabulary_starts_small_and_is_saved_as_a_copy() -> None:
     method.backward(model, batch, Classification())
     assert saved["vocabulary"].equal(before)
     assert not method.state["vocabulary"].equal(before)
-    assert saved["vocabulary"][0].abs().max() <= 0.2 / 16**0.5  # padding has none of its own
+    assert saved["vocabulary"][0].abs().max() <= 0.2 / 16**0.5  # padding has no perturbation
 
 
 @pytest.mark.parametrize("kind", METHODS)
@@ -252,7 +252,7 @@ def test_padding_is_never_perturbed_and_the_ball_holds(kind: type) -> None:
     real = batch["attention_mask"].bool()
     for i, added in enumerate(seen):
         assert (added[~real] == 0).all()
-        if i % 4 or kind is not TAVAT:  # TAVAT begins where the vocabulary says
+        if i % 4 or kind is not TAVAT:  # TAVAT starts from its vocabulary
             assert added.flatten(1).norm(dim=1).max() <= 0.3 * (1 + 1e-9)
         if i % 4:
             torch.testing.assert_close(added.flatten(1).norm(dim=1), torch.full((4,), 0.3, dtype=torch.float64))
@@ -269,7 +269,7 @@ def test_a_bad_gradient_leaves_the_embeddings_where_they_are(bad: float) -> None
         layer, first = model.get_input_embeddings(), calls == 1
 
         def spoil(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
-            # after the method's hook: what flows back into the perturbation is spoilt, but only in the first pass
+            # after the method's hook: the gradient of the perturbation is bad in the first pass only
             return Spoil.apply(out, bad) if first else out
 
         handle = layer.register_forward_hook(spoil)
@@ -304,7 +304,7 @@ def test_micro_batches_are_one_batch(kind: type) -> None:
     for what in (batch, parts):
         model = bert()
         method = kind(init_magnitude=0.0, adv_lr=0.3)
-        for _ in range(2):  # the second step uses what the first remembered
+        for _ in range(2):  # the second step uses the state of the first
             model.zero_grad()
             steps.append(method.backward(model, what, Classification()))
         results.append((grads(model), method.state_dict()))
@@ -379,6 +379,6 @@ def test_a_step_is_freed_without_the_garbage_collector(kind: type[FreeLB], monke
     gc.disable()
     try:
         kind().backward(model, batch, Classification())
-        assert [ref() for ref in made] == [None]  # and with it perturbations as large as the embeddings
+        assert [ref() for ref in made] == [None]  # and its perturbations, which are as large as the embeddings
     finally:
         gc.enable()

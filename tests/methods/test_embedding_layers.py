@@ -1,4 +1,4 @@
-"""Several embedding layers in a step: a place without a slope does not keep the others from moving."""
+"""Several embedding layers in a step: one with a zero gradient does not stop the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS, LABELS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1], [2, 2, 3, 3]]), torch.te
 
 
 class Two(nn.Module):
-    """Two layers, each with a weight in the output: zero where the output does not depend on the layer."""
+    """Two layers, each with a factor in the output; with a factor of 0 the layer has no gradient."""
 
     def __init__(self, first: float, second: float) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def is_embedding(name: str, module: nn.Module) -> bool:
 @pytest.mark.parametrize(
     ("factors", "skipped"), [((1.0, 1.0), False), ((1.0, 0.0), False), ((0.0, 1.0), False), ((0.0, 0.0), True)]
 )
-def test_a_step_is_skipped_where_no_layer_has_a_slope(
+def test_a_step_is_skipped_if_no_layer_has_a_gradient(
     kind: type[FreeLB], factors: tuple[float, float], skipped: bool
 ) -> None:
     model = Two(*factors).double()
@@ -42,7 +42,7 @@ def test_a_step_is_skipped_where_no_layer_has_a_slope(
     assert bool(step.skipped) is skipped
 
 
-def test_an_instance_without_a_slope_does_not_keep_the_others_from_moving() -> None:
+def test_an_instance_without_a_gradient_does_not_stop_the_others() -> None:
     def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         counted = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
         return cross_entropy(model(batch[0]), batch[1], reduction="none") * counted
