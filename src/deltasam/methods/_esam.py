@@ -1,4 +1,4 @@
-"""Efficient SAM: perturbs some tensors, and trains on the instances whose losses rise most."""
+"""Efficient SAM: perturbs a random subset of the tensors, trains on the instances whose losses rise most."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ class ESAM(Method):
        gradient is that of their mean loss at :math:`w + \epsilon`.
 
     Cost: 3 forwards (one without a graph, one over the kept instances only), 2 backwards (the first with respect to
-    some parameters, the second over the kept instances). With gamma = 1 nothing is selected: 2 and 2. After a skipped
-    perturbation all instances are trained on (on the CPU; on other devices, where this would synchronise, the share
-    gamma of them is).
-    Extra memory: one copy of the perturbed parameters. The kept instances form a batch of another shape, so they draw
-    other dropout masks.
+    some parameters, the second over the kept instances); 2 and 2 with gamma = 1. Memory: one extra copy of the
+    perturbed parameters. The kept instances form a batch of another shape, so they draw other dropout masks. If the
+    perturbation is skipped, all instances are kept on the CPU, but not on a GPU, where this would synchronise.
 
     Attributes:
         rho: Radius; 0 is plain training (on all instances).
@@ -56,7 +54,7 @@ class ESAM(Method):
     capturable = False
 
     def supports_micro_batches(self) -> bool:
-        """Unless it selects instances."""
+        """Whether it selects no instances."""
         return self.gamma == 1 or self.is_erm()
 
     def _step(self, passes: Passes) -> Step:

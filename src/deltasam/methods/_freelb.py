@@ -1,4 +1,4 @@
-"""FreeLB: adversarial training on the word embeddings, whose ascent steps also train the parameters."""
+"""FreeLB: adversarial word embeddings; every ascent step also trains the parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deltasam.step.randomness import seeded_generator
 
 @dataclass(frozen=True, kw_only=True)
 class FreeLB(Method):
-    r"""FreeLB: K passes at word embeddings that go uphill, the parameter gradients averaged over them.
+    r"""FreeLB: K passes at word embeddings that ascend the loss; the parameter gradients are averaged over the passes.
 
     .. math:: \text{gradient} = \frac1K \sum_{t=0}^{K-1} \nabla_w \frac1N \sum_i l(f(E_i + \delta_i^t; w), y_i), \qquad
               \delta_i^{t+1} = \Pi\Bigl(\delta_i^t +
@@ -38,7 +38,7 @@ class FreeLB(Method):
     the first pass (with the initial noise, if any), ``step.perturbed_losses`` those of the last.
 
     Attributes:
-        adv_steps: K, all passes counted (``adv_steps + 1`` of the released fairseq code).
+        adv_steps: K, the number of passes (``adv_steps + 1`` of the released fairseq code).
         adv_lr: :math:`\alpha`, the length of an ascent step.
         init_magnitude: :math:`\sigma`, the size of the initial noise; with ``linf`` its largest entry.
         max_norm: Radius of the ball; None for no projection (the released code's 0).
@@ -47,20 +47,7 @@ class FreeLB(Method):
         side: Which side of an encoder-decoder model is perturbed.
         seed: Seed of the initial noise, which is not drawn from the streams of dropout.
 
-    The defaults are the released ones for MNLI. Those for RoBERTa-large, K including the first pass:
-
-    =====  =======  =========  ==============  ========
-    task   adv_lr   adv_steps  init_magnitude  max_norm
-    =====  =======  =========  ==============  ========
-    MNLI   0.1      3          0.1             0.3
-    QNLI   0.1      3          0.2             0.2
-    QQP    0.2      3          0.32            0.7
-    SST-2  0.1      3          1.0             0.6
-    MRPC   0.04     4          0.64            0.4
-    CoLA   0.025    4          0.4             0.3
-    STS-B  0.1      4          0.16            0.28
-    RTE    0.06     4          0.16            0.14
-    =====  =======  =========  ==============  ========
+    The defaults are the released ones for MNLI; :doc:`/methods` has those of the other GLUE tasks.
 
     References:
         Zhu et al., FreeLB: Enhanced Adversarial Training for Natural Language Understanding, ICLR 2020.
@@ -105,7 +92,7 @@ class FreeLB(Method):
         return make_step(passes, losses, perturbed=last if self.adv_steps > 1 else None, ascent=first_move)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
-        """Initial noise, from a separate stream: a step draws as many random numbers as plain training."""
+        """The initial noise, from its own stream, so that a step consumes the random draws of plain training."""
         if self.init_magnitude == 0:
             return [site.empty().zero_()]
         noise = draw(site, 1.0, generator=self._generator(site, micro_batch))
@@ -118,7 +105,7 @@ class FreeLB(Method):
         return seeded_generator(site.device, self.step_seed.child(site.index, *which, *number))
 
     def _goal(self, passes: Passes) -> Any:
-        """What to go uphill on; None for the loss."""
+        """What to ascend; None for the loss."""
         return None
 
     def _move(self, site: Site, parts: Parts, gradients: Parts) -> Parts:
@@ -129,4 +116,4 @@ class FreeLB(Method):
         return delta if self.max_norm is None else project(delta, self.max_norm, self.norm)
 
     def _finish(self, ascent: EmbeddingAscent) -> None:
-        """Keeps what the next step needs: nothing."""
+        """Keeps what the next step needs: nothing here."""

@@ -1,4 +1,4 @@
-"""TAVAT: FreeLB with token perturbations that are kept from batch to batch."""
+"""TAVAT: FreeLB with a perturbation per token that is kept across batches."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TAVAT(FreeLB):
     (n of the moved :math:`\eta`): gradients are normalised token by token, and tokens that moved further keep more.
     After the last pass :math:`V[v]` becomes the mean of :math:`\eta_{ij}` over the occurrences of v in the batch.
 
-    Choices of ours: the ball holds the sum :math:`\delta_i + \eta_i`, both being shortened alike, as the released code
-    does; that code adds :math:`\eta` onto V for every occurrence, so that V grows with the frequency of a token, where
-    the paper assigns it, and so do we. The mean makes the result independent of the order of the batch. A layer that
-    does not embed token ids has no vocabulary: there it is :class:`FreeLB`. Every embedding table has its own.
+    The projection applies to the sum :math:`\delta_i + \eta_i` and scales both, as in the released code. That code
+    adds :math:`\eta` to V for every occurrence, so that V grows with the frequency of a token; here V is assigned, as
+    in the paper. A layer that does not embed token ids has no vocabulary: there it is :class:`FreeLB`. Every embedding
+    table has its own vocabulary.
 
     Cost: K forwards, K backwards; the vocabulary is as large as the embedding table (in :meth:`state_dict`).
 
@@ -55,7 +55,7 @@ class TAVAT(FreeLB):
     buffers = ("vocabulary",)
 
     def is_erm(self) -> bool:
-        """As for FreeLB, unless earlier steps have stored perturbations of tokens."""
+        """As for FreeLB, unless earlier steps stored perturbations of tokens."""
         has_vocabulary = any(name.startswith("vocabulary") for name in self.state)
         return super().is_erm() and not (self.adv_steps == 1 and has_vocabulary)
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from deltasam.per_instance.ascent import LOOPING, adversarial, adversarial_by_loop, ascend
-from deltasam.per_instance.errors import UncoveredError
-from deltasam.per_instance.interception.memory import warn_once
+from deltasam.per_instance.ascent import Engine, adversarial, ascend, by_loop, try_ascend
 from deltasam.step.batches import MicroBatches
 from deltasam.step.checks import check_number, check_step
 from deltasam.step.passes import ObjectiveLike, Passes
 from deltasam.step.selection import Selection
-
-Engine = Literal["auto", "low-rank", "loop"]
 
 
 def instance_gradient_norms(
@@ -43,14 +39,8 @@ def instance_gradient_norms(
     """
     _check_engine(engine)
     part = _one_batch(model, batch, objective, params)
-    if engine != "loop":
-        try:
-            return ascend(part, 0.0).norms
-        except UncoveredError as why:
-            if engine == "low-rank":
-                raise
-            warn_once(part.inner, f"{why}. {LOOPING}")
-    return adversarial_by_loop(part, 0.0)[1]
+    found = try_ascend(part, 0.0, engine=engine)
+    return by_loop(part, 0.0)[1] if found is None else found.norms
 
 
 def instance_adversarial_losses(

@@ -20,7 +20,7 @@ from deltasam.per_instance.algebra.operations import add_product
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """``d^T x`` (``transposed``: ``x^T d``), the gradient of a weight used as a matrix.
+    """``d^T x`` (``transposed``: ``x^T d``), the gradient of a weight that is used as a matrix.
 
     Args:
         x: Inputs of the layer, ``(G, S, in)``.
@@ -109,8 +109,7 @@ def dot(a: Factor, b: Factor) -> Tensor:
 def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
     """Terms (G,) whose sum is the squared norm over factors of different parameters, in few large operations.
 
-    A pack is squared at once. Inputs of one shape are stacked for their Gram matrices, and so are gradients: a model
-    has dozens of each, and on a fast device a small product costs only its launch.
+    A pack is squared at once. Inputs of one shape are stacked for their Gram matrices, and so are gradients.
     """
     terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense)]
     packs = {id(f.pack): f.pack for f in factors if isinstance(f, Packed)}

@@ -18,8 +18,8 @@ class Layout(NamedTuple):
         size: N.
         table: The layouts of the model.
         lead: The dimensions in front of the features.
-        place: Set where the tensor has k N rows: the rule could be wrong.
-        is_split: Whether the tensor is ``(N, S, *features)`` as it stands.
+        place: Set if the tensor has k N rows, so that the rule could be wrong.
+        is_split: Whether the tensor already is ``(N, S, *features)``.
     """
 
     kind: Kind

@@ -43,7 +43,7 @@ class Memory:
 
     @contextmanager
     def corrections(self) -> Iterator[None]:
-        """Drops the corrections made inside if the model is refused all the same."""
+        """Drops the corrections made inside if the model is refused."""
         table = self.layout_table
         before = table.tiled, frozenset(table.shared)
         try:

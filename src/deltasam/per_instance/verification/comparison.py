@@ -56,15 +56,8 @@ def compare(
     """Compares the two groups with the largest finite gradients; None if no gradient is finite.
 
     Two groups, because one can be right by chance: an instance that uses a single position does not show that a table
-    of positions was taken for the batch.
-
-    Args:
-        slots: Where the parameters are.
-        losses: The losses with their graph.
-        state: The state of the pass.
-        found: The gradients of the outputs of the calls.
-        gradients: The factors made of them.
-        scale: Loss scaling.
+    of positions was taken for the batch. ``found`` are the gradients of the outputs of the calls, ``gradients`` the
+    factors made from them.
 
     Raises:
         MisreadError: The layout of an input was misread; carries the correction.
@@ -97,15 +90,10 @@ def compare(
 
 
 def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
-    """Makes sure that a parameter without a gradient has none in the model without proxies, either.
+    """Raises UncoveredError if a parameter has a gradient only without proxies.
 
-    A ``torch.autograd.Function`` takes a proxy for a constant, unnoticed.
-
-    Returns:
-        False for a model that uses different parameters in every pass, so that passes cannot be compared.
-
-    Raises:
-        UncoveredError: A parameter has a gradient that the engine does not see.
+    A ``torch.autograd.Function`` silently treats a proxy as a constant. Returns False for a model that uses different
+    parameters in every pass, so that passes cannot be compared.
     """
     has_gradient = {name: g is not None for name, g in zip(slots.params, check.gradients, strict=True)}
     if all(has_gradient.values()) or slots.is_sharded:
@@ -131,7 +119,7 @@ def _telling_groups(norms: Tensor) -> list[int]:
 def _raise_cause(
     slots: ParameterSlots, state: PassState, wrong: list[str], members: slice, *, mixed: bool
 ) -> NoReturn:
-    """Raises what a wrong gradient means: an exception to the batch rule, or a model that is not covered."""
+    """Raises the reason for a wrong gradient: an exception to the batch rule, or a model that is not covered."""
     table = state.layout_table
     if mixed and not table.tiled and table.may_be_tiled():
         raise MisreadError("several rows per instance, which are not adjacent", tiled=True)
@@ -150,14 +138,13 @@ def _raise_cause(
 
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
-    """A message that names the parameter and its module, and what to do."""
+    """A message with the parameter, its module and the remedy."""
     name = wrong[0]
     owner = model.get_submodule(name.rpartition(".")[0])
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return (
         f"{name} ({type(owner).__name__}){more} is used in {operation} that no rule of the low-rank engine covers; "
-        "register one with deltasam.per_instance.register_rule(operation), where operation is the torch function that "
-        "takes the parameter"
+        "register one for that torch function with deltasam.per_instance.register_rule"
     )
 
 

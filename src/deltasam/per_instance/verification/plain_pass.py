@@ -1,4 +1,4 @@
-"""Passes without proxies, which only a comparison needs: they leave no trace in the model."""
+"""Passes without proxies, for comparisons: they do not change the model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ Run = Callable[[], Tensor]
 
 @contextmanager
 def without_trace(model: nn.Module) -> Iterator[None]:
-    """Restores the buffers afterwards, and runs the model uncompiled.
-
-    A pass that starts by rewinding the step writes to the buffers of the model itself, whatever was lent to it.
-    """
+    """Runs the model uncompiled, and restores its buffers: a pass that rewinds the step writes to the real ones."""
     kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
     try:
         with Buffers(model).rewound(), eager():
@@ -35,7 +32,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
 
 
 def _version(buffer: Tensor) -> int:
-    """Changes with every write. An unchanged buffer is not restored: a graph that saved it allows no write."""
+    """Changes with every write. Only changed buffers are restored: a graph that saved a buffer forbids writes."""
     return 0 if buffer.is_inference() else version_of(buffer)
 
 
