@@ -125,9 +125,7 @@ class Method(ABC):
         explain_assignment(type(self))
         if not callable(self.params) and self.params not in get_args(Preset):
             presets = ", ".join(map(repr, get_args(Preset)))
-            raise ValueError(
-                f"params={shown(self.params)} must be one of {presets}, or a predicate (name, parameter) -> bool"
-            )
+            raise ValueError(f"params={shown(self.params)} must be one of {presets}, or a predicate (name, p) -> bool")
         check_fields(self)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -182,9 +180,8 @@ class Method(ABC):
                 ) from error
             if uses_a_graph_twice(error):
                 raise RuntimeError(
-                    "the objective must only compute the losses, anew in every pass: it must not call backward(), and "
-                    "neither it nor the model may keep anything of an earlier pass "
-                    f"({str(error).splitlines()[0]})"
+                    "the objective must only compute the losses, anew in every pass: it must not call backward(), nor "
+                    f"keep results of an earlier pass, nor may the model ({str(error).splitlines()[0]})"
                 ) from error
             raise
         except BaseException as stop:
@@ -374,10 +371,7 @@ class Method(ABC):
             )
 
     def replace(self: Self, **changes: Any) -> Self:
-        """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``.
-
-        It is ``dataclasses.replace``. ``method.replace(state={})`` starts afresh.
-        """
+        """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``."""
         return dataclasses.replace(self, **changes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,9 +388,7 @@ class Method(ABC):
         if not isinstance(state, Mapping):
             raise TypeError(f"state={shown(state)} must be what state_dict() returned, a mapping")
         if "param_groups" in state:
-            raise ValueError(
-                "state belongs to an optimizer (it has param_groups): pass what method.state_dict() returned"
-            )
+            raise ValueError("state belongs to an optimizer (param_groups): pass what method.state_dict() returned")
         # A user's class may write to `state` directly; the methods of this package use buffers only.
         if "buffers" in vars(type(self)) or type(self).__module__.startswith("deltasam."):
             unknown = [name for name in state if str(name).split(".")[0] not in (*_COUNTS, *self.buffers)]

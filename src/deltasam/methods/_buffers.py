@@ -18,13 +18,8 @@ class Buffer:
 
     Gradients within a step have the loss scale, and so have the tensors that iteration yields. What is stored has not:
     :meth:`update` divides by the scale, iteration multiplies by it. So the arithmetic of a method is right with any
-    ``GradScaler``. Iteration yields new tensors; only :meth:`update` changes the buffer.
-
-    Args:
-        tensors: The tensors, one per parameter. They are changed in place, so that a captured step can replay.
-        params: The parameters.
-        passes: The passes of the step.
-        on_update: Called before an update; returns whether to go on.
+    ``GradScaler``. Iteration yields new tensors; only :meth:`update` changes the buffer, in place, so that a captured
+    step can replay. ``on_update`` is called before an update and returns whether to make it.
     """
 
     def __init__(

@@ -24,12 +24,8 @@ Parts = list[Tensor]
 class EmbeddingAscent:
     """The objective of a step at ``embeddings + sum(parts)``; the gradients of K passes add up to their mean.
 
-    Args:
-        passes: The passes of the step.
-        number: K, the number of passes.
-        start: ``start(site, micro_batch)``: the parts of a site before the first pass.
-        goal: ``goal(outputs, batch, micro_batch) -> (N,)``: what to ascend; None for the loss.
-        where: The options of :func:`~deltasam.objectives.perturbed_embeddings` that choose the embeddings.
+    ``start(site, micro_batch)`` returns the parts before the first pass, ``goal(outputs, batch, micro_batch) -> (N,)``
+    what to ascend (None: the loss); ``where`` chooses the embeddings, see :func:`perturbed_embeddings`.
     """
 
     def __init__(

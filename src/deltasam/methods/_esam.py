@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius, random_seed
@@ -66,13 +65,11 @@ class ESAM(Method):
                 perturbed = passes.accumulate()
             else:
                 perturbed = passes.losses()
-                trained = passes if _is_known(ascent.skipped) else passes.subset(self._kept(perturbed - losses))
-                trained.accumulate()
+                kept = torch.topk(perturbed - losses, portion(self.gamma, losses.shape[0])).indices.sort().values
+                # Reading the flag would synchronise with a GPU.
+                is_skipped = ascent.skipped.device.type == "cpu" and bool(ascent.skipped)
+                (passes if is_skipped else passes.subset(kept)).accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
-
-    def _kept(self, rises: Tensor) -> Tensor:
-        """Which instances are trained on: those whose losses rise most."""
-        return torch.topk(rises, portion(self.gamma, rises.shape[0])).indices.sort().values
 
     def _draw(self, tensors: int) -> list[bool]:
         """Which tensors are perturbed in this step; at least one is."""
@@ -82,8 +79,3 @@ class ESAM(Method):
         if not any(chosen):
             chosen[int(draws.argmin())] = True
         return chosen
-
-
-def _is_known(flag: Tensor) -> bool:
-    """Whether the flag is set, if reading it does not synchronise with a device."""
-    return flag.device.type == "cpu" and bool(flag)

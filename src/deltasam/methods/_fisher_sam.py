@@ -93,15 +93,10 @@ def _sent(flag: Tensor) -> Tensor:
 
 
 def _either(which: Tensor, first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The first masks where the flag is set, else the second; a parameter without a mask has an empty one."""
-    chosen = {}
-    for name in {**first, **second}:
-        a, b = first.get(name), second.get(name)
-        like = b if a is None else a
-        assert like is not None
-        here, there = [(torch.zeros_like(like) if mask is None else mask.to(like.device)) for mask in (a, b)]
-        chosen[name] = torch.where(which.to(like.device), here, there)
-    return chosen
+    """The first masks if the flag is set, else the second; a parameter without a mask has an empty one."""
+    empty = {name: torch.zeros_like(mask) for name, mask in {**first, **second}.items()}
+    pairs = {name: [m.get(name, none).to(none.device) for m in (first, second)] for name, none in empty.items()}
+    return {name: torch.where(which.to(a.device), a, b) for name, (a, b) in pairs.items()}
 
 
 def _kept(values: Tensor, mask: Tensor) -> Tensor:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from deltasam.methods._base import Method
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
 from deltasam.methods._fields import choice, number, random_seed
@@ -53,6 +50,7 @@ class FreeLB(Method):
         Zhu et al., FreeLB: Enhanced Adversarial Training for Natural Language Understanding, ICLR 2020.
 
     Example:
+        >>> import torch
         >>> from deltasam import Classification
         >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(8, 3))
         >>> batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
@@ -95,14 +93,12 @@ class FreeLB(Method):
         """The initial noise, from its own stream, so that a step consumes the random draws of plain training."""
         if self.init_magnitude == 0:
             return [site.empty().zero_()]
-        noise = draw(site, 1.0, generator=self._generator(site, micro_batch))
+        number = (rank(),) if rank() else ()  # each process draws other noise
+        seed = self.step_seed.child(site.index, micro_batch, *number)
+        noise = draw(site, 1.0, generator=seeded_generator(site.device, seed))
         if self.norm == "linf":
             return [noise * self.init_magnitude]
         return [noise * (self.init_magnitude / (site.lengths() * site.shape[-1]).sqrt())]
-
-    def _generator(self, site: Site, *which: int) -> torch.Generator:
-        number = (rank(),) if rank() else ()  # each process draws other noise
-        return seeded_generator(site.device, self.step_seed.child(site.index, *which, *number))
 
     def _goal(self, passes: Passes) -> Any:
         """What to ascend; None for the loss."""
@@ -110,10 +106,8 @@ class FreeLB(Method):
 
     def _move(self, site: Site, parts: Parts, gradients: Parts) -> Parts:
         """One ascent step and the projection."""
-        return [self._projected(parts[0] + self.adv_lr * uphill(site.unpadded(gradients[0]), self.norm))]
-
-    def _projected(self, delta: Tensor) -> Tensor:
-        return delta if self.max_norm is None else project(delta, self.max_norm, self.norm)
+        delta = parts[0] + self.adv_lr * uphill(site.unpadded(gradients[0]), self.norm)
+        return [delta if self.max_norm is None else project(delta, self.max_norm, self.norm)]
 
     def _finish(self, ascent: EmbeddingAscent) -> None:
         """Keeps what the next step needs: nothing here."""

@@ -61,8 +61,8 @@ class TAVAT(FreeLB):
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
         delta = super()._start(site, micro_batch)
-        if not _has_tokens(site):
-            return delta
+        if site.vocabulary is None or site.ids is None or site.ids.shape != site.shape[:2]:
+            return delta  # not an embedding of token ids
         table = self._vocabulary(site)
         return [*delta, site.unpadded(table[_tokens(site)].to(site.dtype).view(site.shape))]
 
@@ -105,7 +105,8 @@ class TAVAT(FreeLB):
 def _renew(table: Tensor, met: list[tuple[Site, Tensor]]) -> None:
     """Sets the rows of the tokens in the batch to the means over their occurrences, in place."""
     ids = torch.cat([_tokens(site) for site, _ in met])
-    real = torch.cat([_real(site) for site, _ in met]).to(table.dtype)
+    masks = [torch.ones_like(_tokens(site)) if site.mask is None else site.mask.flatten() for site, _ in met]
+    real = torch.cat(masks).to(table.dtype)
     moved = torch.cat([tokens.flatten(0, 1) for _, tokens in met]).to(table.dtype)
     count = torch.zeros_like(table[:, 0]).index_add_(0, ids, real)
     # Every occurrence contributes its share of the difference to the mean: no other rows are touched.
@@ -117,14 +118,6 @@ def _name(site: Site) -> str:
     return f"vocabulary.{site.table}" if site.table else "vocabulary"
 
 
-def _has_tokens(site: Site) -> bool:
-    return site.vocabulary is not None and site.ids is not None and site.ids.shape == site.shape[:2]
-
-
 def _tokens(site: Site) -> Tensor:
     assert site.ids is not None
     return site.ids.flatten()
-
-
-def _real(site: Site) -> Tensor:
-    return torch.ones_like(_tokens(site)) if site.mask is None else site.mask.flatten()

@@ -18,32 +18,18 @@ Embeddings, norms, convolutions and small parameters have their own exact forms.
 use the gradients are compared with autograd's, and the perturbed losses with those at moved weights. For a model that
 fails a comparison the engine falls back, with one warning, to a loop over the instances, which is always exact.
 
-**The files**, from the bottom up; a file imports only files above it in this list.
+**The files**, from the bottom up; a part imports only parts above it in this list.
 
-================================ ======================================================================================
-``errors``                       why a model is not covered
-``algebra/``                     mathematics on tensors, independent of models
-\  ``grouping``, ``calls``       which instances share a perturbation; what is recorded of one use of a parameter
-\  ``operations``, ``factors``   the forms of a gradient (low rank, table rows, dense), their products and norms
-\  ``gradient``                  from calls to the gradients of all parameters
-\  ``perturbation``              the gradients as a perturbation of the outputs of layers
-``interception/``                how an unchanged model gets there
-\  ``batch_rule``                the rule for where the instances are in a tensor
-\  ``tensors``                   proxies for parameters, values with a hidden instance dimension
-\  ``layout``                    the input of a layer as (N, S, features), and back
-\  ``memory``, ``pass_state``    what is kept of a model between steps, and during one pass
-\  ``attention``, ``rules``      what happens when an operation is called with a proxy; :func:`register_rule`
-\  ``shortcuts``, ``slots``      fast paths of ``nn.Linear`` and ``nn.LayerNorm``; proxies in, parameters back
-``verification/``                the comparisons on first use
-\  ``objective_kind``            when another objective needs a comparison
-\  ``plain_pass``                passes without proxies
-\  ``comparison``                the gradients against autograd's
-\  ``moved_weights``             the perturbed pass against weights that are moved
-\  ``diagnosis``                 what an error means; whether instances depend on each other
-``recording``                    pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
-``ascent``                       adversaries by one or several ascent steps, or by the loop
-``functions``                    the public functions for one batch
-================================ ======================================================================================
+=================== ===================================================================================================
+``errors``          why a model is not covered
+``algebra/``        mathematics on tensors: per-instance gradients as factors, their norms, the perturbation they make
+``interception/``   how an unchanged model gets there: proxies for parameters, the rules of operations, and where the
+                    instances are in a tensor (``batch_rule``)
+``verification/``   the comparisons on first use, and what an error means
+``recording``       pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
+``ascent``          adversaries by one or several ascent steps, or by the loop
+``functions``       the public functions for one batch
+=================== ===================================================================================================
 
 The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022). FLoRA
 uses per-example low-rank weights, Flipout per-example random ones. New here is the forward pass *at* the per-instance

@@ -100,11 +100,8 @@ def count_pass(part: Passes) -> Iterator[None]:
 
 
 def _repeatable(part: Passes) -> Callable[[], Tensor]:
-    """A pass that can be repeated with the same random draws and buffers.
-
-    Under CUDA-graph capture it runs once, and nothing can be rewound.
-    """
-    once = is_recorded(part.device)
+    """A pass that can be repeated with the same random draws and buffers."""
+    once = is_recorded(part.device)  # in a CUDA graph nothing can be rewound
     start = None if once else RandomState.now(accelerators(part.params.values()), generators_of(part.inner))
 
     def run() -> Tensor:
@@ -118,7 +115,7 @@ def _repeatable(part: Passes) -> Callable[[], Tensor]:
     return run
 
 
-def try_ascend(part: Passes, rho: float, *, engine: Engine = "auto", **options: Any) -> Ascent | None:
+def try_ascend(part: Passes, rho: float, *, engine: str = "auto", **options: Any) -> Ascent | None:
     """As :func:`ascend`; None for the loop engine, and, with a warning, if the low-rank engine fails."""
     if engine == "loop":
         return None
@@ -136,7 +133,7 @@ def warn_of_loop(part: Passes, why: UncoveredError) -> None:
     warn_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
 
 
-def adversarial(part: Passes, rho: float, *, engine: Engine = "auto", **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def adversarial(part: Passes, rho: float, *, engine: str = "auto", **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch; options as for :func:`ascend`."""
     found = try_ascend(part, rho, engine=engine, **options)
     if found is None:

@@ -155,10 +155,7 @@ def _grams(tensors: list[Tensor]) -> Tensor:
 
 
 def stack_limit(device: torch.device) -> int:
-    """How many elements to stack at most, to replace many operations by few.
-
-    On a fast device a small operation costs only its launch; on the CPU the copy costs more than the call.
-    """
+    """How many elements to stack at most: on a GPU launches cost most, on the CPU copies."""
     return 2**24 if device.type == "cuda" else 2**14
 
 
@@ -169,7 +166,8 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
     """
     match factor:
         case LowRank() if factor.transposed == transposed:
-            d, narrow = factor.d, is_narrower(factor.d, y)
+            d = factor.d
+            narrow = d.dtype is torch.bfloat16 and y.dtype in (torch.float32, torch.float64)
             product = products(x, factor.x, c, factor.bias, d.dtype if narrow else y.dtype)
             return add_product(y, product, d if narrow or d.dtype == y.dtype else d.to(y.dtype))
         case Rows() if not transposed:
@@ -225,11 +223,6 @@ class Products:
         if key not in self._scales:
             self._scales[key] = c.to(dtype).view(-1, 1, 1)
         return self._scales[key]
-
-
-def is_narrower(a: Tensor, b: Tensor) -> bool:
-    """Whether ``a`` was kept in bfloat16 and ``b`` is more precise."""
-    return a.dtype is torch.bfloat16 and b.dtype in (torch.float32, torch.float64)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -26,19 +26,12 @@ from deltasam.per_instance.algebra.grouping import Grouping
 
 @dataclass(frozen=True, eq=False)
 class InstanceGradients:
-    """One gradient per group.
-
-    Attributes:
-        grouping: Which instances share a group.
-        factors: Per parameter (by ``id``) the factors whose sum is its gradient.
-        vectors: Scales and shifts of norms whose only factor is part of a pack, by ``id``.
-        device: Where the losses are.
-    """
+    """One gradient per group."""
 
     grouping: Grouping
-    factors: dict[int, list[Factor]]
-    vectors: dict[int, Tensor]
-    device: torch.device
+    factors: dict[int, list[Factor]]  # by parameter (``id``): the factors whose sum is its gradient
+    vectors: dict[int, Tensor]  # scales and shifts of norms whose only factor is part of a pack, by ``id``
+    device: torch.device  # of the losses
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
@@ -133,7 +126,7 @@ def collect(
                     else:
                         _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
-                        _accumulate(factors, id(call.bias), _over_positions(d))
+                        _accumulate(factors, id(call.bias), d.sum(1, dtype=wide_dtype(d.dtype)))
     vectors = _add_norms(factors, norms)
     _pack(factors, vectors)
     return InstanceGradients(grouping, factors, vectors, device)
@@ -227,10 +220,6 @@ def _pays(found: list[tuple[Call, Tensor]]) -> bool:
     positions = sum(d.shape[1] for _, d in matrices)
     x, d = matrices[0]
     return positions * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2]
-
-
-def _over_positions(rows: Tensor) -> Tensor:
-    return rows.sum(1, dtype=wide_dtype(rows.dtype))
 
 
 def _accumulate(factors: dict[int, list[Factor]], name: int, value: Tensor) -> None:

@@ -38,15 +38,12 @@ class Place(NamedTuple):
 class LayoutTable:
     """How the tensors of one model are read.
 
-    Attributes:
-        tiled: Tensors of k N rows, k > 1, hold the batch k times.
-        shared: Places whose input is shared although it has k N rows.
-        seen: The places of the current pass, how they were read, and how often. A comparison with autograd is valid
-            for these only: a table that has k N rows only for some lengths is a new place, and compared again.
+    ``seen`` counts the places of the current pass by how they were read. A comparison with autograd is valid for these
+    only: a table that has k N rows only for some lengths is a new place, and compared again.
     """
 
-    tiled: bool = False
-    shared: set[Place] = field(default_factory=set)
+    tiled: bool = False  # tensors of k N rows, k > 1, hold the batch k times
+    shared: set[Place] = field(default_factory=set)  # places whose input is shared although it has k N rows
     seen: dict[tuple[Place, Kind], int] = field(default_factory=dict)
 
     def kind(self, place: Place) -> Kind:

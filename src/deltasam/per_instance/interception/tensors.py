@@ -9,8 +9,8 @@ instances are a hidden dimension in front, until the value is combined with the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,21 +53,11 @@ class PerInstance(Tensor):
         return dispatch(func, args, kwargs or {})
 
 
-class ProxyState(Protocol):
-    """The part of ``PassState`` that an operation without a rule needs."""
-
-    size: int
-    names: Mapping[int, str]
-
-    def expanded(self, proxy: Proxy) -> Tensor:
-        """The parameter of every instance."""
-
-
 class Proxy(Tensor):
     """Replaces a parameter during a pass; shares its memory, so nothing is copied."""
 
     parameter: Tensor
-    state: ProxyState
+    state: Any  # the PassState of the pass
 
     @staticmethod
     def of(parameter: Tensor) -> Proxy:

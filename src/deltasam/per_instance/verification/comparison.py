@@ -15,8 +15,8 @@ from deltasam.per_instance.errors import MisreadError, SuspectedMixError, Uncove
 from deltasam.per_instance.interception.batch_rule import Place
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.slots import ParameterSlots
-from deltasam.per_instance.verification.plain_pass import Run, plain_losses, reached_from
-from deltasam.step.gradients import refuse_reentrant
+from deltasam.per_instance.verification.plain_pass import Run, plain_losses
+from deltasam.step.gradients import graph_of, refuse_reentrant
 
 #: Relative differences that rounding explains; a weight that is missed or misread differs by a good part of itself.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
@@ -26,23 +26,14 @@ Scale = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """One group whose gradient at w is right, and what later checks need.
+    """One group whose gradient at w is right, and what later checks need."""
 
-    Attributes:
-        group: The number of the group; -1 if no group has a gradient.
-        members: Its instances.
-        gradients: Its gradient by autograd, one per parameter, with the loss scale.
-        unproven: Places of calls whose output has no gradient (detached): the comparison does not prove their layout.
-        is_half: Whether layers compute in half precision.
-        is_conclusive: Whether every gradient could be compared.
-    """
-
-    group: int
-    members: slice
-    gradients: list[Tensor | None]
-    unproven: frozenset[Place]
-    is_half: bool
-    is_conclusive: bool
+    group: int  # its number; -1 if no group has a gradient
+    members: slice  # its instances
+    gradients: list[Tensor | None]  # by autograd, one per parameter, with the loss scale
+    unproven: frozenset[Place]  # calls whose output has no gradient (detached), which does not prove their layout
+    is_half: bool  # whether layers compute in half precision
+    is_conclusive: bool  # whether every gradient could be compared
 
 
 def compare(
@@ -100,7 +91,7 @@ def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
         return True
     losses = plain_losses(slots.model, run)
     refuse_reentrant(losses)
-    reached = reached_from(losses)
+    reached = {id(node.variable) for node in graph_of(losses) if hasattr(node, "variable")}
     missed = [name for name, p in slots.params.items() if id(p) in reached and not has_gradient[name]]
     same = all(id(p) in reached for name, p in slots.params.items() if has_gradient[name])
     if missed and same:

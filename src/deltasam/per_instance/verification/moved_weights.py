@@ -119,25 +119,19 @@ def _radius(losses: Tensor, norm: float, params: Mapping[str, Tensor]) -> float:
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Observes why two exact ways to the same losses may differ: random draws, and rounding.
-
-    Attributes:
-        draws: Whether an operation drew random numbers. A dropout mask depends on the memory layout of its input.
-        eps: The coarsest rounding of the computed tensors; parameters and losses need not show it.
-    """
+    """Observes why two exact ways to the same losses may differ: random draws, and rounding."""
 
     supports_higher_order_operators = True  # flex_attention is one
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.draws = False
-        self.eps = 0.0
+        self.draws = False  # a dropout mask depends on the memory layout of its input
+        self.eps = 0.0  # the coarsest of the computed tensors; parameters and losses need not show it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch for every operation."""
-        options = kwargs or {}
-        found = func(*args, **options)
-        self.draws = self.draws or _draws(func, args, options)
+        found = func(*args, **(kwargs or {}))
+        self.draws = self.draws or _draws(func, args, kwargs or {})
         floats = (t.dtype for t in tree_leaves(found) if isinstance(t, Tensor) and t.is_floating_point())
         self.eps = max([self.eps, *(torch.finfo(dtype).eps for dtype in floats)])
         return found

@@ -12,7 +12,6 @@ from deltasam._torch import version_of
 from deltasam.per_instance.errors import ModelError
 from deltasam.per_instance.interception.slots import eager
 from deltasam.step.buffers import Buffers
-from deltasam.step.gradients import graph_of
 
 Run = Callable[[], Tensor]
 
@@ -47,8 +46,3 @@ def plain_losses(model: nn.Module, run: Run) -> Tensor:
             return run()
     except Exception as error:
         raise ModelError(error) from error
-
-
-def reached_from(losses: Tensor) -> set[int]:
-    """The parameters (by ``id``) that the graph of the losses leads to."""
-    return {id(node.variable) for node in graph_of(losses) if hasattr(node, "variable")}
