@@ -170,7 +170,7 @@ class TorchTransformer(nn.Module):
 
 
 class Tagger(nn.Module):
-    """An LSTM keeps its weights where no rule can see them."""
+    """No rule can see the weights of an LSTM."""
 
     def __init__(self) -> None:
         super().__init__()

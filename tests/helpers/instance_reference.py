@@ -1,4 +1,4 @@
-"""The slow obvious way: one instance after the other, with weights that are really moved."""
+"""The slow reference: one instance after the other, with weights that are really moved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def groups_of(size: int, m: int) -> list[list[int]]:
 
 
 def loop(model: nn.Module, run: Callable[[], Tensor], rho: float, group: int = 1) -> Exact:
-    """``run()`` makes the same draws every time; the whole batch goes through each time, so the masks are the same."""
+    """``run()`` passes the whole batch with the same random draws every time, so the masks are the same."""
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     losses = run()
     size = losses.shape[0]
@@ -79,7 +79,7 @@ def relative(mine: Tensor, exact: Tensor) -> float:
 
 
 def gradient_errors(mine: dict[str, Tensor | None], exact: dict[str, Tensor]) -> float:
-    """The largest error of a parameter's gradient, relative to its norm (or to 1e-3 of the whole, if it is tiny)."""
+    """The largest error of a parameter's gradient, relative to its norm (at least 1e-3 of the total norm)."""
     whole = torch.stack([g.norm() for g in exact.values()]).norm()
     errors = []
     for name, g in exact.items():

@@ -1,4 +1,4 @@
-"""Tiny models that can spell, with tokenizers, in folders as ``from_pretrained`` takes them; nothing is downloaded."""
+"""Tiny models with tokenizers that spell every word, saved for ``from_pretrained``; nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models with everything that has broken an implementation of SAM before, and their batches and objectives."""
+"""Small models with everything that has broken implementations of SAM, and their batches and objectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 class TinyTransformer(nn.Module):
-    """Dropout, LayerNorm, a tied and twice-used embedding, an unused head, a frozen part, a sparse-free odd shape."""
+    """Dropout, LayerNorm, a tied and twice-used embedding, an unused head, a frozen part, an odd shape."""
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def grads(model: nn.Module) -> dict[str, Tensor]:
 
 
 def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Norm of the difference over the norm of what is wanted, all parameters together; missing means zero."""
+    """Norm of the difference relative to the expected norm, over all parameters; a missing one is zero."""
     names = found.keys() | wanted.keys()
     a = torch.cat([(found[n] if n in found else torch.zeros_like(wanted[n])).flatten() for n in sorted(names)])
     b = torch.cat([(wanted[n] if n in wanted else torch.zeros_like(found[n])).flatten() for n in sorted(names)])

@@ -1,4 +1,4 @@
-"""What the files ``tests/methods/test_promises_*.py`` share: the table's axes, and what must not change in a step."""
+"""Shared by ``tests/methods/test_promises_*.py``: the parametrisation, and what a step must not change."""
 
 from __future__ import annotations
 

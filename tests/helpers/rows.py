@@ -1,6 +1,6 @@
-"""The table of methods that every promise is checked for: a new method is one line here.
+"""The table of methods that all promises are tested on: a new method is one row here.
 
-``exempt`` names the promises that cannot hold for a method by its definition; the reason stands beside it.
+``exempt`` names the promises that cannot hold for a method by its definition, with the reason in a comment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deltasam.weighting import Directional, FiniteDifference, LossWeights, OwnGr
 
 @dataclass(frozen=True)
 class Row:
-    """A method as the table of promises sees it."""
+    """A method with its number of passes and its exemptions."""
 
     name: str
     make: Callable[..., Method]
@@ -75,7 +75,7 @@ ROWS = [
         (1, 1),
         exempt=("one-instance", "losses-at-w", "first-step-moves", "first-backward-is-the-ascent"),
     ),
-    # looks at the first instances only
+    # the ascent uses the first instances only
     Row("subset-sam", m.SubsetSAM, (2, 2), exempt=("permutation", "losses-at-w", "micro-batches")),
-    Row("fisher-sam", m.FisherSAM, (2, 2), exempt=("one-instance",)),  # leaves most entries where they are
+    Row("fisher-sam", m.FisherSAM, (2, 2), exempt=("one-instance",)),  # does not move most entries
 ]

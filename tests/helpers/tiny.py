@@ -76,7 +76,7 @@ def sentences(n: int = 4, length: int = 7, *, seed: int = 0) -> dict[str, Tensor
 
 
 def labelled(labels: Tensor, **options: Any) -> hf.BatchEncoding:
-    """A batch of sentences with these labels, in the type that a tokenizer gives."""
+    """A batch of sentences with these labels, as a tokenizer returns it."""
     return hf.BatchEncoding({**sentences(len(labels), **options), "labels": labels})
 
 

@@ -1,4 +1,4 @@
-"""Promise 7: the perturbation that arrives is the one that was meant, also where the weights are used in bfloat16."""
+"""Promise 7: the intended perturbation arrives, also if the weights are used in bfloat16."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.rows import ROWS, Row
 
 pytest.importorskip("transformers")
 
-# What moves the weights. The exact per-instance perturbation is added to the layers' outputs and meets no rounding.
+# The methods that move the weights. The exact per-instance perturbation is added to layer outputs: no rounding.
 # MomentumSAM moves from its second step on: see test_buffers.py.
 STILL = ("per-instance", "momentum")
 MOVING = [row for row in ROWS if row.rho is not None and not row.name.startswith(STILL)]
@@ -27,7 +27,7 @@ moving = pytest.mark.parametrize("row", MOVING, ids=str)
 
 
 def method(row: Row, **changes: Any) -> m.Method:
-    """With a radius that is far smaller than the spacing of bfloat16, which ASAM's and FisherSAM's scale."""
+    """With a radius far below the spacing of bfloat16; ASAM and FisherSAM scale theirs."""
     rho = {m.ASAM: 0.05, m.FisherSAM: 0.01}.get(type(row.method()), 0.004)
     return row.method(**{"rho": rho, **changes})
 
@@ -41,7 +41,7 @@ def test_the_loss_rises_and_the_gradient_turns_as_in_float32(row: Row, name: str
     if source != "bf16" and "delta-sam" in row.name and row.name not in ("delta-sam-uniform", "delta-sam-loss"):
         pytest.skip("the probes are at w, not at its rounded value, and their differences are small")
     model, batch = made(name, source)
-    # Weights of linear layers that lie off bfloat16's grid are rounded at w, too: that is the model to compare with.
+    # Weights of linear layers are rounded to bfloat16 at w, too: the comparison is with that model.
     reference = made(name, source)[0]
     linear = [f"{n}." for n, module in reference.named_modules() if isinstance(module, nn.Linear)]
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_the_loss_rises_and_the_gradient_turns_as_in_float32(row: Row, name: str
 
 @pytest.mark.parametrize("source", ["bf16", "fp16"])
 def test_rounding_to_nearest_would_not_do(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: what every implementation did that adds the perturbation and lets autocast round it."""
+    """The control: an implementation that adds the perturbation, which autocast then rounds."""
     model, batch = made("llama", source)
     meant = outcome(m.SAM(rho=0.004), model, batch, exact)
     monkeypatch.setattr("deltasam.step.moving.add_rounded", lambda w, move, grid, generator: w + move)
@@ -106,7 +106,7 @@ def test_under_autocast_only_what_is_cast_is_rounded() -> None:
 
 
 class InsideAutocast(nn.Module):
-    """Autocast around the model's own forward, as Accelerate and the Trainer have it."""
+    """Autocast inside the model's forward, as in Accelerate and the Trainer."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def arrival(model: nn.Module, batch: Any, objective: Any, rho: float = 1e-3) -> 
 
 @pytest.mark.parametrize("kind", ["around", "inside", "compiled"])
 def test_wherever_autocast_is(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled parts hide their casts: there the kind of the layer decides."""
+    """Compiled parts hide their casts, so the type of the layer decides."""
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 3))
     batch = (torch.randn(8, 64), torch.randint(3, (8,)))
@@ -177,7 +177,7 @@ def test_without_a_perturbation_it_is_plain_training_bit_for_bit(kind: str) -> N
 
 
 def test_the_random_bits_are_the_methods_own() -> None:
-    """New ones in every step, the same after a resume, others for another seed; the global streams stand still."""
+    """New in every step, the same after a resume, different for another seed; the global streams do not move."""
     model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32)
 
     def step(method: m.Method) -> Tensor:

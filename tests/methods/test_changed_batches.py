@@ -1,4 +1,4 @@
-"""Objectives and models that take the batch apart, or change it: plain training does not notice, further passes do."""
+"""Objectives and models that take the batch apart or change it: only methods with several passes notice."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", [SAM(), DeltaSAM(), PerInstanceSAM()], ids=lambda m: type(m).__name__)
-def test_a_batch_that_is_changed_in_place_is_told(method: Method) -> None:
+def test_a_batch_that_is_changed_in_place_warns(method: Method) -> None:
     with pytest.warns(UserWarning, match=r"changed the batch in place.*clone"):
         method.backward(Normalises(), torch.randn(5, 3), squares)
 
 
-def test_nothing_is_said_where_there_is_one_pass_or_no_change() -> None:
+def test_no_warning_with_one_pass_or_without_a_change() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ERM().backward(Normalises(), torch.randn(5, 3), squares)

@@ -1,4 +1,4 @@
-"""Activation checkpointing computes parts of a model again in backward, when what was around the forward is over."""
+"""Activation checkpointing recomputes parts of a model in backward, after the contexts of the forward are closed."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_the_view_that_stays_at_w_is_computed_again_at_w(method: Method, noise: 
         first, second = torch.randn(6, 5).double(), torch.randn(6, 5).double()
         objective: Any = Contrastive(temperature=0.5)
         objective = EmbeddingNoise(objective, scale=0.3, embeddings="outside") if noise else objective
-        deepcopy(method).backward(model, (first, second), objective)  # which draws other directions in every step
+        deepcopy(method).backward(model, (first, second), objective)  # a copy: every step draws other directions
         found.append(grads(model))
     assert relative_error(found[1], found[0]) < 1e-12
 
 
 class Tokens(nn.Module):
-    """The embedding layer is in the part that is computed again."""
+    """The embedding layer is in the part that is recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_noise_on_embeddings_that_are_computed_again_is_refused(wrap: Any) -> No
     ERM().backward(model, batch, Classification())  # nothing is left behind
 
 
-def test_another_torch_is_no_reason_to_fail_without_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_that_function_works_without_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch.utils.checkpoint._checkpoint_without_reentrant_generator")
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
     batch = torch.randint(9, (4, 3)), torch.tensor([0, 1, 2, 0])
@@ -98,7 +98,7 @@ def test_another_torch_is_no_reason_to_fail_without_checkpointing(monkeypatch: p
 
 
 class Adapted(nn.Module):
-    """What is trained lies inside of a checkpoint of the older kind, and perhaps in a head after it."""
+    """The trained parameters are inside a reentrant checkpoint, and perhaps in a head after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_gradients_that_end_at_a_checkpoint_are_refused(method: Method, head: bo
     assert model.adapter.weight.grad is not None
 
 
-def test_what_is_perturbed_outside_of_the_checkpoint_is_fine() -> None:
+def test_parameters_outside_the_checkpoint_may_be_perturbed() -> None:
     model, ids = Adapted(), torch.randint(9, (4, 3))
     method = SAM(params=lambda name, p: name.startswith("head"))
     assert not method.backward(model, ids, lambda model, ids: model(ids) ** 2).skipped

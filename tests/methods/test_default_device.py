@@ -1,6 +1,6 @@
-"""``torch.set_default_device``: what a step makes on the host stays there, and the rest where the model is.
+"""``torch.set_default_device``: a step creates its tensors on the host or on the model's device, never elsewhere.
 
-The device ``meta``, which has no values, stands in for a GPU: whatever is made there by mistake fails, or is missed.
+The device ``meta`` plays the GPU. It has no values, so a tensor that is created there by mistake makes the step fail.
 """
 
 from __future__ import annotations

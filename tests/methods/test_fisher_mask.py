@@ -1,4 +1,4 @@
-"""FisherSAM's mask comes from a gradient that is finite, and from none where there is none."""
+"""FisherSAM computes its mask from a finite gradient only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_mask_from_a_gradient_that_is_not_finite_is_not_kept() -> None:
     assert torch.equal(mask_of(method), kept)
 
 
-def test_a_renewal_that_fails_is_made_up_for_in_the_next_step() -> None:
+def test_a_renewal_that_fails_is_repeated_in_the_next_step() -> None:
     model, good, bad = problem()
     method = FisherSAM(keep=0.3, refresh=2)
     for x in (good, good, bad, 1 / good):
@@ -52,8 +52,8 @@ def test_a_renewal_that_fails_is_made_up_for_in_the_next_step() -> None:
     assert torch.equal(mask_of(method), wanted(model, 1 / good, 0.3))
 
 
-def test_a_mask_that_the_host_has_not_heard_of_yet_is_kept() -> None:
-    """On a GPU the host may reach the next step before the device has said that the gradient was finite."""
+def test_a_good_mask_is_kept_before_the_host_knows_it() -> None:
+    """On a GPU the host may reach the next step before it knows that the gradient was finite."""
     model, good, _ = problem()
     method = FisherSAM(keep=0.3)
     method.backward(model, good, objective)

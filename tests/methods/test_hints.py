@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import Classification, methods
-from deltasam.methods import ASAM, ERM, GSAM, SAM, DeltaSAM, FisherSAM, FreeLB, LookSAM, Method, PerInstanceSAM, Step
+from deltasam.methods import ASAM, ERM, GSAM, SAM, DeltaSAM, FreeLB, LookSAM, Method, PerInstanceSAM, Step
 
 KINDS = [
     kind
@@ -35,10 +35,8 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
         (GSAM, "lr", "torch.optim"),
         (SAM, "loss_fn", "method.backward(model, batch, objective)"),
         (SAM, "rho_scheduler", "method.replace(rho="),
-        (SAM, "alpha", "GSAM, LookSAM"),
         (LookSAM, "frequency", "did you mean k?"),
         (FreeLB, "adv_max_norm", "did you mean max_norm?"),
-        (FisherSAM, "sparsity", "keep="),
         (DeltaSAM, "samples", "weighting=FiniteDifference(samples="),
         (SAM, "no_such_name", "params, randomness, scope, rho"),
     ],
@@ -62,7 +60,7 @@ def test_backward_as_if_it_took_a_loss(kind: Any) -> None:
     for args, missing in {(loss,): "batch, objective", (): "model, batch, objective", (model, 1): "objective"}.items():
         with pytest.raises(TypeError, match=rf"{kind.__name__}\.backward is missing {missing}: .*reduction='none'"):
             method.backward(*args)
-    with pytest.raises(TypeError, match="missing objective and does not take criterion"):
+    with pytest.raises(TypeError, match="missing objective"):
         method.backward(model, 1, criterion=nn.CrossEntropyLoss())
     with pytest.raises(TypeError, match=r"model=tensor\(1\..* must be a torch\.nn\.Module"):
         method.backward(loss, 1, Classification())
@@ -91,7 +89,7 @@ def test_assignments(kind: Any) -> None:
 
 
 def test_what_is_not_a_hyperparameter() -> None:
-    with pytest.raises(FrozenInstanceError, match="ERM is frozen, cannot assign 'rho': there are params"):
+    with pytest.raises(FrozenInstanceError, match="ERM is frozen, cannot assign 'rho'"):
         ERM().rho = 0.1  # type: ignore[attr-defined]
     loose = Plain()
     loose.note = "as in Python"  # type: ignore[attr-defined]
@@ -188,13 +186,13 @@ def test_states_of_others(kind: Any) -> None:
     method.backward(model, batch, objective)
     state = method.state_dict()
     kind().load_state_dict(state)
-    assert {name.split(".")[0] for name in state} - {"steps", "skipped"} <= kind.state_keys
+    assert {name.split(".")[0] for name in state} - {"steps", "skipped"} <= set(kind.buffers)
     with pytest.raises(ValueError, match=rf"state has 'a', .*{kind.__name__}"):
         method.load_state_dict({"steps": 4, "a": 1})
     assert method.steps == 1, "a refused state changes nothing"
     for other in KINDS:
-        for name in other.state_keys - kind.state_keys:
-            with pytest.raises(ValueError, match=rf"state has '{name}', .*{other.__name__}.*not to {kind.__name__}"):
+        for name in set(other.buffers) - set(kind.buffers):
+            with pytest.raises(ValueError, match=rf"state has '{name}', which {kind.__name__}"):
                 method.load_state_dict({name: torch.zeros(1)})
     method.load_state_dict({})
     assert method.steps == 0
@@ -214,7 +212,7 @@ def test_former_names() -> None:
                 return True
 
     assert len(warned) == 3
-    assert (Former.cost, Former.state_keys, Former().is_erm()) == ("3/2", {"average"}, True)
+    assert (Former.cost, Former.buffers, Former().is_erm()) == ("3/2", {"average"}, True)
 
 
 def test_a_users_class_without_buffers_keeps_what_it_likes() -> None:

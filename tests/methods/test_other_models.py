@@ -1,4 +1,4 @@
-"""What a method remembers is of one model: with another one there is one clear error, and the way out works."""
+"""The state of a method belongs to one model: another model raises one clear error, and its remedy works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch_of(words: int, classes: int) -> tuple[Tensor, Tensor]:
 OTHERS: list[tuple[Method, dict[str, int], str]] = [
     (LookSAM(k=2), {"width": 6}, r"'0\.weight'.* \(9, 4\).* \(9, 6\)"),
     (LookSAM(k=2), {"words": 12}, r"'0\.weight'.* \(9, 4\).* \(12, 4\)"),
-    (FisherSAM(), {"width": 1}, r"'0\.weight'.* \(9, 4\).* \(9, 1\)"),  # which could be broadcast
+    (FisherSAM(), {"width": 1}, r"'0\.weight'.* \(9, 4\).* \(9, 1\)"),  # could be broadcast
     (TAVAT(embeddings="0"), {"words": 12}, r"'vocabulary'.* \(9, 4\).* \(12, 4\)"),
     (TAVAT(embeddings="0"), {"width": 2}, r"'vocabulary'.* \(9, 4\).* \(9, 2\)"),
     (TAT(embeddings="0"), {"classes": 2}, r"'confusion'.* \(3, 3\).* \(2, 2\)"),
@@ -33,13 +33,13 @@ OTHERS: list[tuple[Method, dict[str, int], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "sizes", "told"), OTHERS, ids=lambda value: str(value)[:20])
-def test_the_state_of_another_model(method: Method, sizes: dict[str, int], told: str) -> None:
+@pytest.mark.parametrize(("method", "sizes", "message"), OTHERS, ids=lambda value: str(value)[:20])
+def test_the_state_of_another_model(method: Method, sizes: dict[str, int], message: str) -> None:
     method.load_state_dict({})
     method.backward(model_of(), batch_of(9, 3), Classification())
     other, batch = model_of(**sizes), batch_of(sizes.get("words", 9), sizes.get("classes", 3))
     before = [p.detach().clone() for p in other.parameters()]
-    with pytest.raises(ValueError, match=rf"{type(method).__name__}.*{told}.*load_state_dict\(\{{\}}\)"):
+    with pytest.raises(ValueError, match=rf"{type(method).__name__}.*{message}.*load_state_dict\(\{{\}}\)"):
         method.backward(other, batch, Classification())
     assert all(torch.equal(p, q) and p.grad is None for p, q in zip(other.parameters(), before, strict=True))
     method.load_state_dict({})

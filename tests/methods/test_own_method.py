@@ -1,4 +1,4 @@
-"""A method that a user wrote in the verbs of ``Passes``: what the base class does for it."""
+"""What the base class does for a method that a user wrote."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_a_negative_radius_goes_downhill() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_what_is_plain_is_for_the_method_to_say() -> None:
-    """One with rho = 0 that does more than plain training overrides ``is_erm``."""
+def test_a_method_may_override_is_erm() -> None:
+    """A method whose step with rho = 0 is not plain training."""
 
     @dataclass(frozen=True, kw_only=True)
     class Doubled(SAM):

@@ -63,12 +63,12 @@ def test_rho_zero_is_erm_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("engine", ["low-rank", "loop"])
 def test_micro_batches_with_dropout_replay_their_own_masks(engine: str) -> None:
-    """Every micro-batch has its own place in the random stream, the same in both of its passes."""
+    """Every micro-batch has its own random draws, the same in both of its passes."""
     model, (inputs, labels), objective = TRANSFORMER.make(size=6)
     seen: list[Tensor] = []
     parts = MicroBatches([(inputs[:3], labels[:3]), (inputs[3:], labels[3:])])
     method = PerInstanceSAM(rho=0.1, engine=engine, group=3)
-    method.backward(model, parts, objective)  # the first step makes passes more, to compare
+    method.backward(model, parts, objective)  # the first step makes extra passes for its comparison
     model.dropout.register_forward_hook(lambda module, args, out: seen.append(((out != 0) | (args[0] == 0)).clone()))
     method.backward(model, parts, objective)
     half = len(seen) // 2
@@ -157,7 +157,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize("kind", [RDrop, R3F, VAT, EmbeddingNoise, SMART], ids=lambda kind: kind.__name__)
 def test_over_objectives_that_call_the_model_in_their_own_ways(kind: Any) -> None:
-    """Twice in one batch, twice in a row, from embeddings, with inner gradients, with a teacher beside it."""
+    """Two views in one batch, two passes, inputs as embeddings, inner gradients, a teacher."""
     model, _, batch = make(BY_NAME["BERT"], 3)
     objective = kind(Classification(), total_steps=10) if kind is SMART else kind(Classification())
     if kind is SMART:

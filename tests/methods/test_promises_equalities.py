@@ -1,6 +1,6 @@
 """Promise 3: special cases that must coincide.
 
-All methods; one joins by a row in ``helpers/rows.py``.
+For all methods in ``helpers/rows.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def test_rho_zero_is_plain_training_bit_for_bit(row: Row, problem: Problem, dtyp
 
 @rows
 def test_a_radius_below_rounding_is_plain_training_through_all_the_passes(row: Row) -> None:
-    """Unlike rho = 0, which is taken as a short cut, this one goes the whole way."""
+    """Unlike rho = 0, which takes a shortcut, this runs all passes."""
     skip_exempt(row, "tiny-rho")
     if row.rho is None:
         pytest.skip("has no radius")

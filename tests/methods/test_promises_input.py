@@ -1,6 +1,6 @@
 """Promise 6: bad input gets one clear error and leaves the weights intact.
 
-All methods; one joins by a row in ``helpers/rows.py``.
+For all methods in ``helpers/rows.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BAD_OBJECTIVES = {
     "integer": (lambda m, x: torch.arange(4), "int64"),
     "number": (lambda m, x: 1.0, "float"),
     "empty": (lambda m, x: m(x[:0]).squeeze(-1), "empty"),
-    # where the method has counted the instances itself, the other words say it as well
+    # a method that counts the instances itself raises the second message
     "mean": (lambda m, x: m(x).mean(0), r"\(1,\) for a batch of 4 instances, not \(4,\)|1 losses instead of 4"),
     "detached": (lambda m, x: m(x).squeeze(-1).detach(), "trainable parameter"),
 }
@@ -66,7 +66,7 @@ SEVERAL_INSTANCES = {
     "users, items and ratings": {"user": torch.arange(5), "item": torch.arange(5), "rating": torch.ones(5)},
     "numbers": torch.ones(5),
     "inputs and targets": [torch.ones(5), torch.ones(5)],
-    "numbers beside a matrix": (torch.ones(5), torch.ones(5, 2)),
+    "numbers and a matrix": (torch.ones(5), torch.ones(5, 2)),
 }
 
 
@@ -81,7 +81,7 @@ def test_one_loss_is_wrong_for_several_instances(method: Method, kind: str) -> N
 
 @pytest.mark.parametrize("method", [ERM(), SAM(), DeltaSAM()], ids=lambda method: type(method).__name__)
 def test_the_loss_of_a_batch_that_cannot_be_taken_apart(method: Method) -> None:
-    """``loss.expand(N)``, as the error for one loss of several instances says, is the loss of the batch as one."""
+    """``loss.expand(N)``, as the error for a scalar loss advises, treats the batch as one instance."""
     x, grads = torch.randn(4, 3), []
     for batch, size in ((x, 4), (x[None], 1)):
         torch.manual_seed(0)
@@ -98,7 +98,7 @@ def test_n_must_not_change_between_passes(row: Row) -> None:
         pytest.skip("one pass only")
     sizes = iter([4, 3, 4, 3, 4, 3, 4, 3])
     model = nn.Linear(3, 1)
-    with pytest.raises(ValueError, match=r"losses instead of|expected"):
+    with pytest.raises(ValueError, match=r"losses instead of|must see the same batch"):
         row.method().backward(
             model, torch.randn(4, 3), row.wrap(lambda m, x: m(x[: next(sizes)]).squeeze(-1).square())
         )
@@ -176,7 +176,7 @@ def test_an_objective_that_goes_backward_itself(row: Row) -> None:
 
 
 @rows
-def test_bad_choices_are_told_when_the_method_is_made(row: Row) -> None:
+def test_bad_choices_raise_when_the_method_is_made(row: Row) -> None:
     with pytest.raises(ValueError, match=r"params='no-embedding' must be one of 'all', 'no-embeddings', .*predicate"):
         row.method(params="no-embedding")
     with pytest.raises(ValueError, match=r"params=\[Parameter containing: tensor.*\.\.\. must be one of") as caught:
@@ -193,7 +193,7 @@ def test_counts_are_whole_numbers(row: Row) -> None:
                 row.method(**{name: bad})
 
 
-def test_numbers_of_other_packages_are_told_how_to_become_numbers() -> None:
+def test_numbers_of_other_packages_raise_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"rho=np\.float32\(.*\) must be a number in .*pass its \.item\(\)"):
         SAM(rho=np.float32(0.05))
 

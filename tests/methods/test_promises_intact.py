@@ -1,6 +1,6 @@
 """Promises 1 and 2: weights, buffers, flags and random streams are left as they were; all passes see the same masks.
 
-All methods; one joins by a row in ``helpers/rows.py``.
+For all methods in ``helpers/rows.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_weights_come_back_bit_for_bit(row: Row, problem: Problem, dtype: torch.
 
 @rows
 def test_a_step_is_freed_without_the_garbage_collector(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A cycle would keep activations until the collector comes by: memory grows, and old graphs disturb recordings.
+    # A cycle would keep activations until the collector runs: memory grows, and old graphs disturb recordings.
     made: list[weakref.ref[Any]] = []
     for kind in (Passes, PassState):
         original = kind.__init__
@@ -133,7 +133,7 @@ def test_random_streams_and_buffers_are_left_as_by_plain_training(row: Row, prob
     assert (random.getstate(), np.random.get_state()[1].tolist()) == others  # noqa: NPY002
     for name, buffer in model.named_buffers():
         if (row.name == "subset-sam" or "buffers-at-w" in row.exempt) and name != "bn.num_batches_tracked":
-            continue  # its full pass, the one that counts, is at w + eps
+            continue  # its full pass, which keeps side effects, is at w + eps
         assert torch.equal(buffer, buffers[name]), name
         assert buffer.data_ptr() == pointers[name]
 
@@ -149,7 +149,7 @@ def test_no_drift_in_many_steps_at_learning_rate_zero(row: Row) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
         method, x = row.method(), torch.randn(4, 3, dtype=dtype)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that bfloat16 rounds the probes away is said, and tested elsewhere
+            warnings.simplefilter("ignore")  # the warning that bfloat16 rounds the probes is tested elsewhere
             for _ in range(100):
                 method.backward(model, x, lambda model, x: model(x).float().square().mean(-1))
                 optimizer.step()

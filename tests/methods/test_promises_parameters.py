@@ -1,6 +1,6 @@
 """Promises 4 and 5: parameters of every kind, and gradients that are not finite.
 
-All methods; one joins by a row in ``helpers/rows.py``.
+For all methods in ``helpers/rows.py``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_sparse_embeddings(row: Row) -> None:
 
 @rows
 def test_a_gradient_shared_by_two_parameters_is_not_used_twice_as_memory(row: Row) -> None:
-    """Autograd hands one and the same tensor to both summands of a sum."""
+    """Autograd gives the same tensor to both summands of a sum."""
 
     class Sum(nn.Module):
         def __init__(self) -> None:
@@ -144,7 +144,7 @@ def test_biases_of_recurrent_layers_and_attention_are_biases() -> None:
 
 
 class Adapted(nn.Module):
-    """A table under a name that does not say so, a tied head, and what only sounds like a table or an adapter."""
+    """A table with another name, a tied head, and layers that only sound like a table or an adapter."""
 
     def __init__(self) -> None:
         super().__init__()

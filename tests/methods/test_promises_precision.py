@@ -1,6 +1,6 @@
 """Promises 7 and 8: low precision, passes as stated, state in checkpoints.
 
-All methods; one joins by a row in ``helpers/rows.py``.
+For all methods in ``helpers/rows.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from helpers.rows import Row
 
 @rows
 def test_a_perturbation_inside_one_autocast_region_is_really_applied(row: Row) -> None:
-    """Autocast keeps its casts of the weights; a stale one would make the second pass see w instead of w + eps."""
+    """Autocast caches its casts of the weights; with a stale one the second pass would use w instead of w + eps."""
     skip_exempt(row, "first-step-moves")
     if row.rho is None:
         pytest.skip("perturbs nothing")
@@ -111,7 +111,7 @@ def test_state_in_a_checkpoint_continues_exactly(row: Row) -> None:
 
 
 class Island(nn.Module):
-    """A product that the user keeps out of autocast."""
+    """A product outside autocast."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Island(nn.Module):
 
 @pytest.mark.parametrize("method", [ERM(), SAM(rho=1e-30)], ids=["erm", "sam"])
 def test_backward_runs_outside_of_the_users_autocast(method: Method) -> None:
-    """As torch's own examples have it: what is float32 in the forward pass is not rounded in backward."""
+    """As in torch's examples: an operation that is float32 in the forward pass is not rounded in backward."""
     model, other, x = Island(), Island(), torch.randn(5, 6)
     other.load_state_dict(model.state_dict())
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -135,11 +135,11 @@ def test_backward_runs_outside_of_the_users_autocast(method: Method) -> None:
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_what_was_remembered_before_a_checkpoint_is_loaded_is_forgotten() -> None:
+def test_loading_a_checkpoint_replaces_the_state() -> None:
     model, batch, objective = TRANSFORMER.make()
     method = LookSAM(k=3)
     for _ in range(2):
         method.backward(model, batch, objective)
     method.load_state_dict({"steps": 1})
     assert method.state_dict() == {"steps": 1}
-    assert method.backward(model, batch, objective).forwards == 2  # nothing to reuse: it looks
+    assert method.backward(model, batch, objective).forwards == 2  # nothing to reuse: SAM

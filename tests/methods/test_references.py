@@ -101,7 +101,7 @@ def test_delta_sam_given_r(problem: Problem, eta: float) -> None:
     model, batch, objective = problem.make()
     torch.manual_seed(3)
     step = DeltaSAM(rho=rho, eta=eta, seed=7).backward(model, batch, objective)
-    # The weights divide a difference of order 1e-7 by another: float64 leaves them nine digits, the rest follows.
+    # The weights divide a difference of order 1e-7 by another one, which leaves nine digits of float64.
     assert torch.allclose(step.weights, g, rtol=1e-6)
     assert relative_error(grads(model), gradient_at(problem, eps)) < 1e-8
     given = unit(gradient_at(problem, {}, weights=step.weights), rho)
@@ -147,7 +147,7 @@ def test_look_sam_over_two_cycles(problem: Problem) -> None:
 
 
 def moved(problem: Problem, steps: int) -> list[Named]:
-    """Other weights for each of several steps: without dropout and moves all gradients would be the same."""
+    """Other weights for every step; otherwise all gradients would be the same without dropout."""
     model, _, _ = problem.make()
     random = torch.Generator().manual_seed(5)
     shapes = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
@@ -215,7 +215,7 @@ def test_look_sam_really_costs_one_and_one_kth() -> None:
 
 def test_esam() -> None:
     rho, beta, gamma = 0.05, 0.5, 0.5
-    problem = TRANSFORMER_NO_DROPOUT  # the kept instances are a batch of another shape, with masks of its own
+    problem = TRANSFORMER_NO_DROPOUT  # the kept instances have another shape, hence other masks
     method = ESAM(rho=rho, beta=beta, gamma=gamma, seed=1)
     model, _, _ = problem.make()
     chosen = [n for n, used in zip(names(model), method._draw(len(names(model))), strict=True) if used]
@@ -272,7 +272,7 @@ def test_gsams_radius_follows_the_learning_rate_within_its_range() -> None:
         assert GSAM.rho_at(lr=lr, **ends) == pytest.approx(rho)
 
 
-def test_esam_perturbs_one_tensor_where_none_was_drawn_and_not_always_the_same() -> None:
+def test_esam_perturbs_one_tensor_if_none_was_drawn_and_not_always_the_same() -> None:
     method, draws = ESAM(beta=1e-9), []
     for step in range(60):
         method.state["steps"] = step
@@ -282,10 +282,10 @@ def test_esam_perturbs_one_tensor_where_none_was_drawn_and_not_always_the_same()
 
 
 @pytest.mark.parametrize("weighting", [FiniteDifference(), Directional(), RandomWeights(of=LossWeights())], ids=str)
-def test_every_step_has_a_direction_of_its_own_and_the_same_after_a_resume(weighting: Weighting) -> None:
+def test_every_step_has_another_direction_and_the_same_after_a_resume(weighting: Weighting) -> None:
     model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
     method = DeltaSAM(weighting=weighting)
-    weights = [method.backward(model, batch, objective).weights for _ in range(4)]  # no step between: all at one w
+    weights = [method.backward(model, batch, objective).weights for _ in range(4)]  # all at the same w
     for later in weights[1:]:
         assert not torch.allclose(later, weights[0], rtol=1e-3)
     resumed = DeltaSAM(weighting=weighting)

@@ -1,4 +1,4 @@
-"""A step that leaves its perturbation out takes the plain gradient, of all instances."""
+"""A step that skips its perturbation takes the plain gradient of all instances."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_esam_selects_where_it_perturbs() -> None:
 
 
 def test_skipped_steps_are_counted_and_look_sam_reuses_nothing_of_them() -> None:
-    """Without a perturbation SAM's gradient is the plain one, and what is left of the difference is rounding."""
+    """Without a perturbation SAM's gradient is the plain one; their difference is rounding and must not be reused."""
     model, x = Unused(), torch.randn(64, 3)
     plain = torch.autograd.grad(objective(model, x).mean(), model.used.weight)[0]
     method = LookSAM(k=3, params=lambda name, p: "unused" in name)
@@ -59,19 +59,19 @@ def test_skipped_steps_are_counted_and_look_sam_reuses_nothing_of_them() -> None
         torch.testing.assert_close(model.used.weight.grad, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_step_says_in_numbers() -> None:
+def test_metrics_of_a_step() -> None:
     perturbed, weights = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([1.0, 3.0])
     step = Step(
         losses=torch.tensor([1.0, 3.0]), forwards=2, backwards=2, perturbed_losses=perturbed, weights=weights,
         grad_norm=torch.tensor(0.5), skipped=torch.tensor(False),
     )  # fmt: skip
-    assert float(step.sharpness) == pytest.approx(2 / 3 - 2)  # of other instances, and the loss fell
+    assert float(step.sharpness) == pytest.approx(2 / 3 - 2)  # other instances, and a smaller loss
     assert step.metrics() == pytest.approx(
         {"loss": 2.0, "sharpness": 2 / 3 - 2, "grad_norm": 0.5, "skipped": 0.0}
         | {"weights_mean": 2.0, "weights_max": 3.0, "weights_std": 1.0}
     )
     one = dataclasses.replace(step, weights=torch.tensor([2.0]))
-    assert one.metrics()["weights_std"] == 0  # of one instance, and not a number that is none
+    assert one.metrics()["weights_std"] == 0  # not nan for one instance
 
 
 def test_another_radius_goes_on_with_the_same_state() -> None:
@@ -83,8 +83,8 @@ def test_another_radius_goes_on_with_the_same_state() -> None:
     assert (method.rho, other.rho) == (0.1, 0.2)
 
 
-def test_look_sam_where_nothing_is_orthogonal_to_the_gradient() -> None:
-    """Of a single number the perturbed gradient has the direction of the plain one: there is nothing to reuse."""
+def test_look_sam_if_nothing_is_orthogonal_to_the_gradient() -> None:
+    """With a single parameter entry both gradients have the same direction: there is nothing to reuse."""
     model, x = nn.Linear(1, 1, bias=False).double(), torch.ones(2, 1, dtype=torch.float64)
     method = LookSAM(rho=0.1, k=2)
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_look_sam_where_nothing_is_orthogonal_to_the_gradient() -> None:
 
 @pytest.mark.parametrize("engine", ["low-rank", "loop"])
 def test_instances_are_skipped_if_all_of_them_are(engine: str) -> None:
-    """An instance without a gradient stays at w; the step left its perturbation out only if nothing moved."""
+    """An instance without a gradient stays at w; the step counts as skipped only if nothing moved."""
     model, x = Unused().double(), torch.randn(4, 3, dtype=torch.float64)
     chosen = PerInstanceSAM(engine=engine, params=lambda name, p: "unused" in name)
     assert bool(chosen.backward(model, x, objective).skipped)
@@ -105,8 +105,8 @@ def test_instances_are_skipped_if_all_of_them_are(engine: str) -> None:
     assert some.perturbed_losses[1] == some.losses[1] == 0
 
 
-def test_gsam_where_the_loss_is_flat_uphill() -> None:
-    """Nothing can be taken from a perturbed gradient of zero; divided by its norm it would not be a number."""
+def test_gsam_if_the_perturbed_gradient_is_zero() -> None:
+    """A perturbed gradient of zero has no direction; dividing by its norm would give nan."""
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 0.9)
     x = torch.ones(2, 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Sparse embeddings keep sparse gradients: SparseAdam takes no others."""
+"""Sparse embeddings keep sparse gradients, which SparseAdam requires."""
 
 from __future__ import annotations
 

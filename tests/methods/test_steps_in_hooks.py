@@ -1,4 +1,4 @@
-"""Optimizers that step in hooks, while backward runs: fine where the weights are at w and the gradient is final."""
+"""Optimizers that step in hooks during backward: allowed if the weights are at w and the gradient is final."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_unrounded_gradients_are_freed_before_the_second_pass(monkeypatch: pytes
 
 
 class Both(nn.Module):
-    """A weight used as it is, transposed and as a table: its low-rank factors meet every other form."""
+    """A weight used as it is, transposed and as a table: its low-rank factors are multiplied with every other form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,9 +228,9 @@ def test_products_are_rounded_by_tf32_and_on_nothing_else(monkeypatch: pytest.Mo
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch knows one way to ask for TF32")
-def test_the_newer_way_to_ask_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it torch refuses the older way."""
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has only one setting for TF32")
+def test_the_newer_setting_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is used, torch refuses the older one."""
     gpu, products = torch.device("cuda"), torch.backends.cuda.matmul
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     before = products.fp32_precision

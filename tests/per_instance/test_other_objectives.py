@@ -71,7 +71,7 @@ SETTINGS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "object": (Switched(False), Switched(True)),
     "bound method": (Switched(False).bound, Switched(True).bound),
     "function of a partial": (partial(calls, losses=alone), partial(calls, losses=negatives)),
-    "word of a partial": (partial(named, kind="alone"), partial(named, kind="negatives")),
+    "string in a partial": (partial(named, kind="alone"), partial(named, kind="negatives")),
     "partial of an object": (partial(Switched(False)), partial(Switched(True))),
     "closure": (of_switch(False), of_switch(True)),
 }

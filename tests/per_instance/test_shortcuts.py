@@ -45,7 +45,7 @@ class Own(nn.Linear):
 
 
 class Odd(nn.Module):
-    """Modules that are nearly, but not quite, what a shortcut is for."""
+    """Modules that resemble those with a shortcut, but need the general path."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ From the paper to the code:
 ============================  ==========================================================================
 
 Your own method derives from :class:`Method`. :func:`number`, :func:`radius`, :func:`random_seed` and :func:`choice`
-declare hyperparameters with their range, :func:`make_step` makes the record of a step, :func:`plain_step` is a step of
+declare hyperparameters with a range, :func:`make_step` makes the record of a step, :func:`plain_step` runs a step of
 plain training.
 """
 
@@ -47,32 +47,10 @@ from deltasam.methods._tavat import TAVAT
 from deltasam.step.checks import check_number
 
 __all__ = [
-    "ASAM",
-    "ERM",
-    "ESAM",
-    "GSAM",
-    "SAM",
-    "TAT",
-    "TAVAT",
-    "Buffer",
-    "DeltaSAM",
-    "FisherSAM",
-    "FreeLB",
-    "FriendlySAM",
-    "LookSAM",
-    "Method",
-    "MomentumSAM",
-    "PerInstanceSAM",
-    "Step",
-    "SubsetSAM",
-    "check_number",
-    "choice",
-    "make_step",
-    "number",
-    "plain_step",
-    "radius",
-    "random_seed",
-]
+    "ASAM", "ERM", "ESAM", "GSAM", "SAM", "TAT", "TAVAT", "Buffer", "DeltaSAM", "FisherSAM", "FreeLB", "FriendlySAM",
+    "LookSAM", "Method", "MomentumSAM", "PerInstanceSAM", "Step", "SubsetSAM", "check_number", "choice", "make_step",
+    "number", "plain_step", "radius", "random_seed",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

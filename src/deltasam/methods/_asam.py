@@ -1,4 +1,4 @@
-"""Adaptive SAM: the radius follows the scale of the weights."""
+"""Adaptive SAM: the radius scales with the size of each weight."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ASAM(Method):
     .. math:: \epsilon^* = \rho \, T_w^2 \nabla l(w) / \lVert T_w \nabla l(w) \rVert_2, \qquad T_w = |w| + \eta
 
     :math:`T_w = 1` for parameters whose name does not contain "weight" (biases), as in the authors' code. Other
-    libraries leave out eta and treat biases like weights, so a radius tuned there does not carry over.
+    libraries omit eta and treat biases like weights, so a radius tuned there does not carry over.
 
     Cost: 2 forwards, 2 backwards; one extra copy of the parameters, a second one briefly between the passes.
 
     Attributes:
         rho: Radius in the adaptive norm, about ten times SAM's (0.5 in the paper on CIFAR-10).
-        eta: Keeps weights near zero movable.
+        eta: Allows weights near zero to move.
 
     References:
         Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization, ICML 2021.

@@ -1,4 +1,4 @@
-"""What every method is: a frozen record of its hyperparameters whose ``backward`` replaces ``loss.backward()``."""
+"""The base of every method: a frozen record of hyperparameters whose ``backward`` replaces ``loss.backward()``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deltasam.methods._buffers import Buffer, addresses, copied, fitted, require_outside_recording
 from deltasam.methods._fields import check_fields, choice
-from deltasam.methods._hints import KeywordsOnly, check_state, explain_assignment, explain_missing_arguments
+from deltasam.methods._hints import KeywordsOnly, explain_assignment, explain_missing_arguments
 from deltasam.methods._step import Step, plain_step
 from deltasam.parallel.ranks import Scope
 from deltasam.parallel.shards import is_shard
@@ -28,7 +28,7 @@ from deltasam.step.selection import Preset, Selection
 Self = TypeVar("Self", bound="Method")
 
 _COUNTS = ("steps", "skipped")  # in the state of every method
-_FORMER = {  # former names of what a user's class may define, and the names since 0.2
+_FORMER = {  # names until 0.1 of what a user's class may define, and the names since
     "passes": "cost",
     "remembers": "buffers",
     "is_plain": "is_erm",
@@ -42,8 +42,8 @@ class Method(ABC):
     """A way to take the gradient of a batch. The method is its own configuration and never touches the optimizer.
 
     The fields are the configuration. They are frozen: ``method.replace(rho=0.1)`` makes another method. What a method
-    keeps between steps is in one attribute, :attr:`state`. ``replace``, and ``dataclasses.replace`` likewise, hand the
-    same state to the new method; ``method.replace(state={})`` starts afresh.
+    keeps between steps is in one attribute, :attr:`state`. ``replace`` passes the same state to the new method;
+    ``method.replace(state={})`` starts afresh.
 
     Attributes:
         params: Which parameters are perturbed: a preset or a predicate, see :func:`deltasam.select`.
@@ -85,9 +85,8 @@ class Method(ABC):
     #: Forward and backward passes of a step, as the docs list them.
     cost: ClassVar[str] = "2/2"
     #: The names of what the method keeps between steps through :meth:`buffer` or :meth:`table`.
+    #: :meth:`load_state_dict` accepts these and the two counts.
     buffers: ClassVar[Sequence[str]] = ()
-    #: The names that :meth:`load_state_dict` accepts besides the two counts: those of :attr:`buffers`.
-    state_keys: ClassVar[frozenset[str]] = frozenset()
     #: Whether a CUDA graph can replay a step: every step (with the same :meth:`capture_key`) runs the same operations
     #: on the same memory. A class that does not set this is captured, unless it keeps something in :attr:`state` that
     #: is not in :attr:`buffers`, or reads :attr:`steps` without overriding :meth:`capture_key`.
@@ -110,7 +109,7 @@ class Method(ABC):
         __new__ = KeywordsOnly()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Derives :attr:`state_keys`, and accepts the former names of a user's class."""
+        """Accepts the former names of what a user's class may define."""
         super().__init_subclass__(**options)
         for former, name in _FORMER.items():
             if former in vars(cls):
@@ -120,16 +119,13 @@ class Method(ABC):
                     stacklevel=2,
                 )
                 setattr(cls, name, vars(cls)[former])
-        cls.state_keys = frozenset(cls.buffers)
 
     def __post_init__(self) -> None:
-        """Checks the hyperparameters. An error names the hyperparameter, its value and the remedy."""
+        """Checks the hyperparameters."""
         explain_assignment(type(self))
         if not callable(self.params) and self.params not in get_args(Preset):
             presets = ", ".join(map(repr, get_args(Preset)))
-            raise ValueError(
-                f"params={shown(self.params)} must be one of {presets}, or a predicate (name, parameter) -> bool"
-            )
+            raise ValueError(f"params={shown(self.params)} must be one of {presets}, or a predicate (name, p) -> bool")
         check_fields(self)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -184,15 +180,14 @@ class Method(ABC):
                 ) from error
             if uses_a_graph_twice(error):
                 raise RuntimeError(
-                    "the objective must only compute the losses, anew in every pass: it must not call backward(), and "
-                    "neither it nor the model may keep anything of an earlier pass "
-                    f"({str(error).splitlines()[0]})"
+                    "the objective must only compute the losses, anew in every pass: it must not call backward(), nor "
+                    f"keep results of an earlier pass, nor may the model ({str(error).splitlines()[0]})"
                 ) from error
             raise
         except BaseException as stop:
             if not isinstance(stop, Exception):
-                # Ctrl-C while a context is entered or left: its frame would keep the weights moved until it is gone,
-                # and torch's own would leave the mode.
+                # Ctrl-C while a context is entered or left: its frame would keep the weights moved, and torch's
+                # would leave gradients disabled.
                 clear_frames(stop.__traceback__)
                 torch.set_grad_enabled(graph)
             raise
@@ -203,7 +198,7 @@ class Method(ABC):
         """Counts the step, and whether its perturbation was skipped.
 
         Raises:
-            TypeError: ``_step`` returned something else than a step.
+            TypeError: ``_step`` did not return a :class:`Step`.
         """
         if not isinstance(step, Step):
             raise TypeError(
@@ -226,18 +221,12 @@ class Method(ABC):
     # -- what kind of step it is -----------------------------------------------------------------------------------
 
     def is_erm(self) -> bool:
-        """Whether this step is plain training, which the base class does: by default, with ``rho = 0``.
-
-        Override it where something else decides, or where a step with ``rho = 0`` is not plain training.
-        """
+        """Whether this step is plain training, which the base class does: by default, with ``rho = 0``."""
         return getattr(self, "rho", None) == 0
 
     def _needs_whole(self) -> bool:
-        """Whether a process needs all of every parameter: its own perturbation is not in the shards of others.
-
-        A method that edits the final gradient gains nothing: that gradient comes in shards.
-        """
-        if self.perturbs == "weights":
+        """Whether each process needs whole parameters, because the shards of others lack its perturbation."""
+        if self.perturbs == "weights":  # whole parameters do not help to edit the final gradient, which is sharded
             return self.scope == "local" and not self.edits_gradient
         return self.perturbs == "instances"
 
@@ -259,10 +248,7 @@ class Method(ABC):
 
     @property
     def step_seed(self) -> Seed:
-        """The seed of the next step: the ``seed`` of the method, 0 by default, and the number of the step.
-
-        A captured step uses the number of the step that is replayed.
-        """
+        """The seed of the next step: the ``seed`` of the method (0 by default) and the number of the step."""
         return Seed(getattr(self, "seed", 0), self._count)
 
     @property
@@ -309,12 +295,12 @@ class Method(ABC):
     def kept(
         self, name: str, params: Mapping[str, Tensor], dtype: torch.dtype | None = None
     ) -> dict[str, Tensor] | None:
-        """What the state holds under a name, on the devices and in the layout of the parameters; None if nothing.
+        """The tensors in the state under a name, with the parameters' devices and layout; None if there are none.
 
         Args:
             name: A name in :attr:`state`, with one tensor per parameter. Parameters may be missing.
             params: The parameters by name.
-            dtype: That of the tensors; the parameters' by default.
+            dtype: The dtype of the tensors; the parameters' by default.
 
         Raises:
             ValueError: A tensor belongs to another model, or to the shard of another process.
@@ -371,12 +357,12 @@ class Method(ABC):
             object.__setattr__(self, "managed", self.managed | {name})
 
     def buffer_key(self) -> Hashable:
-        """Where the buffers are in memory. A captured step replays as long as they are there."""
+        """Where the buffers are in memory. A captured step can replay until they move."""
         kept = {name: value for name, value in self.state.items() if name.split(".")[0] in self.buffers}
         return tuple((name, addresses(value)) for name, value in kept.items())
 
     def check_remembered(self, name: str, kept: Tensor, shape: Sequence[int]) -> None:
-        """Raises a ValueError if what the method keeps under a name does not have the shape that this model needs."""
+        """Raises a ValueError if a kept tensor does not have the shape that this model needs."""
         if tuple(kept.shape) != tuple(shape):
             raise ValueError(
                 f"{type(self).__name__} keeps {name!r} with shape {tuple(kept.shape)}, but this model has "
@@ -385,14 +371,11 @@ class Method(ABC):
             )
 
     def replace(self: Self, **changes: Any) -> Self:
-        """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``.
-
-        It is ``dataclasses.replace``. ``method.replace(state={})`` starts afresh.
-        """
+        """The same method with other hyperparameters and the *same* state: ``method.replace(rho=schedule(t))``."""
         return dataclasses.replace(self, **changes)
 
     def state_dict(self) -> dict[str, Any]:
-        """What to put into a checkpoint: numbers and copies of tensors. A resumed run without it is still valid."""
+        """The state for a checkpoint: numbers and copies of tensors."""
         return {name: copied(value) for name, value in self.state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -405,12 +388,16 @@ class Method(ABC):
         if not isinstance(state, Mapping):
             raise TypeError(f"state={shown(state)} must be what state_dict() returned, a mapping")
         if "param_groups" in state:
-            raise ValueError(
-                "state belongs to an optimizer (it has param_groups): pass what method.state_dict() returned"
-            )
+            raise ValueError("state belongs to an optimizer (param_groups): pass what method.state_dict() returned")
         # A user's class may write to `state` directly; the methods of this package use buffers only.
         if "buffers" in vars(type(self)) or type(self).__module__.startswith("deltasam."):
-            check_state(type(self), state, (*_COUNTS, *self.state_keys))
+            unknown = [name for name in state if str(name).split(".")[0] not in (*_COUNTS, *self.buffers)]
+            if unknown:
+                kind = type(self).__name__
+                raise ValueError(
+                    f"state has {unknown[0]!r}, which {kind} does not keep: pass what state_dict() of a {kind} "
+                    "returned, or {} to start afresh"
+                )
         restored = {name: copied(value) for name, value in state.items()}
         self.state.clear()
         self.state.update(restored)

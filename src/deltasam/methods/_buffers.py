@@ -16,15 +16,10 @@ from deltasam.step.passes import Passes
 class Buffer:
     """One tensor per parameter that a method keeps between steps; see :meth:`deltasam.methods.Method.buffer`.
 
-    Within a step gradients carry the loss scale, and so do the tensors that iteration yields. What is stored does not:
-    :meth:`update` divides by the scale, iteration multiplies by it. The arithmetic of a method is therefore right with
-    any ``GradScaler``. Iteration yields new tensors; only :meth:`update` changes the buffer.
-
-    Args:
-        tensors: The tensors, one per parameter. They are changed in place, so that a captured step can replay.
-        params: The parameters.
-        passes: The passes of the step.
-        on_update: Called before an update; returns whether to go on.
+    Gradients within a step have the loss scale, and so have the tensors that iteration yields. What is stored has not:
+    :meth:`update` divides by the scale, iteration multiplies by it. So the arithmetic of a method is right with any
+    ``GradScaler``. Iteration yields new tensors; only :meth:`update` changes the buffer, in place, so that a captured
+    step can replay. ``on_update`` is called before an update and returns whether to make it.
     """
 
     def __init__(
@@ -61,7 +56,7 @@ class Buffer:
         failed after its update (out of memory) and is repeated updates the buffer once.
 
         Args:
-            values: One tensor per parameter, carrying the loss scale; None leaves that parameter's tensor as it is.
+            values: One tensor per parameter, with the loss scale; None leaves that parameter's tensor as it is.
             decay: 0 stores the values themselves.
         """
         given = [(t, v) for t, v in zip(self._tensors, values, strict=True) if v is not None]
@@ -77,13 +72,7 @@ class Buffer:
 
 
 def fitted(value: Tensor | None, p: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """What was kept for a parameter, on its device and laid out as it is; zeros if there is nothing yet.
-
-    Args:
-        value: What was kept, perhaps by a checkpoint. Its shape fits.
-        p: The parameter.
-        dtype: That of the result; the parameter's by default.
-    """
+    """A tensor that was kept for a parameter, perhaps by a checkpoint, with its device and layout; zeros for None."""
     dtype = dtype or p.dtype
     if value is not None and (is_shard(p) or is_shard(value)):
         value = remembered(value, p)
@@ -96,22 +85,22 @@ def fitted(value: Tensor | None, p: Tensor, dtype: torch.dtype | None = None) ->
 
 
 def require_outside_recording(device: torch.device) -> None:
-    """Raises a RuntimeError while a CUDA graph is recorded, whose memory later recordings use again."""
+    """Raises a RuntimeError while a CUDA graph is recorded: later recordings reuse its memory."""
     if is_recorded(device):
-        raise RuntimeError("a buffer of the method does not exist yet: an ordinary step has to allocate it")
+        raise RuntimeError("a buffer of the method does not exist yet: run an ordinary step first, which allocates it")
 
 
 def addresses(value: Tensor | Mapping[str, Tensor]) -> tuple[object, ...]:
-    """Where a buffer is in memory: a captured step is valid as long as it is there."""
+    """Where a buffer is in memory; a captured step is valid until it moves."""
     tensors = [value] if isinstance(value, Tensor) else value.values()
     return tuple((t.data_ptr() if t.layout is torch.strided else id(t), t.shape) for t in tensors)
 
 
 def copied(value: object) -> object:
-    """A copy of a buffer, of which checkpoints are made."""
+    """A copy of a buffer for a checkpoint."""
     if isinstance(value, Mapping):
         return {name: copied(each) for name, each in value.items()}
     if not isinstance(value, Tensor):
         return value
-    # clone() of a shard may return it with an equal mesh of this process, and so hide which process has saved it.
+    # clone() of a shard may return it with an equal mesh of this process, and so hide which process saved it.
     return shard_like(local(value).clone(), value)

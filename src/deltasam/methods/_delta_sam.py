@@ -1,4 +1,4 @@
-"""delta-SAM: the perturbation follows a reweighted batch."""
+"""delta-SAM: one perturbation for the batch, computed from reweighted instances."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from deltasam.weighting import FiniteDifference, Weighting
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaSAM(Method):
-    r"""SAM with dynamic reweighting, Algorithm 1, Eq. 5-7.
+    r"""delta-SAM: SAM with dynamic reweighting (Algorithm 1, Eq. 5-7).
 
     .. math:: \nabla l_B(w) = \nabla \textstyle\sum_i g_i\, l_i(w), \qquad
               \epsilon^* = \rho \, \nabla l_B(w) / \lVert \nabla l_B(w) \rVert_2, \qquad
               \text{gradient} = \nabla \tfrac1N \textstyle\sum_i l_i(w + \epsilon^*)
 
     The weights g are larger for instances whose gradient changes faster, so that the one shared perturbation
-    approximates a perturbation per instance. Only the ascent is weighted; the gradient at :math:`w + \epsilon^*` is
-    not.
+    approximates a perturbation per instance. Only the ascent is weighted, not the gradient at :math:`w + \epsilon^*`.
 
-    Cost: 4 forwards, 2 backwards with the paper's weights (the probes come first, so that :math:`l_i(w)` is shared
-    with the gradient pass: two extra forwards, not three; where autocast or TF32 make that pass less precise than the
-    probes, they need a fifth forward); one extra copy of the parameters (two if captured).
+    Cost: 4 forwards, 2 backwards with the paper's weights. The probes come first and share :math:`l_i(w)` with the
+    gradient pass. Where autocast or TF32 make that pass less precise than the probes, there is a fifth forward.
+    Memory: one extra copy of the parameters (two if captured).
 
     Attributes:
         rho: Radius of the perturbation; 0 is plain training.
         eta: Floor of the denominator of Eq. 5.
         weighting: Where g comes from.
-        probe_every: Probe on every k-th step only; the steps between use uniform weights, which is SAM.
+        probe_every: Probe on every k-th step only; the steps in between are SAM.
         seed: Seed of the random directions. Each step draws another direction, the same after a resume.
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022.
 
     Relations:
-        With ``Uniform()`` weights it is :class:`SAM`. What it approximates is :class:`PerInstanceSAM`.
+        With ``Uniform()`` weights it is :class:`SAM`. It approximates :class:`PerInstanceSAM`.
 
     Example:
         >>> import torch
@@ -56,7 +55,7 @@ class DeltaSAM(Method):
     cost = "4/2"
 
     def __post_init__(self) -> None:
-        """Checks the weighting, too."""
+        """Also checks the weighting."""
         super().__post_init__()
         if not isinstance(self.weighting, Weighting):
             raise TypeError(f"weighting={self.weighting!r} must be a Weighting such as FiniteDifference()")

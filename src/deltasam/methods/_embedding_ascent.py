@@ -1,9 +1,10 @@
-"""The passes of FreeLB and its relatives: the objective at embeddings that ascend between the passes."""
+"""The passes of FreeLB, TAT and TAVAT: the objective at embeddings that ascend between the passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,19 +18,14 @@ from deltasam.step.norms import global_norm
 from deltasam.step.passes import Ascent, Passes
 
 Parts = list[Tensor]
-"""The summands that are added to the embeddings of a site (for TAVAT, one per instance and one per token)."""
+"""What is added to the embeddings of a site: one perturbation per instance, for TAVAT also one per token."""
 
 
 class EmbeddingAscent:
-    """The objective of a step with ``embeddings + sum(parts)``, with gradients that add up to a mean over passes.
+    """The objective of a step at ``embeddings + sum(parts)``; the gradients of K passes add up to their mean.
 
-    Args:
-        passes: The passes of the step; their objective is what is perturbed.
-        number: K, how many passes there will be: each counts 1/K in the gradient.
-        start: The parts of a site before the first pass: ``start(site, micro_batch)``.
-        goal: What to ascend instead of the loss: ``goal(outputs, batch, micro_batch) -> (N,)``.
-        embeddings: The embedding layer; None finds the word embeddings.
-        side: Which side of an encoder-decoder model.
+    ``start(site, micro_batch)`` returns the parts before the first pass, ``goal(outputs, batch, micro_batch) -> (N,)``
+    what to ascend (None: the loss); ``where`` chooses the embeddings, see :func:`perturbed_embeddings`.
     """
 
     def __init__(
@@ -41,9 +37,9 @@ class EmbeddingAscent:
         goal: Callable[[Tensor, Any, int], Tensor] | None,
         **where: Any,
     ) -> None:
+        self.goal = goal
         self._passes = passes
         self._objective: Any = passes.objective
-        self.goal = goal
         self._number, self._start, self._where = number, start, where
         self._sites: list[list[Site]] = [[] for _ in passes.batches]
         self._parts: list[list[Parts]] = [[] for _ in passes.batches]
@@ -81,8 +77,7 @@ class EmbeddingAscent:
 
     def parts(self) -> list[tuple[Site, Parts]]:
         """All sites with their current parts."""
-        by_batch = zip(self._sites, self._parts, strict=True)
-        pairs = [pair for sites, parts in by_batch for pair in zip(sites, parts, strict=True)]
+        pairs = zip(chain(*self._sites), chain(*self._parts), strict=True)
         return [(site, [part.detach() for part in parts]) for site, parts in pairs]
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
@@ -99,15 +94,12 @@ class EmbeddingAscent:
             else:
                 outputs = self._objective.forward(model, batch)
                 losses = self._objective.losses(outputs, batch)
-            check_losses(losses, graph=True)  # before the error that the embeddings were not used
-        if self.goal is not None and held is None and not self._last_pass():
-            self._uphill[k] = self._towards(self.goal(outputs, batch, k), k)
+            check_losses(losses, graph=True)  # inside: the context raises if the embeddings were not used
+        if self.goal is not None and held is None and self._done < self._number - 1:
+            self._uphill[k] = self._gradients(self.goal(outputs, batch, k), k)
         if (number := self._number) > 1:
             losses.register_hook(lambda gradient: gradient / number)  # type: ignore[no-untyped-call]
         return losses
-
-    def _last_pass(self) -> bool:
-        return self._done == self._number - 1
 
     def _noise(self, site: Site, k: int) -> Tensor:
         if self._done == 0:
@@ -116,15 +108,12 @@ class EmbeddingAscent:
         parts = self._parts[k][site.index] if site.index < len(self._parts[k]) else []
         if not parts or parts[0].shape != site.shape:
             raise ValueError(
-                f"the embeddings have shape {tuple(site.shape)}, but those of the first pass were expected, "
-                f"{[tuple(other.shape) for other in self._sites[k]]}: all passes of a step must see the same batch"
+                f"the embeddings have shape {tuple(site.shape)}, but in the first pass of the step they had "
+                f"{[tuple(other.shape) for other in self._sites[k]]}: all passes must see the same batch"
             )
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        return sum(parts[1:], parts[0])
 
-    def _towards(self, goal: Tensor, k: int) -> list[Parts]:
+    def _gradients(self, goal: Tensor, k: int) -> list[Parts]:
         leaves = [part for parts in self._parts[k] for part in parts]
         with torch.autocast(goal.device.type, enabled=False):
             # Zero where an extra pass of the objective (SMART's search for noise) does not reach the outputs.

@@ -1,4 +1,4 @@
-"""Plain training, as a method."""
+"""Plain training: the gradient of the mean loss."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class ERM(Method):
         return plain_step(passes)
 
     def is_erm(self) -> bool:
-        """Always."""
+        """Returns True."""
         return True

@@ -1,11 +1,10 @@
-"""Efficient SAM: perturbs some tensors, and trains on the instances whose losses rise most."""
+"""Efficient SAM: perturbs a random subset of the tensors, trains on the instances whose losses rise most."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius, random_seed
@@ -25,11 +24,9 @@ class ESAM(Method):
        gradient is that of their mean loss at :math:`w + \epsilon`.
 
     Cost: 3 forwards (one without a graph, one over the kept instances only), 2 backwards (the first with respect to
-    some parameters, the second over the kept instances). With gamma = 1 nothing is selected: 2 and 2. After a skipped
-    perturbation all instances are trained on (on the CPU; on other devices, where this would synchronise, the share
-    gamma of them is).
-    Extra memory: one copy of the perturbed parameters. The kept instances form a batch of another shape, so they draw
-    other dropout masks.
+    some parameters, the second over the kept instances); 2 and 2 with gamma = 1. Memory: one extra copy of the
+    perturbed parameters. The kept instances form a batch of another shape, so they draw other dropout masks. If the
+    perturbation is skipped, all instances are kept on the CPU, but not on a GPU, where this would synchronise.
 
     Attributes:
         rho: Radius; 0 is plain training (on all instances).
@@ -56,7 +53,7 @@ class ESAM(Method):
     capturable = False
 
     def supports_micro_batches(self) -> bool:
-        """Unless it selects instances."""
+        """Whether it selects no instances."""
         return self.gamma == 1 or self.is_erm()
 
     def _step(self, passes: Passes) -> Step:
@@ -68,13 +65,11 @@ class ESAM(Method):
                 perturbed = passes.accumulate()
             else:
                 perturbed = passes.losses()
-                trained = passes if _is_known(ascent.skipped) else passes.subset(self._kept(perturbed - losses))
-                trained.accumulate()
+                kept = torch.topk(perturbed - losses, portion(self.gamma, losses.shape[0])).indices.sort().values
+                # Reading the flag would synchronise with a GPU.
+                is_skipped = ascent.skipped.device.type == "cpu" and bool(ascent.skipped)
+                (passes if is_skipped else passes.subset(kept)).accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
-
-    def _kept(self, rises: Tensor) -> Tensor:
-        """Which instances are trained on: those whose losses rise most."""
-        return torch.topk(rises, portion(self.gamma, rises.shape[0])).indices.sort().values
 
     def _draw(self, tensors: int) -> list[bool]:
         """Which tensors are perturbed in this step; at least one is."""
@@ -84,8 +79,3 @@ class ESAM(Method):
         if not any(chosen):
             chosen[int(draws.argmin())] = True
         return chosen
-
-
-def _is_known(flag: Tensor) -> bool:
-    """Whether the flag is set, if reading it does not synchronise with a device."""
-    return flag.device.type == "cpu" and bool(flag)

@@ -1,4 +1,4 @@
-"""Fisher SAM: perturb the parameters that matter most."""
+"""Fisher SAM: perturbs only the entries with the largest Fisher information."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FisherSAM(Method):
     Attributes:
         rho: Radius of the full perturbation, of which the mask keeps a part.
         keep: kappa, the share of the entries that are perturbed.
-        refresh: The mask is renewed every so many steps.
+        refresh: Number of steps between two computations of the mask.
 
     References:
         Zhong et al., Improving Sharpness-Aware Minimization with Fisher Mask for Better Generalization on Language
@@ -67,11 +67,11 @@ class FisherSAM(Method):
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
     def _masks(self, gradient: dict[str, Tensor], norm: Tensor) -> dict[str, Tensor]:
-        """The masks of this step, renewed if they are due, or if the last gradient they came from may be non-finite.
+        """The masks of this step, computed anew if they are due, or if their gradient may not have been finite.
 
-        Whether that gradient was finite is known on the device, as ``mask_good``; reading it would synchronise. It is
-        copied to ``mask_heard`` on the host, which is False until the copy arrives. So the next step may compute new
-        masks in vain, and the device then keeps the old ones.
+        Whether it was finite is known on the device, as ``mask_good``; reading it would synchronise. It is copied to
+        ``mask_heard`` on the host, which is False until the copy arrives. So a step may compute new masks although
+        the old ones are good; the device then keeps the old ones.
         """
         masks = self.kept("mask", gradient, torch.bool)
         due = self.steps % self.refresh == 0 or masks is None
@@ -93,15 +93,10 @@ def _sent(flag: Tensor) -> Tensor:
 
 
 def _either(which: Tensor, first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The first masks where the flag is set, else the second; a parameter without a mask has an empty one."""
-    chosen = {}
-    for name in {**first, **second}:
-        a, b = first.get(name), second.get(name)
-        like = b if a is None else a
-        assert like is not None
-        here, there = [(torch.zeros_like(like) if mask is None else mask.to(like.device)) for mask in (a, b)]
-        chosen[name] = torch.where(which.to(like.device), here, there)
-    return chosen
+    """The first masks if the flag is set, else the second; a parameter without a mask has an empty one."""
+    empty = {name: torch.zeros_like(mask) for name, mask in {**first, **second}.items()}
+    pairs = {name: [m.get(name, none).to(none.device) for m in (first, second)] for name, none in empty.items()}
+    return {name: torch.where(which.to(a.device), a, b) for name, (a, b) in pairs.items()}
 
 
 def _kept(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,12 +1,9 @@
-"""FreeLB: adversarial training on the word embeddings, whose ascent steps also train the parameters."""
+"""FreeLB: adversarial word embeddings; every ascent step also trains the parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from deltasam.methods._base import Method
 from deltasam.methods._embedding_ascent import EmbeddingAscent, Parts
@@ -20,7 +17,7 @@ from deltasam.step.randomness import seeded_generator
 
 @dataclass(frozen=True, kw_only=True)
 class FreeLB(Method):
-    r"""FreeLB: K passes at word embeddings that go uphill, the parameter gradients averaged over them.
+    r"""FreeLB: K passes at word embeddings that ascend the loss; the parameter gradients are averaged over the passes.
 
     .. math:: \text{gradient} = \frac1K \sum_{t=0}^{K-1} \nabla_w \frac1N \sum_i l(f(E_i + \delta_i^t; w), y_i), \qquad
               \delta_i^{t+1} = \Pi\Bigl(\delta_i^t +
@@ -38,7 +35,7 @@ class FreeLB(Method):
     the first pass (with the initial noise, if any), ``step.perturbed_losses`` those of the last.
 
     Attributes:
-        adv_steps: K, all passes counted (``adv_steps + 1`` of the released fairseq code).
+        adv_steps: K, the number of passes (``adv_steps + 1`` of the released fairseq code).
         adv_lr: :math:`\alpha`, the length of an ascent step.
         init_magnitude: :math:`\sigma`, the size of the initial noise; with ``linf`` its largest entry.
         max_norm: Radius of the ball; None for no projection (the released code's 0).
@@ -47,25 +44,13 @@ class FreeLB(Method):
         side: Which side of an encoder-decoder model is perturbed.
         seed: Seed of the initial noise, which is not drawn from the streams of dropout.
 
-    The defaults are the released ones for MNLI. Those for RoBERTa-large, K including the first pass:
-
-    =====  =======  =========  ==============  ========
-    task   adv_lr   adv_steps  init_magnitude  max_norm
-    =====  =======  =========  ==============  ========
-    MNLI   0.1      3          0.1             0.3
-    QNLI   0.1      3          0.2             0.2
-    QQP    0.2      3          0.32            0.7
-    SST-2  0.1      3          1.0             0.6
-    MRPC   0.04     4          0.64            0.4
-    CoLA   0.025    4          0.4             0.3
-    STS-B  0.1      4          0.16            0.28
-    RTE    0.06     4          0.16            0.14
-    =====  =======  =========  ==============  ========
+    The defaults are the released ones for MNLI; :doc:`/methods` has those of the other GLUE tasks.
 
     References:
         Zhu et al., FreeLB: Enhanced Adversarial Training for Natural Language Understanding, ICLR 2020.
 
     Example:
+        >>> import torch
         >>> from deltasam import Classification
         >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(8, 3))
         >>> batch = (torch.randint(9, (4, 2)), torch.tensor([0, 1, 2, 0]))
@@ -105,28 +90,24 @@ class FreeLB(Method):
         return make_step(passes, losses, perturbed=last if self.adv_steps > 1 else None, ascent=first_move)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
-        """Initial noise, from a separate stream: a step draws as many random numbers as plain training."""
+        """The initial noise, from its own stream, so that a step consumes the random draws of plain training."""
         if self.init_magnitude == 0:
             return [site.empty().zero_()]
-        noise = draw(site, 1.0, generator=self._generator(site, micro_batch))
+        number = (rank(),) if rank() else ()  # each process draws other noise
+        seed = self.step_seed.child(site.index, micro_batch, *number)
+        noise = draw(site, 1.0, generator=seeded_generator(site.device, seed))
         if self.norm == "linf":
             return [noise * self.init_magnitude]
         return [noise * (self.init_magnitude / (site.lengths() * site.shape[-1]).sqrt())]
 
-    def _generator(self, site: Site, *which: int) -> torch.Generator:
-        number = (rank(),) if rank() else ()  # each process draws other noise
-        return seeded_generator(site.device, self.step_seed.child(site.index, *which, *number))
-
     def _goal(self, passes: Passes) -> Any:
-        """What to go uphill on; None for the loss."""
+        """What to ascend; None for the loss."""
         return None
 
     def _move(self, site: Site, parts: Parts, gradients: Parts) -> Parts:
         """One ascent step and the projection."""
-        return [self._projected(parts[0] + self.adv_lr * uphill(site.unpadded(gradients[0]), self.norm))]
-
-    def _projected(self, delta: Tensor) -> Tensor:
-        return delta if self.max_norm is None else project(delta, self.max_norm, self.norm)
+        delta = parts[0] + self.adv_lr * uphill(site.unpadded(gradients[0]), self.norm)
+        return [delta if self.max_norm is None else project(delta, self.max_norm, self.norm)]
 
     def _finish(self, ascent: EmbeddingAscent) -> None:
-        """Keeps what the next step needs: nothing."""
+        """Keeps what the next step needs: nothing here."""

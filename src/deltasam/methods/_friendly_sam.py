@@ -1,4 +1,4 @@
-"""Friendly SAM: the ascent follows what is special about the batch."""
+"""Friendly SAM: subtracts the average gradient of earlier steps from the ascent direction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltasam.step.passes import Passes
 
 @dataclass(frozen=True, kw_only=True)
 class FriendlySAM(Method):
-    r"""F-SAM: SAM whose ascent leaves out the full gradient, estimated by an average over earlier steps.
+    r"""F-SAM: SAM without the full gradient in its ascent; an average over steps estimates the full gradient.
 
     .. math:: m_t = \lambda\, m_{t-1} + (1 - \lambda) \nabla l(w), \qquad d = \nabla l(w) - \sigma\, m_t, \qquad
               \text{gradient} = \nabla \tfrac1N \textstyle\sum_i l_i(w + \rho\, d / \lVert d \rVert_2)
@@ -26,7 +26,7 @@ class FriendlySAM(Method):
     Attributes:
         rho: Radius of the perturbation; 0 is plain training.
         sigma: How much of the average is subtracted; 0 is SAM.
-        decay: :math:`\lambda`, the decay of the average. It must be below 1 for the average to start.
+        decay: :math:`\lambda`, the decay of the average; with 1 the average stays 0, which is SAM.
 
     References:
         Li et al., Friendly Sharpness-Aware Minimization, CVPR 2024.

@@ -1,4 +1,4 @@
-"""Surrogate-gap guided SAM: descend the perturbed loss and the surrogate gap together."""
+"""Surrogate-gap guided SAM: descends the perturbed loss and the surrogate gap together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GSAM(Method):
               \text{gradient} = g_p - \alpha\, g_\perp, \quad
               g_\perp = g - \frac{\langle g, g_p \rangle}{\lVert g_p \rVert^2}\, g_p
 
-    Cost: 2 forwards, 2 backwards; two extra copies of the parameters (the plain gradient is kept for the end).
+    Cost: 2 forwards, 2 backwards; two extra copies of the parameters (one is the plain gradient).
 
     In the paper rho follows the learning rate: call ``method.replace(rho=GSAM.rho_at(...))`` before each step.
 
@@ -43,7 +43,7 @@ class GSAM(Method):
 
     @staticmethod
     def rho_at(*, lr: float, lr_max: float, rho_max: float, rho_min: float, lr_min: float = 0.0) -> float:
-        """The radius at the same place in its range as the learning rate is in its own.
+        """The radius for a learning rate: both are at the same relative position in their ranges.
 
         Raises:
             ValueError: ``lr_max`` is not greater than ``lr_min``.

@@ -1,4 +1,4 @@
-"""LookSAM: SAM on every k-th step only; the steps between reuse what it changed."""
+"""LookSAM: SAM on every k-th step; the steps in between reuse its direction."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from deltasam.step.passes import Passes
 
 @dataclass(frozen=True, kw_only=True)
 class LookSAM(Method):
-    r"""LookSAM: SAM's gradient on every k-th step, and what it added to the plain gradient reused in between.
+    r"""LookSAM: SAM's gradient on every k-th step; in between, the plain gradient plus what SAM added to it.
 
     .. math:: \text{k-th: gradient} = g_s, \quad g_v = g_s - \frac{\langle g_s, g \rangle}{\lVert g \rVert^2} g, \quad
               \text{between: gradient} = g + \alpha \frac{\lVert g \rVert}{\lVert g_v \rVert}\, g_v
 
-    with the norms over all parameters together.
+    with norms over all parameters.
 
     Cost: 1 + 1/k forwards and backwards on average; one copy of the parameters is kept between the steps (``g_v``, in
     :meth:`state_dict`), a second one on every k-th step. A step is a call of ``backward``: with accumulation, pass
@@ -28,7 +28,7 @@ class LookSAM(Method):
 
     Attributes:
         rho: Radius of the perturbation.
-        k: SAM is done on every k-th step.
+        k: Every k-th step is SAM.
         alpha: Weight of the reused part.
 
     References:

@@ -1,4 +1,4 @@
-"""Momentum-SAM: a perturbation along the gradients of earlier steps, at the cost of plain training."""
+"""Momentum-SAM: perturbs along the gradients of earlier steps, at the cost of plain training."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from deltasam.step.passes import Passes
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumSAM(Method):
-    r"""MSAM: the gradient at a point that the momentum of earlier gradients leads to; one pass per step.
+    r"""MSAM: the gradient at a point along the momentum of earlier gradients; one pass per step.
 
     .. math:: \text{gradient} = \nabla \tfrac1N \textstyle\sum_i l_i(w - \rho\, m_{t-1} / \lVert m_{t-1} \rVert_2),
               \qquad m_t = \mu\, m_{t-1} + (1 - \mu)\, \text{gradient}
 
     The sign is the paper's: the momentum is subtracted, as in Nesterov's look-ahead. In the paper m is the momentum of
-    the optimizer. Here the method keeps its own, an average of the gradients that it has returned; with SGD, the same
-    momentum and no weight decay it has the same direction. The first step has no momentum: it is plain training, and
-    counts as skipped.
+    the optimizer. Here the method keeps an average of the gradients that it has returned; it has the same direction as
+    the momentum of SGD without weight decay. The first step has no momentum: it is plain training, and counts as
+    skipped.
 
     Cost: 1 forward, 1 backward; one extra copy of the perturbed parameters, a second one briefly before the pass, and
     one that is kept (``momentum``, in :meth:`state_dict`). No pass is made at w: ``step.losses`` and

@@ -1,8 +1,8 @@
-"""SAM with an exact perturbation for every instance."""
+"""Per-instance SAM: an exact perturbation for every instance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,12 +14,14 @@ from deltasam.methods._fields import choice, number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.objectives import Objective
 from deltasam.per_instance import (
+    Engine,
     InstancesMixedError,
     Recording,
     UncoveredError,
     count_pass,
     record,
     refuse_batch_statistics,
+    warn_of_loop,
     warn_once,
 )
 from deltasam.step.batches import batch_size
@@ -28,14 +30,13 @@ from deltasam.step.float32 import rounds_products
 from deltasam.step.norms import step_size
 from deltasam.step.passes import Ascent, Passes
 
-Engine = Literal["auto", "low-rank", "loop"]
 Factors = Literal["auto", "exact", "bfloat16"]
 Uncovered = Literal["loop", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerInstanceSAM(Method):
-    r"""Per-instance weight perturbation, Eq. 2: every instance is evaluated at its own worst point.
+    r"""Per-instance SAM, Eq. 2: every instance has its own perturbation of the weights.
 
     .. math:: \epsilon_i = \rho \, \nabla l_i(w) / \lVert \nabla l_i(w) \rVert_2, \qquad
               \text{gradient} = \tfrac1N \textstyle\sum_i \nabla l_i(w + \epsilon_i)
@@ -49,22 +50,21 @@ class PerInstanceSAM(Method):
     With several processes nothing is communicated in the first pass, and the gradient does not depend on their number.
 
     Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's. Memory: the inputs and output
-    gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N of each, plus a
-    forward; passes of the low-rank engine before it fell back to the loop are not counted.
+    gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N + 1 forwards, 2N
+    backwards.
 
     Attributes:
-        rho: Radius. This adversary is much stronger than SAM's: tuned on training data it took 0.005 on four of four
-            GLUE tasks (of 0.005, 0.01, 0.02), where SAM took 0.01 or 0.02; with SAM's 0.05 it hardly learns.
+        rho: Radius. This adversary is much stronger than SAM's, so the best radius is smaller: 0.005 on four of four
+            GLUE tasks, where SAM's was 0.01 or 0.02. With SAM's 0.05 the model hardly learns.
         group: Number of instances that share a perturbation.
         engine: ``"low-rank"``; ``"loop"``: one group after the other, any model, slow; ``"auto"``: low-rank where it
             covers the model.
-        uncovered: A parameter that no rule of the low-rank engine covers: ``"loop"``: loop over the instances instead
-            (``"low-rank"``: raise); ``"skip"``: leave that parameter unperturbed. Either way one warning names it.
-        factors: How the low-rank engine keeps the output gradients D of float32 layers from the first pass for the
-            second: ``"exact"``: as they were computed; ``"bfloat16"``: in half the memory. Only the product with D is
-            rounded then, so the direction of the perturbation has between two and three digits; weights, losses at w,
-            norms and the layers themselves are as exact as before. ``"auto"``: so on a GPU whose float32 products are
-            rounded anyway (TF32), for the layers that put out more than they take in; else ``"exact"``.
+        uncovered: What to do about a parameter that no rule of the low-rank engine covers: ``"loop"``: loop over the
+            instances (with ``engine="low-rank"``: raise); ``"skip"``: leave it unperturbed. Both warn once.
+        factors: How the low-rank engine keeps the output gradients D of float32 layers for the second pass:
+            ``"exact"``: as they were computed; ``"bfloat16"``: in half the memory, which leaves two to three digits of
+            the direction of the perturbation and rounds nothing else; ``"auto"``: ``"bfloat16"`` on a GPU with TF32,
+            which rounds products anyway, for layers with more outputs than inputs, else ``"exact"``.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
@@ -86,7 +86,7 @@ class PerInstanceSAM(Method):
     group: int = number(1, low=1, whole=True)
     engine: Engine = choice("auto", Engine)
     uncovered: Uncovered = choice("loop", Uncovered)
-    # "exact" was the first default: a run that recorded it keeps its name, and differs from "auto" in rounding only
+    # "exact" was the first default: a run that recorded it keeps its name. It differs from "auto" in rounding only.
     factors: Factors = choice("auto", Factors, metadata={"later": ("auto", "exact")})
     perturbs = "instances"
 
@@ -119,7 +119,7 @@ class PerInstanceSAM(Method):
         return recording.losses, perturbed, recording.norms / members, c
 
     def _record(self, part: Passes) -> Recording | None:
-        """The pass at w; None if the loop engine must take over."""
+        """The pass at w, without the parameters to skip; None if the loop engine must take over."""
         size = batch_size(part.batches[0]) or None  # the objective raises for an empty batch
         runs = 0
 
@@ -132,38 +132,37 @@ class PerInstanceSAM(Method):
             check_losses(losses, graph=True)
             return losses
 
-        def recording(params: Mapping[str, Tensor]) -> Recording:
-            with part.one_pass(keep_side_effects=True), count_pass(part):
-                found = record(
-                    part.inner, run, params, size=size, group=self.group, scale=part.scaled, objective=part.objective
-                )
-            if self.factors == "auto":
-                return found.rounded(widening=True) if rounds_products(found.losses.device) else found
-            return found.rounded() if self.factors == "bfloat16" else found
-
-        return self._covered(part, recording, part.params)
-
-    def _covered(
-        self, part: Passes, recording: Callable[[Mapping[str, Tensor]], Recording], params: Mapping[str, Tensor]
-    ) -> Recording | None:
-        """The recording, without the parameters that are to be skipped; None if the loop engine must take over."""
-        sizes = list(part.sizes)
-        try:
-            return recording(params)
-        except UncoveredError as found:
-            part.rewind()
-            part.sizes = sizes  # those of the failed pass do not count
-            rest = {name: p for name, p in params.items() if name not in found.parameters}
-            if self.uncovered != "skip" or not rest:
-                if self.engine == "low-rank":
-                    raise
-                warn_once(part.inner, f"{found}. The instances are perturbed one after the other instead (slow)")
-                return None
-            warn_once(part.inner, f"{found}. It is left unperturbed (uncovered='skip')")
-        return self._covered(part, recording, rest)  # another operation may be uncovered
+        params: Mapping[str, Tensor] = part.params
+        while True:
+            sizes = list(part.sizes)
+            try:
+                with part.one_pass(keep_side_effects=True), count_pass(part):
+                    found = record(
+                        part.inner,
+                        run,
+                        params,
+                        size=size,
+                        group=self.group,
+                        scale=part.scaled,
+                        objective=part.objective,
+                    )
+                break
+            except UncoveredError as why:
+                part.rewind()
+                part.sizes = sizes  # those of the failed pass do not count
+                params = {name: p for name, p in params.items() if name not in why.parameters}
+                if self.uncovered != "skip" or not params:
+                    if self.engine == "low-rank":
+                        raise
+                    warn_of_loop(part, why)
+                    return None
+                warn_once(part.inner, f"{why}. It is left unperturbed (uncovered='skip')")
+        if self.factors == "auto":
+            return found.rounded(widening=True) if rounds_products(found.losses.device) else found
+        return found.rounded() if self.factors == "bfloat16" else found
 
     def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One group after the other; the objectives of this package let a group be cut out of its batch."""
+        """One group after the other. The objectives of this package allow to cut a group out of its batch."""
         losses = part.losses(keep_side_effects=True)
         alone = getattr(part.objective, "separable", False)
         perturbed, norms, steps = [], [], []

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization: one perturbation for the batch."""
+"""SAM (sharpness-aware minimization): one perturbation for the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SAM whose ascent uses a part of the batch."""
+"""Subset SAM: computes the perturbation on a part of the batch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SubsetSAM(Method):
     .. math:: \epsilon^* = \rho \, \nabla l_S(w) / \lVert \nabla l_S(w) \rVert_2, \qquad
               \text{gradient} = \nabla \tfrac1N \textstyle\sum_i l_i(w + \epsilon^*)
 
-    Cost: 1 + f forwards and backwards; one extra copy of the parameters. ``step.losses`` are those of the subset:
-    the rest of the batch is never evaluated at w. Random draws and BatchNorm statistics are those of the pass over the
+    Cost: 1 + f forwards and backwards; one extra copy of the parameters. ``step.losses`` are those of the subset: the
+    other instances are never evaluated at w. Random draws and BatchNorm statistics are those of the pass over the
     whole batch.
 
     Attributes:
@@ -47,7 +47,7 @@ class SubsetSAM(Method):
     def _step(self, passes: Passes) -> Step:
         size = batch_size(passes.batches[0])
         if size is None:
-            raise ValueError("SubsetSAM cannot tell the size of a batch that holds no tensors with instances")
+            raise ValueError("SubsetSAM needs a batch with tensors whose first dimension is the instances")
         passes.sizes[0] = size
         first = torch.arange(portion(self.fraction, size), device=passes.device)
         losses, grads = passes.subset(first).gradient(keep_side_effects=False)

@@ -1,4 +1,4 @@
-"""TAT: FreeLB whose adversary aims at the class that each gold class is most often mistaken for."""
+"""TAT: FreeLB towards the class that the true class is most often mistaken for."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ class TAT(FreeLB):
               {\lVert \nabla_\delta l(f(E_i + \delta_i), c_i) \rVert}\Bigr)
 
     :math:`c_i` is the class that instances of class :math:`y_i` have most often been mistaken for. The mistakes are
-    counted in every first pass of a step; the counts of earlier steps decide. While there are none for a class, the
-    target is the wrong class the model finds likeliest. The parameters are trained on the gold labels, at the
-    adversarial embeddings, as FreeLB trains them: the paper's description of TAT, "prioritizing the most frequently
-    mispredicted classes in perturbation calculation". (The original adds the adversary to a consistency term instead.)
+    counted in the first pass of every step; the counts of earlier steps decide. For a class without any, the target
+    is the most likely wrong class. The parameters are trained on the true labels at the adversarial embeddings, as in
+    FreeLB. (The original adds the adversary to a consistency term instead.)
 
-    Without classes (regression, sequences, several labels per instance) there is no target, and it is
+    Without classes (regression, sequences, several labels per instance) there is no target, and TAT is
     :class:`FreeLB`. Objectives that wrap :class:`~deltasam.Classification` are unwrapped.
 
     Cost: K forwards, 2K - 1 backwards, of which K - 1 go into the embeddings alone; a (C, C) table of counts, in
     :meth:`state_dict`.
 
     Attributes:
-        target: ``"most"``, or ``"sampled"``, as in the original: in proportion to the counts.
-        decay: Factor on the counts before each step's are added; below 1 old counts fade.
+        target: ``"most"``: the most frequent mistake; ``"sampled"``: in proportion to the counts, as in the original.
+        decay: Factor on the earlier counts in every step; below 1 they fade.
 
     The other hyperparameters are those of :class:`FreeLB`.
 
@@ -78,7 +77,7 @@ class TAT(FreeLB):
 
 
 class _Targets:
-    """The classes that the adversary of one step aims at, and the mistakes counted in its first pass."""
+    """The target classes of one step, and the mistakes counted in its first pass."""
 
     def __init__(self, method: TAT, objective: Classification) -> None:
         self._method = method
@@ -87,7 +86,7 @@ class _Targets:
         self.mistakes: Tensor | None = None
 
     def __call__(self, outputs: Tensor, batch: Any, micro_batch: int) -> Tensor:
-        """Minus the loss with the target for a label: uphill on it is towards the target."""
+        """Minus the loss with the target as the label: its ascent leads to the target."""
         logits = outputs.reshape(-1, *outputs.shape[-2:])  # views of wrappers in front
         labels = self._objective.targets(batch).long().to(logits.device)
         if micro_batch not in self._chosen:

@@ -1,4 +1,4 @@
-"""TAVAT: FreeLB with token perturbations that are kept from batch to batch."""
+"""TAVAT: FreeLB with a perturbation per token that is kept across batches."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TAVAT(FreeLB):
     (n of the moved :math:`\eta`): gradients are normalised token by token, and tokens that moved further keep more.
     After the last pass :math:`V[v]` becomes the mean of :math:`\eta_{ij}` over the occurrences of v in the batch.
 
-    Choices of ours: the ball holds the sum :math:`\delta_i + \eta_i`, both being shortened alike, as the released code
-    does; that code adds :math:`\eta` onto V for every occurrence, so that V grows with the frequency of a token, where
-    the paper assigns it, and so do we. The mean makes the result independent of the order of the batch. A layer that
-    does not embed token ids has no vocabulary: there it is :class:`FreeLB`. Every embedding table has its own.
+    The projection applies to the sum :math:`\delta_i + \eta_i` and scales both, as in the released code. That code
+    adds :math:`\eta` to V for every occurrence, so that V grows with the frequency of a token; here V is assigned, as
+    in the paper. A layer that does not embed token ids has no vocabulary: there it is :class:`FreeLB`. Every embedding
+    table has its own vocabulary.
 
     Cost: K forwards, K backwards; the vocabulary is as large as the embedding table (in :meth:`state_dict`).
 
@@ -55,14 +55,14 @@ class TAVAT(FreeLB):
     buffers = ("vocabulary",)
 
     def is_erm(self) -> bool:
-        """As for FreeLB, unless earlier steps have stored perturbations of tokens."""
+        """As for FreeLB, unless earlier steps stored perturbations of tokens."""
         has_vocabulary = any(name.startswith("vocabulary") for name in self.state)
         return super().is_erm() and not (self.adv_steps == 1 and has_vocabulary)
 
     def _start(self, site: Site, micro_batch: int) -> Parts:
         delta = super()._start(site, micro_batch)
-        if not _has_tokens(site):
-            return delta
+        if site.vocabulary is None or site.ids is None or site.ids.shape != site.shape[:2]:
+            return delta  # not an embedding of token ids
         table = self._vocabulary(site)
         return [*delta, site.unpadded(table[_tokens(site)].to(site.dtype).view(site.shape))]
 
@@ -105,7 +105,8 @@ class TAVAT(FreeLB):
 def _renew(table: Tensor, met: list[tuple[Site, Tensor]]) -> None:
     """Sets the rows of the tokens in the batch to the means over their occurrences, in place."""
     ids = torch.cat([_tokens(site) for site, _ in met])
-    real = torch.cat([_real(site) for site, _ in met]).to(table.dtype)
+    masks = [torch.ones_like(_tokens(site)) if site.mask is None else site.mask.flatten() for site, _ in met]
+    real = torch.cat(masks).to(table.dtype)
     moved = torch.cat([tokens.flatten(0, 1) for _, tokens in met]).to(table.dtype)
     count = torch.zeros_like(table[:, 0]).index_add_(0, ids, real)
     # Every occurrence contributes its share of the difference to the mean: no other rows are touched.
@@ -117,14 +118,6 @@ def _name(site: Site) -> str:
     return f"vocabulary.{site.table}" if site.table else "vocabulary"
 
 
-def _has_tokens(site: Site) -> bool:
-    return site.vocabulary is not None and site.ids is not None and site.ids.shape == site.shape[:2]
-
-
 def _tokens(site: Site) -> Tensor:
     assert site.ids is not None
     return site.ids.flatten()
-
-
-def _real(site: Site) -> Tensor:
-    return torch.ones_like(_tokens(site)) if site.mask is None else site.mask.flatten()

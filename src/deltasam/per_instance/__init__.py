@@ -15,35 +15,21 @@ two thin products that are added to its output, instead of one weight matrix per
    gives exactly :math:`\frac1N \sum_i \nabla l_i(w + \epsilon_i)`. The weights are never written.
 
 Embeddings, norms, convolutions and small parameters have their own exact forms. Nothing is assumed silently: on first
-use the gradients are compared with autograd's, and the perturbed losses with those of weights that are moved. A model
-that fails a comparison goes to a loop over the instances, which is exact for every model, with one warning.
+use the gradients are compared with autograd's, and the perturbed losses with those at moved weights. For a model that
+fails a comparison the engine falls back, with one warning, to a loop over the instances, which is always exact.
 
-**The files**, from the bottom up; a file imports only files above it in this list.
+**The files**, from the bottom up; a part imports only parts above it in this list.
 
-================================ ======================================================================================
-``errors``                       why a model is not covered
-``algebra/``                     mathematics on tensors that knows nothing about models
-\  ``grouping``, ``calls``       which instances share a perturbation; what is recorded of one use of a parameter
-\  ``operations``, ``factors``   the forms of a gradient (low rank, table rows, dense), their products and norms
-\  ``norms``, ``gradient``       from calls to the gradients of all parameters
-\  ``perturbation``              the gradients as a perturbation of the outputs of layers
-``interception/``                how an unchanged model gets there
-\  ``batch_rule``                the rule for where the instances are in a tensor
-\  ``tensors``                   proxies for parameters, values with a hidden instance dimension
-\  ``layout``                    the input of a layer as (N, S, features), and back
-\  ``memory``, ``pass_state``    what is kept of a model between steps, and during one pass
-\  ``attention``, ``rules``      what happens when an operation is called with a proxy; :func:`register_rule`
-\  ``shortcuts``, ``slots``      fast paths of ``nn.Linear`` and ``nn.LayerNorm``; proxies in, parameters back
-``verification/``                the comparisons on first use
-\  ``objective_kind``            when another objective needs a comparison
-\  ``plain_pass``                passes without proxies
-\  ``comparison``                the gradients against autograd's
-\  ``moved_weights``             the perturbed pass against weights that are moved
-\  ``mixing``, ``diagnosis``     whether instances depend on each other; what an error means
-``recording``                    pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
-``ascent``                       adversaries by one or several ascent steps, or by the loop
-``functions``                    the public functions for one batch
-================================ ======================================================================================
+=================== ===================================================================================================
+``errors``          why a model is not covered
+``algebra/``        mathematics on tensors: per-instance gradients as factors, their norms, the perturbation they make
+``interception/``   how an unchanged model gets there: proxies for parameters, the rules of operations, and where the
+                    instances are in a tensor (``batch_rule``)
+``verification/``   the comparisons on first use, and what an error means
+``recording``       pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
+``ascent``          adversaries by one or several ascent steps, or by the loop
+``functions``       the public functions for one batch
+=================== ===================================================================================================
 
 The algebra of the norms is that of ghost clipping in differential privacy (Goodfellow 2015; Li et al. 2022). FLoRA
 uses per-example low-rank weights, Flipout per-example random ones. New here is the forward pass *at* the per-instance
@@ -51,7 +37,7 @@ weights :math:`w + \epsilon_i`.
 """
 
 from deltasam.per_instance.algebra.factors import LowRank
-from deltasam.per_instance.ascent import Ascent, adversarial, ascend, both_sides, count_pass
+from deltasam.per_instance.ascent import Ascent, Engine, adversarial, ascend, both_sides, count_pass, warn_of_loop
 from deltasam.per_instance.errors import InstancesMixedError, UncoveredError
 from deltasam.per_instance.functions import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from deltasam.per_instance.interception.memory import warn_once
@@ -60,20 +46,7 @@ from deltasam.per_instance.interception.slots import refuse_batch_statistics
 from deltasam.per_instance.recording import Recording, record
 
 __all__ = [
-    "Ascent",
-    "InstancesMixedError",
-    "LowRank",
-    "Recording",
-    "UncoveredError",
-    "adversarial",
-    "ascend",
-    "both_sides",
-    "count_pass",
-    "instance_adversarial_losses",
-    "instance_gradient_norms",
-    "perturbed_instances",
-    "record",
-    "refuse_batch_statistics",
-    "register_rule",
-    "warn_once",
-]
+    "Ascent", "Engine", "InstancesMixedError", "LowRank", "Recording", "UncoveredError", "adversarial", "ascend",
+    "both_sides", "count_pass", "instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances",
+    "record", "refuse_batch_statistics", "register_rule", "warn_of_loop", "warn_once",
+]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
-#: Ends the warning about a model that the low-rank engine does not cover.
-LOOPING = "The instances are perturbed one after the other instead (slow)"
+Engine = Literal["auto", "low-rank", "loop"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +55,8 @@ def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = N
     .. math:: \epsilon \leftarrow \Pi_\rho\!\left(\epsilon + \alpha \,
               \nabla l_i(w + \epsilon) / \lVert \nabla l_i(w + \epsilon) \rVert\right)
 
-    The norm of :math:`\epsilon` for the projection is computed from inner products of the recorded gradients; no
-    tensor of the size of the parameters is needed. Cost: a forward and a backward without weight gradients per step.
+    The norm of :math:`\epsilon` for the projection comes from inner products of the recorded gradients; no tensor of
+    the size of the parameters is needed. Cost: a forward and a backward without weight gradients per step.
 
     Args:
         part: The passes of one batch.
@@ -101,11 +100,8 @@ def count_pass(part: Passes) -> Iterator[None]:
 
 
 def _repeatable(part: Passes) -> Callable[[], Tensor]:
-    """A pass that can be repeated with the same random draws and buffers.
-
-    Under CUDA-graph capture it runs once, and nothing can be rewound.
-    """
-    once = is_recorded(part.device)
+    """A pass that can be repeated with the same random draws and buffers."""
+    once = is_recorded(part.device)  # in a CUDA graph nothing can be rewound
     start = None if once else RandomState.now(accelerators(part.params.values()), generators_of(part.inner))
 
     def run() -> Tensor:
@@ -119,30 +115,39 @@ def _repeatable(part: Passes) -> Callable[[], Tensor]:
     return run
 
 
-def adversarial(
-    part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1, engine: str = "auto"
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch, in low rank if the model is covered."""
-    if engine != "loop":
-        try:
-            found = ascend(part, rho, steps=steps, stride=stride, group=group)
-        except UncoveredError as why:
-            if engine == "low-rank":
-                raise
-            warn_once(part.inner, f"{why}. {LOOPING}")
-        else:
-            with found.perturbed():
-                return found.losses, found.norms, part.losses()
-    return adversarial_by_loop(part, rho, steps=steps, stride=stride, group=group)
+def try_ascend(part: Passes, rho: float, *, engine: str = "auto", **options: Any) -> Ascent | None:
+    """As :func:`ascend`; None for the loop engine, and, with a warning, if the low-rank engine fails."""
+    if engine == "loop":
+        return None
+    try:
+        return ascend(part, rho, **options)
+    except UncoveredError as why:
+        if engine == "low-rank":
+            raise
+        warn_of_loop(part, why)
+        return None
+
+
+def warn_of_loop(part: Passes, why: UncoveredError) -> None:
+    """Warns once per model that the low-rank engine does not cover it."""
+    warn_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
+
+
+def adversarial(part: Passes, rho: float, *, engine: str = "auto", **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch; options as for :func:`ascend`."""
+    found = try_ascend(part, rho, engine=engine, **options)
+    if found is None:
+        losses, norms, (worst,) = by_loop(part, rho, **options)
+        return losses, norms, worst
+    with found.perturbed():
+        return found.losses, found.norms, part.losses()
 
 
 def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Losses at w, norms, and losses at w + eps_i and w - eps_i of one batch, in low rank if the model is covered."""
-    try:
-        found = ascend(part, rho)
-    except UncoveredError as why:
-        warn_once(part.inner, f"{why}. {LOOPING}")
-        losses, norms, (plus, minus) = _by_loop(part, rho, signs=(1.0, -1.0))
+    found = try_ascend(part, rho)
+    if found is None:
+        losses, norms, (plus, minus) = by_loop(part, rho, signs=(1.0, -1.0))
         return losses, norms, plus, minus
     with found.perturbed():
         plus = part.losses()
@@ -151,15 +156,7 @@ def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor
     return found.losses, found.norms, plus, minus
 
 
-def adversarial_by_loop(
-    part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`adversarial`, for any model: one group after the other, with weights that are really moved."""
-    losses, norms, (found,) = _by_loop(part, rho, steps=steps, stride=stride, group=group)
-    return losses, norms, found
-
-
-def _by_loop(
+def by_loop(
     part: Passes,
     rho: float,
     *,
@@ -168,7 +165,7 @@ def _by_loop(
     group: int = 1,
     signs: tuple[float, ...] = (1.0,),
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Losses at w (N,), norms (G,), and for each sign the losses (N,) on that side of w."""
+    """Losses at w (N,), norms (G,), and adversarial losses (N,) for each sign, with weights that are really moved."""
     alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
     losses = part.losses()
     params = list(part.params.values())

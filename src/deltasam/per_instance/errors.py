@@ -28,12 +28,7 @@ class UncoveredError(NotImplementedError):
 
 
 class NoRuleError(RuntimeError):
-    """An operation without a rule cannot be vectorised over the instances.
-
-    Attributes:
-        operation: Its name.
-        parameters: The names of the parameters it was called with.
-    """
+    """An operation without a rule, called with these parameters, cannot be vectorised over the instances."""
 
     def __init__(self, operation: str, parameters: list[str]) -> None:
         super().__init__(operation)
@@ -42,12 +37,9 @@ class NoRuleError(RuntimeError):
 
 
 class MisreadError(ValueError):
-    """The layout of an input was not as assumed; carries the correction under which the pass is repeated.
+    """The layout of an input was misread; carries the correction under which the pass is repeated.
 
-    Attributes:
-        size: N, if it was wrong.
-        shared: Places (:class:`~deltasam.per_instance.interception.batch_rule.Place`) whose input is shared.
-        tiled: The rows of one instance are not adjacent: the batch is repeated as a whole.
+    The correction is the right N (``size``), the places whose input is shared, or that the batch is tiled.
     """
 
     def __init__(
@@ -64,11 +56,7 @@ class SizeUnknownError(ValueError):
 
 
 class ModelError(Exception):
-    """Wraps an error that the model or the objective raises without any proxies.
-
-    Attributes:
-        error: The original error.
-    """
+    """Wraps an error that the model or the objective raises without any proxies."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -76,12 +64,7 @@ class ModelError(Exception):
 
 
 class SuspectedMixError(ValueError):
-    """A loss depends on rows that the engine assigns to other instances: they mix, or the rows were misread.
-
-    Attributes:
-        size: N.
-        members: The instances whose loss was examined.
-    """
+    """The loss of ``members`` depends on rows of other instances: they mix, or the rows were misread."""
 
     def __init__(self, size: int, members: slice) -> None:
         super().__init__("the loss of one instance depends on the other instances of the batch")
@@ -98,22 +81,18 @@ _OWN = (InstancesMixedError, UncoveredError, NoRuleError, MisreadError, SizeUnkn
 
 def explain_rule_error(error: Exception, rule: Callable[..., Any], operation: Any) -> RuleError | None:
     """An error that names the user's rule; None if the rule is the engine's or the error is not the rule's fault."""
-    if getattr(rule, "__module__", "").startswith("deltasam.") or isinstance(error, _OWN):
-        return None
-    if is_for_the_caller(error):
+    is_ours = getattr(rule, "__module__", "").startswith("deltasam.")
+    if is_ours or isinstance(error, _OWN) or is_for_the_caller(error):
         return None
     name = getattr(operation, "__name__", str(operation))
     which = f"the rule {getattr(rule, '__qualname__', rule)} for the operation {name}"
     if isinstance(error, RecursionError):
-        return RuleError(
-            f"{which} calls itself without end: inside a rule, call the operation with tensors, such as "
-            "state.values(weight), not with the perturbed parameter itself"
-        )
+        return RuleError(f"{which} calls itself: inside a rule, call the operation with state.values(weight)")
     return RuleError(f"{which} fails ({type(error).__name__}: {first_line(error)})")
 
 
 def is_for_the_caller(error: Exception) -> bool:
-    """Whether the loop would fail in the same way: out of memory, or a graph that is used twice."""
+    """Whether the loop would fail, too: out of memory, or a graph that is used twice."""
     return isinstance(error, RuntimeError) and (is_out_of_memory(error) or uses_a_graph_twice(error))
 
 

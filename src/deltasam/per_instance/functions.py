@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from deltasam.per_instance.ascent import LOOPING, adversarial, adversarial_by_loop, ascend
-from deltasam.per_instance.errors import UncoveredError
-from deltasam.per_instance.interception.memory import warn_once
+from deltasam.per_instance.ascent import Engine, adversarial, ascend, by_loop, try_ascend
 from deltasam.step.batches import MicroBatches
 from deltasam.step.checks import check_number, check_step
 from deltasam.step.passes import ObjectiveLike, Passes
 from deltasam.step.selection import Selection
-
-Engine = Literal["auto", "low-rank", "loop"]
 
 
 def instance_gradient_norms(
@@ -41,16 +37,9 @@ def instance_gradient_norms(
         >>> instance_gradient_norms(model, x, lambda model, x: model(x).squeeze(-1)).tolist()
         [5.0, 1.0]
     """
-    _check_engine(engine)
-    part = _one_batch(model, batch, objective, params)
-    if engine != "loop":
-        try:
-            return ascend(part, 0.0).norms
-        except UncoveredError as why:
-            if engine == "low-rank":
-                raise
-            warn_once(part.inner, f"{why}. {LOOPING}")
-    return adversarial_by_loop(part, 0.0)[1]
+    part = _one_batch(model, batch, objective, params, engine)
+    found = try_ascend(part, 0.0, engine=engine)
+    return by_loop(part, 0.0)[1] if found is None else found.norms
 
 
 def instance_adversarial_losses(
@@ -86,9 +75,8 @@ def instance_adversarial_losses(
         >>> instance_adversarial_losses(model, x, lambda model, x: model(x).squeeze(-1), rho=0.1).tolist()
         [0.5, 0.10000000149011612]
     """
-    _check_engine(engine)
     _check_ascent(rho, steps, stride, group)
-    part = _one_batch(model, batch, objective, params)
+    part = _one_batch(model, batch, objective, params, engine)
     return adversarial(part, rho, steps=steps, stride=stride, group=group, engine=engine)[2]
 
 
@@ -136,16 +124,15 @@ def perturbed_instances(
         yield found.norms
 
 
-def _one_batch(model: nn.Module, batch: Any, objective: ObjectiveLike, params: Selection) -> Passes:
+def _one_batch(
+    model: nn.Module, batch: Any, objective: ObjectiveLike, params: Selection, engine: Engine = "low-rank"
+) -> Passes:
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine={engine!r} must be one of {list(get_args(Engine))}")
     check_step(model, objective)
     if isinstance(batch, MicroBatches):
         raise ValueError(f"batch is MicroBatches of {len(batch)}: call the function once for each of them")
     return Passes(model, batch, objective, params=params)
-
-
-def _check_engine(engine: str) -> None:
-    if engine not in get_args(Engine):
-        raise ValueError(f"engine={engine!r} must be one of {list(get_args(Engine))}")
 
 
 def _check_ascent(rho: float, steps: int, stride: float | None, group: int) -> None:

@@ -54,11 +54,7 @@ class Recording:
     slots: ParameterSlots
 
     def rounded(self, *, widening: bool = False) -> Recording:
-        """The same with output gradients in bfloat16; the norms stay exact.
-
-        Args:
-            widening: Only the output gradients of layers with more outputs than inputs.
-        """
+        """The same with output gradients in bfloat16, see :meth:`InstanceGradients.rounded`; norms stay exact."""
         return replace(self, gradients=self.gradients.rounded(widening=widening))
 
     def perturbed(self, c: Tensor) -> AbstractContextManager[None]:
@@ -81,8 +77,8 @@ def record(
 
     The backward stops at the outputs of the layers: no weight gradient is computed. The first time a model is seen
     with an objective, and whenever an input has k N rows in a new place, the gradients of two groups are compared with
-    autograd's, and the loss of one group at perturbed weights with the loss at weights that are moved. So a use of a
-    weight that the engine does not see is noticed and not skipped. That costs two more backwards and two forwards.
+    autograd's, and the loss of one group at perturbed weights with the loss at moved weights. So a use of a weight
+    that the engine does not see is detected, not skipped. That costs two more backwards and two forwards.
 
     Memory: the inputs and output gradients of every layer.
 
@@ -178,17 +174,14 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
                 check = compare(slots, losses, state, found, gradients, scale)
     norms = gradients.norms()
     if norms.device.type == "cpu" and not bool(torch.isfinite(norms).all()):
-        # 0 * inf is not 0. On other devices this test would mean a synchronisation, and the plain gradient of such a
-        # batch is no better.
+        # 0 * inf is not 0. On other devices this test would synchronise, and the plain gradient of such a batch is
+        # not finite either.
         gradients = gradients.without(~torch.isfinite(norms))
     return Recording(losses.detach(), gradients, norms, slots), signature, check
 
 
 def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Hashable:
-    """What a comparison with autograd holds for.
-
-    A single group has the right gradient under every layout, which proves nothing for several.
-    """
+    """What a comparison with autograd is valid for; one group alone has the right gradient under every layout."""
     grouping = state.grouping
     m = grouping.m if grouping.groups > 1 else 0
     return tuple(slots.params), frozenset(state.layout_table.seen.items()), m, bool(request.terms), request.objective
@@ -200,10 +193,6 @@ def perturbed(slots: ParameterSlots, terms: Terms) -> Iterator[None]:
 
     Plain autograd then gives :math:`\nabla \frac1N \sum_i l_i(w + \epsilon_i)`. The weights themselves are never
     written. Keep the context open during ``backward`` if activation checkpointing is on.
-
-    Args:
-        slots: Where the parameters of the model are.
-        terms: Gradients with their coefficients, (G,) each.
     """
     grouping = terms[0][0].grouping
     with slots.filled(grouping.size, grouping.m, terms, recording=False):

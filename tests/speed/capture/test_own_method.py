@@ -160,8 +160,11 @@ class Bypassing(Own):
 
 def test_a_declared_buffer_that_is_replaced_by_hand_is_not_recorded() -> None:
     captured = Captured(Bypassing())
-    compare(captured, Bypassing())
+    with pytest.warns(UserWarning, match=r"Bypassing keeps \['average'\].*self\.buffer\(\)") as warned:
+        compare(captured, Bypassing())
+    assert len(warned) == 1
     assert (captured.report.ordinary, captured.report.recorded) == (7, 0)
+    assert list(captured.report.obstacles.values()) == [7]
 
 
 @dataclass(frozen=True, kw_only=True)

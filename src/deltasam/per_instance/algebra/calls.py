@@ -24,15 +24,12 @@ class Normal(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One use of a parameter: its input, and the edge of the graph where the gradient of its output arrives.
-
-    The edge is kept and not the output, because a model may change the output in place.
-    """
+    """One use of a parameter: its input, and the edge of the graph where the gradient of its output arrives."""
 
     weight: Tensor
     bias: Tensor | None
     inputs: Tensor | None
-    edge: GradientEdge
+    edge: GradientEdge  # and not the output, which the model may change in place
     form: Form
     transposed: bool = False
     padding: int | None = None

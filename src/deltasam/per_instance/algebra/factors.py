@@ -20,7 +20,7 @@ from deltasam.per_instance.algebra.operations import add_product
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """``d^T x`` (``transposed``: ``x^T d``), the gradient of a weight used as a matrix.
+    """``d^T x`` (``transposed``: ``x^T d``), the gradient of a weight that is used as a matrix.
 
     Args:
         x: Inputs of the layer, ``(G, S, in)``.
@@ -109,8 +109,7 @@ def dot(a: Factor, b: Factor) -> Tensor:
 def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
     """Terms (G,) whose sum is the squared norm over factors of different parameters, in few large operations.
 
-    A pack is squared at once. Inputs of one shape are stacked for their Gram matrices, and so are gradients: a model
-    has dozens of each, and on a fast device a small product costs only its launch.
+    A pack is squared at once. Inputs of one shape are stacked for their Gram matrices, and so are gradients.
     """
     terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense)]
     packs = {id(f.pack): f.pack for f in factors if isinstance(f, Packed)}
@@ -156,10 +155,7 @@ def _grams(tensors: list[Tensor]) -> Tensor:
 
 
 def stack_limit(device: torch.device) -> int:
-    """How many elements to stack at most, to replace many operations by few.
-
-    On a fast device a small operation costs only its launch; on the CPU the copy costs more than the call.
-    """
+    """How many elements to stack at most: on a GPU launches cost most, on the CPU copies."""
     return 2**24 if device.type == "cuda" else 2**14
 
 
@@ -170,7 +166,8 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
     """
     match factor:
         case LowRank() if factor.transposed == transposed:
-            d, narrow = factor.d, is_narrower(factor.d, y)
+            d = factor.d
+            narrow = d.dtype is torch.bfloat16 and y.dtype in (torch.float32, torch.float64)
             product = products(x, factor.x, c, factor.bias, d.dtype if narrow else y.dtype)
             return add_product(y, product, d if narrow or d.dtype == y.dtype else d.to(y.dtype))
         case Rows() if not transposed:
@@ -226,11 +223,6 @@ class Products:
         if key not in self._scales:
             self._scales[key] = c.to(dtype).view(-1, 1, 1)
         return self._scales[key]
-
-
-def is_narrower(a: Tensor, b: Tensor) -> bool:
-    """Whether ``a`` was kept in bfloat16 and ``b`` is more precise."""
-    return a.dtype is torch.bfloat16 and b.dtype in (torch.float32, torch.float64)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

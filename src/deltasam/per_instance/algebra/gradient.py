@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,26 +10,28 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.calls import Call
-from deltasam.per_instance.algebra.factors import Dense, Factor, LowRank, Packed, Rows, dot, sum_of_squares, wide_dtype
+from deltasam.per_instance.algebra.factors import (
+    Dense,
+    Factor,
+    LowRank,
+    Packed,
+    Rows,
+    dot,
+    stack_limit,
+    sum_of_squares,
+    wide_dtype,
+)
 from deltasam.per_instance.algebra.grouping import Grouping
-from deltasam.per_instance.algebra.norms import norm_gradients
 
 
 @dataclass(frozen=True, eq=False)
 class InstanceGradients:
-    """One gradient per group.
-
-    Attributes:
-        grouping: Which instances share a group.
-        factors: Per parameter (by ``id``) the factors whose sum is its gradient.
-        vectors: Scales and shifts of norms whose only factor is part of a pack, by ``id``.
-        device: Where the losses are.
-    """
+    """One gradient per group."""
 
     grouping: Grouping
-    factors: dict[int, list[Factor]]
-    vectors: dict[int, Tensor]
-    device: torch.device
+    factors: dict[int, list[Factor]]  # by parameter (``id``): the factors whose sum is its gradient
+    vectors: dict[int, Tensor]  # scales and shifts of norms whose only factor is part of a pack, by ``id``
+    device: torch.device  # of the losses
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
@@ -44,12 +46,9 @@ class InstanceGradients:
         return self._total(terms).clamp_min(0).sqrt()
 
     def rounded(self, *, widening: bool = False) -> InstanceGradients:
-        """These gradients with the output gradients of float32 low-rank factors in bfloat16.
+        """These gradients with bfloat16 output gradients in float32 low-rank factors; take the norms before.
 
-        For the perturbed pass only: take the norms before.
-
-        Args:
-            widening: Only for layers with more outputs than inputs, where the output gradient is the larger factor.
+        ``widening`` restricts this to layers with more outputs than inputs, where d is the larger factor.
         """
 
         def narrow(factor: Factor) -> Factor:
@@ -127,7 +126,7 @@ def collect(
                     else:
                         _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
                     if call.bias is not None and not folded:
-                        _accumulate(factors, id(call.bias), _over_positions(d))
+                        _accumulate(factors, id(call.bias), d.sum(1, dtype=wide_dtype(d.dtype)))
     vectors = _add_norms(factors, norms)
     _pack(factors, vectors)
     return InstanceGradients(grouping, factors, vectors, device)
@@ -135,12 +134,46 @@ def collect(
 
 def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:
     """Adds the gradients of scales and shifts; returns, by ``id``, the parameters that have no other factor."""
-    for call, scale, shift in norm_gradients(norms):
+    for call, scale, shift in _norm_gradients(norms):
         _accumulate(factors, id(call.weight), scale)
         if call.bias is not None:
             _accumulate(factors, id(call.bias), shift)
     theirs = {id(p): p for call, _ in norms for p in (call.weight, call.bias) if p is not None}
     return {name: p for name, p in theirs.items() if len(factors.get(name, ())) == 1}
+
+
+def _norm_gradients(found: Sequence[tuple[Call, Tensor]]) -> Iterator[tuple[Call, Tensor, Tensor]]:
+    r"""For every call of a norm, the gradients of its scale and of its shift, ``(G, *features)`` each.
+
+    They are :math:`\sum_t d_t \hat x_t` and :math:`\sum_t d_t`, with :math:`\hat x` the normalised input and d the
+    gradient of the output. Norms of one shape are stacked: a model has dozens, and each operation costs a launch.
+    """
+    alike: dict[Any, list[tuple[Call, Tensor, Tensor]]] = {}
+    for call, gradient in found:
+        assert call.inputs is not None
+        assert call.arrange is not None
+        x, d = call.arrange(call.inputs), call.arrange(gradient)
+        alike.setdefault((call.normal, x.shape, x.dtype, d.dtype, d.device), []).append((call, x, d))
+    for members in alike.values():
+        several = max(1, stack_limit(members[0][1].device) // max(1, members[0][1].numel()))
+        for start in range(0, len(members), several):
+            yield from _together(members[start : start + several])
+
+
+def _together(members: list[Any]) -> Iterator[tuple[Call, Tensor, Tensor]]:
+    normal = members[0][0].normal
+    assert normal is not None
+    x, d = (_side_by_side([member[k] for member in members]) for k in (1, 2))
+    wide = wide_dtype(d.dtype)
+    scales = (d * normal(x).to(d.dtype)).sum(2, dtype=wide)
+    shifts = d.sum(2, dtype=wide)
+    for (call, _, _), scale, shift in zip(members, scales.unbind(0), shifts.unbind(0), strict=True):
+        yield call, scale, shift
+
+
+def _side_by_side(tensors: list[Tensor]) -> Tensor:
+    """``(len, ...)``; a single tensor is not copied."""
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _pack(factors: dict[int, list[Factor]], vectors: dict[int, Tensor]) -> None:
@@ -187,10 +220,6 @@ def _pays(found: list[tuple[Call, Tensor]]) -> bool:
     positions = sum(d.shape[1] for _, d in matrices)
     x, d = matrices[0]
     return positions * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2]
-
-
-def _over_positions(rows: Tensor) -> Tensor:
-    return rows.sum(1, dtype=wide_dtype(rows.dtype))
 
 
 def _accumulate(factors: dict[int, list[Factor]], name: int, value: Tensor) -> None:

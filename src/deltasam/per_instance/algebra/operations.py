@@ -19,8 +19,8 @@ _LARGE = 2**21  # elements; from here on memory matters more than the number of 
 def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
     """``y + a d``, batched, written to the memory of y, which must have no other use; d takes no gradient.
 
-    ``torch.baddbmm(y, a, d)`` would copy y first. In place, autograd would keep a history for the view that the output
-    of a layer is. Where a and d are less precise than y (bfloat16), they are multiplied in their precision.
+    ``torch.baddbmm(y, a, d)`` would copy y first; in place, autograd would keep a history, because the output of a
+    layer is a view. If a and d are less precise than y (bfloat16), they are multiplied in their precision.
     """
     subclass = type(y) is not Tensor or type(a) is not Tensor  # may implement operations in its own way
     if subclass or (y.is_cuda and not is_recorded(y.device)):

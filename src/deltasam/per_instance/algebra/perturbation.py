@@ -14,18 +14,11 @@ from deltasam.per_instance.algebra.grouping import Grouping
 
 @dataclass(frozen=True, eq=False)
 class Perturbation:
-    """eps_g of every group.
-
-    Attributes:
-        grouping: Which instances share a perturbation.
-        terms: Per parameter (by ``id``) the factors of its gradient with their coefficients ``(G,)``.
-        vectors: Parameters whose only factor is part of a pack, see :class:`InstanceGradients`.
-        products: Remembers the products that several layers have in common.
-    """
+    """eps_g of every group."""
 
     grouping: Grouping
-    terms: Mapping[int, list[tuple[Factor, Tensor]]]
-    vectors: Mapping[int, Tensor] = field(default_factory=dict)
+    terms: Mapping[int, list[tuple[Factor, Tensor]]]  # by parameter (``id``): factors with their coefficients (G,)
+    vectors: Mapping[int, Tensor] = field(default_factory=dict)  # see InstanceGradients
     products: Products = field(default_factory=Products)
     _made: dict[tuple[int, bool], dict[int, Tensor]] = field(default_factory=dict)
     _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""Lets an unchanged model compute with different weights for every instance: proxies, rules and layouts."""
+"""How an unchanged model computes with different weights for every instance: proxies, rules and layouts."""

@@ -6,11 +6,11 @@ tensor with any other leading dimension is *shared*: it is the same for all inst
 
 The gradients of two groups are compared with autograd's on first use. A failed comparison allows two exceptions:
 
-- *shared* although it has k N rows: T5's positions ``(T, T)`` where N divides T, the unit matrix of DoRA. Only the
-  inputs of the parameter whose gradient is wrong are read anew.
+- *shared* although it has k N rows: T5's positions ``(T, T)`` if N divides T, the unit matrix of DoRA. This applies
+  only to the inputs of the parameter whose gradient is wrong.
 - *tiled*: R-Drop concatenates the batch with itself, so instance i is in the rows i and N + i.
 
-If neither makes the gradients right, the model goes to the loop engine. Nothing else is tried.
+If neither makes the gradients right, the engine falls back to the loop. Nothing else is tried.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Kind = Literal["batch", "tiled", "shared", "hidden"]
 
 
 class Place(NamedTuple):
-    """Where a tensor of k N rows was met, so that the rule could be wrong about it."""
+    """Where a tensor of k N rows was used, so that the rule could be wrong about it."""
 
     name: str  # of the parameter, or of the operation with ()
     ndim: int
@@ -38,15 +38,12 @@ class Place(NamedTuple):
 class LayoutTable:
     """How the tensors of one model are read.
 
-    Attributes:
-        tiled: Tensors of k N rows, k > 1, hold the batch k times.
-        shared: Places whose input is shared although it has k N rows.
-        seen: The places of the current pass, how they were read, and how often. It is part of what a comparison with
-            autograd holds for: a table that has k N rows for some lengths only is a new place, and compared anew.
+    ``seen`` counts the places of the current pass by how they were read. A comparison with autograd is valid for these
+    only: a table that has k N rows only for some lengths is a new place, and compared again.
     """
 
-    tiled: bool = False
-    shared: set[Place] = field(default_factory=set)
+    tiled: bool = False  # tensors of k N rows, k > 1, hold the batch k times
+    shared: set[Place] = field(default_factory=set)  # places whose input is shared although it has k N rows
     seen: dict[tuple[Place, Kind], int] = field(default_factory=dict)
 
     def kind(self, place: Place) -> Kind:
@@ -66,11 +63,11 @@ class LayoutTable:
         return {place for place, kind in self.seen if place.name in wanted and kind != "shared"}
 
     def operations(self) -> list[str]:
-        """The operations without a rule that took a tensor for the batch in the current pass."""
+        """The operations without a rule that treated a tensor as the batch in the current pass."""
         return sorted({place.name for place, _ in self.seen if place.name.endswith("()")})
 
     def may_be_tiled(self) -> bool:
-        """Whether the current pass met several rows per instance, and read them as adjacent."""
+        """Whether the current pass read several rows per instance as adjacent."""
         return any(kind == "batch" and not place.exact for place, kind in self.seen)
 
     def instances_first(self, tensor: Tensor, size: int) -> Tensor:

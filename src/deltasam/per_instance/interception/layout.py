@@ -11,23 +11,14 @@ from deltasam.per_instance.interception.tensors import PerInstance
 
 
 class Layout(NamedTuple):
-    """How a tensor of shape ``(*lead, *features)`` is divided among the instances.
-
-    Attributes:
-        kind: See :mod:`~deltasam.per_instance.interception.batch_rule`.
-        size: N.
-        table: The layouts of the model.
-        lead: The dimensions in front of the features.
-        place: Set where the tensor has k N rows: the rule could be wrong.
-        is_split: Whether the tensor is ``(N, S, *features)`` as it stands.
-    """
+    """How a tensor of shape ``(*lead, *features)`` is divided among the instances."""
 
     kind: Kind
-    size: int
+    size: int  # N
     table: LayoutTable
     lead: tuple[int, ...]
-    place: Place | None = None
-    is_split: bool = False
+    place: Place | None = None  # set if the tensor has k N rows, so that the rule could be wrong
+    is_split: bool = False  # whether the tensor already is (N, S, *features)
 
     def split(self, tensor: Tensor, features: int) -> Tensor:
         """``(N, S, *features)``, a view where possible. A shared tensor is expanded."""

@@ -20,18 +20,11 @@ from deltasam.per_instance.interception.tensors import Proxy
 
 @dataclass
 class Memory:
-    """Lives as long as the model.
-
-    Attributes:
-        layout_table: How the tensors of the model are read.
-        layouts: Layouts that follow from the table, see :meth:`PassState.layout`.
-        verified: Signatures of passes whose gradients were compared with autograd's.
-        warned: The warnings that were given.
-    """
+    """Lives as long as the model."""
 
     layout_table: LayoutTable = field(default_factory=LayoutTable)
-    layouts: dict[Any, Layout] = field(default_factory=dict)
-    verified: set[Hashable] = field(default_factory=set)
+    layouts: dict[Any, Layout] = field(default_factory=dict)  # a cache, see PassState.layout
+    verified: set[Hashable] = field(default_factory=set)  # signatures of passes that were compared with autograd
     warned: set[str] = field(default_factory=set)
     _proxies: dict[int, tuple[Proxy, tuple[Any, ...]]] = field(default_factory=dict)
 
@@ -43,7 +36,7 @@ class Memory:
 
     @contextmanager
     def corrections(self) -> Iterator[None]:
-        """Drops the corrections made inside if the model is refused all the same."""
+        """Drops the corrections made inside if the model is refused."""
         table = self.layout_table
         before = table.tiled, frozenset(table.shared)
         try:

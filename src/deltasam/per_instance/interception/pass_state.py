@@ -24,14 +24,9 @@ _MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths
 
 
 class PassState:
-    """One forward pass at w (recording) or at w + eps_i (perturbed), or both.
+    """One forward pass that records the calls, or at w + eps_i (``perturbation``), or both.
 
-    Args:
-        grouping: How many instances there are, and how many share a perturbation.
-        names: Names of the perturbed parameters by ``id``.
-        memory: What earlier passes learned about the model.
-        perturbation: eps, or None at w.
-        recording: Whether to record the calls.
+    ``names`` are those of the perturbed parameters by ``id``; ``memory`` is what earlier passes learned.
     """
 
     def __init__(
@@ -71,7 +66,7 @@ class PassState:
         return layout
 
     def refuse(self, operation: str, *parameters: Any) -> NoReturn:
-        """Raises the error that sends a model with this operation to the loop."""
+        """Raises the error that makes the engine fall back to the loop."""
         raise NoRuleError(operation, [self.names[id(p.parameter)] for p in parameters if isinstance(p, Proxy)])
 
     def data(self, x: Tensor) -> Tensor:
@@ -110,17 +105,11 @@ class PassState:
             y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
         if self.recording and (edge := edge_of(whole_base(y))) is not None:
             shape = y.shape
-            self.calls.append(
-                Call(
-                    weight.parameter,
-                    offset,
-                    recorded,
-                    edge,
-                    "matrix",
-                    transposed,
-                    arrange=lambda gradient: gradient.reshape(shape),
-                )
-            )
+
+            def arrange(gradient: Tensor) -> Tensor:
+                return gradient.reshape(shape)
+
+            self.calls.append(Call(weight.parameter, offset, recorded, edge, "matrix", transposed, arrange=arrange))
             self.layouts.append(layout)
         return y
 
@@ -134,10 +123,7 @@ class PassState:
         return y
 
     def norm_layout(self, x: Tensor, weight: Any, bias: Any) -> Layout | None:
-        """The layout of a norm's input where :meth:`norm` can record it, else None.
-
-        At w a norm is computed as it is, and its gradient made of input and output afterwards, which is cheaper.
-        """
+        """The layout of a norm's input if :meth:`norm` can record it, which is cheaper; else None."""
         if self.perturbation is not None or type(x) is PerInstance or not isinstance(weight, Proxy):
             return None
         if bias is not None and not isinstance(bias, Proxy):
@@ -146,7 +132,7 @@ class PassState:
         return None if found.kind == "shared" else found
 
     def norm(self, weight: Proxy, bias: Any, x: Tensor, y: Tensor, layout: Layout, normal: Normal) -> Tensor:
-        """Output ``y`` of a layer that scales and shifts ``normal(x)``, at w."""
+        """Output ``y``, at w, of a layer that scales and shifts ``normal(x)``; its gradient is computed later."""
         if self.recording and (edge := edge_of(y)) is not None:
             offset = None if bias is None else bias.parameter
             features, grouping = weight.parameter.ndim, self.grouping
@@ -182,10 +168,7 @@ class PassState:
 
 
 def edge_of(output: Tensor) -> GradientEdge | None:
-    """Where the gradient of an output arrives: torch's ``get_gradient_edge`` without its checks.
-
-    None in a part of the model that is computed without a graph: no gradient arrives there.
-    """
+    """Where the gradient of an output arrives (``get_gradient_edge`` without its checks); None without a graph."""
     node = output.grad_fn
     return None if node is None else GradientEdge(node, output.output_nr)
 
@@ -193,8 +176,7 @@ def edge_of(output: Tensor) -> GradientEdge | None:
 def whole_base(output: Tensor) -> Tensor:
     """The tensor that an output is a view of, if the view covers all of it in the same order; else the output itself.
 
-    ``F.linear`` with a bias returns such a view. When the view is changed in place, autograd bypasses it, and the
-    gradient arrives at the base only.
+    ``F.linear`` with a bias returns such a view. If it is changed in place, the gradient arrives at the base only.
     """
     base = base_of(output)
     whole = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()

@@ -25,9 +25,9 @@ Rule = Callable[..., Any]
 def register_rule(*operations: Callable[..., Any]) -> Callable[[Rule], Rule]:
     """Registers a rule for operations of torch, as a decorator.
 
-    A rule is called as ``rule(state, *args, **kwargs)`` with the arguments of the operation; perturbed parameters
-    among them are proxies, and ``state.values(proxy)`` is the parameter of every instance, ``(N, *shape)``. It returns
-    the result of the operation, or ``NotImplemented`` for the general treatment. See :doc:`/howto/own_layer_rule`.
+    A rule is called as ``rule(state, *args, **kwargs)`` with the arguments of the operation. Perturbed parameters are
+    proxies, and ``state.values(proxy)`` is the parameter of every instance, ``(N, *shape)``. The rule returns the
+    result of the operation, or ``NotImplemented`` for the general treatment. See :doc:`/howto/own_layer_rule`.
 
     Example:
         >>> @register_rule(torch.nn.functional.bilinear)
@@ -173,10 +173,10 @@ def layer_norm(
     x = state.data(x)
     normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
     layout = state.norm_layout(x, weight, bias)
-    if layout is not None:
-        y = torch.layer_norm(x, shape, weight.parameter, unwrapped(bias), eps)
-        return state.norm(weight, bias, x, y, layout, normal)
-    return _affine(state, normal(x), weight, bias, len(shape), 0)
+    if layout is None:
+        return _affine(state, normal(x), weight, bias, len(shape), 0)
+    y = torch.layer_norm(x, shape, weight.parameter, unwrapped(bias), eps)
+    return state.norm(weight, bias, x, y, layout, normal)
 
 
 @register_rule(F.rms_norm)
@@ -185,10 +185,9 @@ def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: f
     x = state.data(x)
     normal = Normal(torch.rms_norm, (tuple(shape), None, eps))
     layout = state.norm_layout(x, weight, None)
-    if layout is not None:
-        y = torch.rms_norm(x, shape, weight.parameter, eps)
-        return state.norm(weight, None, x, y, layout, normal)
-    return _affine(state, normal(x), weight, None, len(shape), 0)
+    if layout is None:
+        return _affine(state, normal(x), weight, None, len(shape), 0)
+    return state.norm(weight, None, x, torch.rms_norm(x, shape, weight.parameter, eps), layout, normal)
 
 
 @register_rule(F.group_norm)

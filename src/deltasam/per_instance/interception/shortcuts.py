@@ -1,8 +1,8 @@
 """Fast paths for the modules that models call most, with the same results as the rules.
 
-An operation that is called with a :class:`Proxy` is noticed inside torch and handed back to Python, which takes as
-long as launching the operation itself. On a fast device an eager step waits for that, so plain ``nn.Linear`` and
-``nn.LayerNorm`` modules get another ``forward`` during a pass. Every unusual case takes the general path.
+torch returns an operation that is called with a :class:`Proxy` to Python, which takes as long as launching the
+operation itself. On a fast device an eager step waits for that, so plain ``nn.Linear`` and ``nn.LayerNorm`` modules
+get another ``forward`` during a pass. Every unusual case takes the general path.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ Forward = Callable[[Any], Any]
 
 
 def shorten(modules: Iterable[nn.Module], state: PassState) -> Iterator[dict[str, Any]]:
-    """Gives the modules that have a shortcut another ``forward`` for one pass, one by one.
+    """Gives the modules that have a shortcut another ``forward`` for one pass; yields their attributes before.
 
-    Subclasses keep theirs, and so do modules with a ``forward`` among their attributes: both may do anything. So do
-    modules whose weight is not a parameter but computed from some by a hook (pruning, the older weight norm).
-
-    Yields:
-        The attributes of each module before it is changed, for :func:`lengthening`.
+    Subclasses and modules with their own ``forward`` attribute keep theirs: both may do anything. So do modules whose
+    weight is not a parameter but computed by a hook (pruning, the older weight norm).
     """
     for module in modules:
         make, attributes = SHORTCUTS.get(type(module)), vars(module)

@@ -29,10 +29,6 @@ from deltasam.step.checks import require_apart, sharing
 class ParameterSlots:
     """Every attribute of a module that holds one of the chosen parameters, tied ones included.
 
-    Args:
-        model: The model.
-        params: The parameters to perturb, by name.
-
     Raises:
         InstancesMixedError: A BatchNorm of the model is in training mode.
         ValueError: One of them shares its memory with another parameter.
@@ -68,10 +64,10 @@ class ParameterSlots:
     def filled(
         self, size: int | None, group: int, terms: Sequence[tuple[InstanceGradients, Tensor]], *, recording: bool
     ) -> Iterator[Callable[[], PassState]]:
-        """Puts proxies into the slots, and the parameters back whatever happens inside.
+        """Puts proxies into the slots, and always puts the parameters back.
 
         Yields:
-            A function that returns the state of the pass, once the model was called.
+            A function that returns the state of the pass, after the model was called.
         """
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
@@ -148,9 +144,8 @@ def refuse_batch_statistics(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             raise InstancesMixedError(
-                f"{name or 'the model'} ({type(module).__name__}) normalises each instance with statistics of the "
-                "whole batch, so the loss of one instance depends on the others and a perturbation per instance is "
-                "not defined; put it in eval mode, or use GroupNorm or LayerNorm"
+                f"{name or 'the model'} ({type(module).__name__}) normalises with statistics of the whole batch, so a "
+                "perturbation per instance is not defined; put it in eval mode, or use GroupNorm or LayerNorm"
             )
 
 

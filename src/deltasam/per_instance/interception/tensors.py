@@ -1,16 +1,16 @@
-"""Two kinds of tensor that let an unchanged model compute with different weights for every instance.
+"""The two kinds of tensor with which an unchanged model computes with different weights for every instance.
 
-During a pass a :class:`Proxy` takes the place of each perturbed parameter; every operation that is called with one
-goes to the rules. A :class:`PerInstance` is a value that the model computes once for the whole batch (position
-embeddings, biases by relative position, class tokens) but that now differs between the instances: the model sees the
-shape it expects, and the instances are a hidden dimension in front, until the value meets the batch.
+During a pass a :class:`Proxy` replaces each perturbed parameter; every operation that is called with one is passed to
+the rules. A :class:`PerInstance` is a value that the model computes once for the batch (position embeddings, relative
+position biases, class tokens) but that now differs between the instances: the model sees the shape it expects, and the
+instances are a hidden dimension in front, until the value is combined with the batch.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class PerInstance(Tensor):
 
     @staticmethod
     def wrap(inner: Tensor, table: LayoutTable) -> Tensor:
-        """Hides the instances of ``inner``; a single instance needs no disguise."""
+        """Hides the instances of ``inner``; with a single instance there is nothing to hide."""
         if inner.shape[0] == 1:
             return inner.squeeze(0)
         visible = inner.detach()[0].requires_grad_(inner.requires_grad).as_subclass(PerInstance)
@@ -53,21 +53,11 @@ class PerInstance(Tensor):
         return dispatch(func, args, kwargs or {})
 
 
-class ProxyState(Protocol):
-    """What an operation without a rule needs of the pass, see ``PassState``."""
-
-    size: int
-    names: Mapping[int, str]
-
-    def expanded(self, proxy: Proxy) -> Tensor:
-        """The parameter of every instance."""
-
-
 class Proxy(Tensor):
-    """Takes the place of a parameter during a pass; shares its memory, so nothing is copied."""
+    """Replaces a parameter during a pass; shares its memory, so nothing is copied."""
 
     parameter: Tensor
-    state: ProxyState
+    state: Any  # the PassState of the pass
 
     @staticmethod
     def of(parameter: Tensor) -> Proxy:
@@ -85,7 +75,7 @@ class Proxy(Tensor):
 #: The rules by operation, see ``register_rule``.
 RULES: dict[Any, Callable[..., Any]] = {}
 
-#: Attributes that are tensors and must follow the perturbation; all others are those of the tensor the model sees.
+#: Attributes that are tensors and must follow the perturbation; all others are read from the visible tensor.
 _TENSOR_GETTERS = {getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")}
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
@@ -201,7 +191,7 @@ def _is_batch(leaf: Any, size: int) -> bool:
 
 
 def _grown(name: str, value: PerInstance, leaves: list[Any]) -> Tensor | None:
-    """``expand(N, ...)`` and ``repeat(N, 1, ...)`` make a batch of one value: here the instances become visible."""
+    """``expand(N, ...)`` and ``repeat(N, 1, ...)`` make a batch of one value, in which the instances are visible."""
     numbers = [leaf for leaf in leaves if isinstance(leaf, int)]
     inner, shape = value.inner, tuple(value.inner.shape[1:])
     size, ndim = inner.shape[0], len(numbers)

@@ -15,8 +15,8 @@ from deltasam.per_instance.errors import MisreadError, SuspectedMixError, Uncove
 from deltasam.per_instance.interception.batch_rule import Place
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.slots import ParameterSlots
-from deltasam.per_instance.verification.plain_pass import Run, plain_losses, reached_from
-from deltasam.step.gradients import refuse_reentrant
+from deltasam.per_instance.verification.plain_pass import Run, plain_losses
+from deltasam.step.gradients import graph_of, refuse_reentrant
 
 #: Relative differences that rounding explains; a weight that is missed or misread differs by a good part of itself.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
@@ -26,23 +26,14 @@ Scale = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """One group whose gradient at w is right, and what later checks need.
+    """One group whose gradient at w is right, and what later checks need."""
 
-    Attributes:
-        group: The number of the group; -1 if no group has a gradient.
-        members: Its instances.
-        gradients: Its gradient by autograd, one per parameter, with the loss scale.
-        unproven: Places of calls whose output has no gradient (detached): the comparison does not prove their layout.
-        is_half: Whether layers compute in half precision.
-        is_conclusive: Whether every gradient could be compared.
-    """
-
-    group: int
-    members: slice
-    gradients: list[Tensor | None]
-    unproven: frozenset[Place]
-    is_half: bool
-    is_conclusive: bool
+    group: int  # its number; -1 if no group has a gradient
+    members: slice  # its instances
+    gradients: list[Tensor | None]  # by autograd, one per parameter, with the loss scale
+    unproven: frozenset[Place]  # calls whose output has no gradient (detached), which does not prove their layout
+    is_half: bool  # whether layers compute in half precision
+    is_conclusive: bool  # whether every gradient could be compared
 
 
 def compare(
@@ -56,15 +47,8 @@ def compare(
     """Compares the two groups with the largest finite gradients; None if no gradient is finite.
 
     Two groups, because one can be right by chance: an instance that uses a single position does not show that a table
-    of positions was taken for the batch.
-
-    Args:
-        slots: Where the parameters are.
-        losses: The losses with their graph.
-        state: The state of the pass.
-        found: The gradients of the outputs of the calls.
-        gradients: The factors made of them.
-        scale: Loss scaling.
+    of positions was taken for the batch. ``found`` are the gradients of the outputs of the calls, ``gradients`` the
+    factors made from them.
 
     Raises:
         MisreadError: The layout of an input was misread; carries the correction.
@@ -97,22 +81,17 @@ def compare(
 
 
 def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
-    """Makes sure that a parameter without a gradient has none in the model without proxies, either.
+    """Raises UncoveredError if a parameter has a gradient only without proxies.
 
-    A ``torch.autograd.Function`` takes a proxy for a constant, unnoticed.
-
-    Returns:
-        False for a model that uses different parameters in every pass, so that passes cannot be compared.
-
-    Raises:
-        UncoveredError: A parameter has a gradient that the engine does not see.
+    A ``torch.autograd.Function`` silently treats a proxy as a constant. Returns False for a model that uses different
+    parameters in every pass, so that passes cannot be compared.
     """
     has_gradient = {name: g is not None for name, g in zip(slots.params, check.gradients, strict=True)}
     if all(has_gradient.values()) or slots.is_sharded:
         return True
     losses = plain_losses(slots.model, run)
     refuse_reentrant(losses)
-    reached = reached_from(losses)
+    reached = {id(node.variable) for node in graph_of(losses) if hasattr(node, "variable")}
     missed = [name for name, p in slots.params.items() if id(p) in reached and not has_gradient[name]]
     same = all(id(p) in reached for name, p in slots.params.items() if has_gradient[name])
     if missed and same:
@@ -131,7 +110,7 @@ def _telling_groups(norms: Tensor) -> list[int]:
 def _raise_cause(
     slots: ParameterSlots, state: PassState, wrong: list[str], members: slice, *, mixed: bool
 ) -> NoReturn:
-    """Raises what a wrong gradient means: an exception to the batch rule, or a model that is not covered."""
+    """Raises the reason for a wrong gradient: an exception to the batch rule, or a model that is not covered."""
     table = state.layout_table
     if mixed and not table.tiled and table.may_be_tiled():
         raise MisreadError("several rows per instance, which are not adjacent", tiled=True)
@@ -150,14 +129,13 @@ def _raise_cause(
 
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
-    """A message that names the parameter and its module, and what to do."""
+    """A message with the parameter, its module and the remedy."""
     name = wrong[0]
     owner = model.get_submodule(name.rpartition(".")[0])
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return (
         f"{name} ({type(owner).__name__}){more} is used in {operation} that no rule of the low-rank engine covers; "
-        "register one with deltasam.per_instance.register_rule(operation), where operation is the torch function that "
-        "takes the parameter"
+        "register one for that torch function with deltasam.per_instance.register_rule"
     )
 
 

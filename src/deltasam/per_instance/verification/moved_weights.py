@@ -43,15 +43,7 @@ def check_perturbed_pass(
     """Compares the perturbed losses of one group, whose gradient at w is right, with those at moved weights.
 
     Weights in half precision cannot be moved exactly; then this only makes sure that the perturbed pass runs.
-
-    Args:
-        slots: Where the parameters are.
-        run: Makes one pass.
-        losses: The losses at w, (N,).
-        norms: The norms of the gradients, (G,), with the loss scale.
-        check: The group and its gradient.
-        scale: Loss scaling.
-        perturb: Opens the perturbed pass of the engine for the coefficients (G,).
+    ``norms`` have the loss scale; ``perturb`` opens the perturbed pass of the engine for the coefficients (G,).
 
     Raises:
         MisreadError: An input whose layout the gradient did not prove was misread; carries the correction.
@@ -81,10 +73,8 @@ def check_perturbed_pass(
     if _agree(mine, exact, c, losses[members], tolerance):
         return
     if check.unproven:
-        raise MisreadError(
-            "a layer without a gradient is called with an input that is not laid out like the batch",
-            shared=check.unproven,
-        )
+        why = "a layer without a gradient is called with an input that is not laid out like the batch"
+        raise MisreadError(why, shared=check.unproven)
     raise UncoveredError(
         "the losses of the low-rank engine at perturbed weights differ from those at moved weights: the model reads a "
         "parameter in a way that bypasses the engine, or a rule that you registered (register_rule) is wrong",
@@ -99,7 +89,7 @@ def _agree(mine: Losses, exact: Losses, c: Tensor, before: Tensor, tolerance: fl
     off = (mine(c) - true).norm()
     if not bool(off > tolerance * (true - before).norm() + rounding):  # a value that is not finite proves nothing
         return True
-    # No fault of the engine: draws that cannot be repeated, rounding that the dtypes do not show, dropout masks that
+    # Not the engine's fault: draws that cannot be repeated, rounding that the dtypes do not show, dropout masks that
     # depend on the layout.
     if bool((exact(c * (1 + 0.02 * tolerance)) - true).norm() > 0.1 * off):
         return True
@@ -129,25 +119,19 @@ def _radius(losses: Tensor, norm: float, params: Mapping[str, Tensor]) -> float:
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Observes why two exact ways to the same losses may differ: random draws, and rounding.
-
-    Attributes:
-        draws: Whether an operation drew random numbers. A dropout mask depends on the memory layout of its input.
-        eps: The coarsest rounding of the computed tensors; parameters and losses need not show it.
-    """
+    """Observes why two exact ways to the same losses may differ: random draws, and rounding."""
 
     supports_higher_order_operators = True  # flex_attention is one
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.draws = False
-        self.eps = 0.0
+        self.draws = False  # a dropout mask depends on the memory layout of its input
+        self.eps = 0.0  # the coarsest of the computed tensors; parameters and losses need not show it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by torch for every operation."""
-        options = kwargs or {}
-        found = func(*args, **options)
-        self.draws = self.draws or _draws(func, args, options)
+        found = func(*args, **(kwargs or {}))
+        self.draws = self.draws or _draws(func, args, kwargs or {})
         floats = (t.dtype for t in tree_leaves(found) if isinstance(t, Tensor) and t.is_floating_point())
         self.eps = max([self.eps, *(torch.finfo(dtype).eps for dtype in floats)])
         return found

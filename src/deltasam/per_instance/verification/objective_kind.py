@@ -1,4 +1,4 @@
-"""Tells objectives apart: what was verified for one objective need not hold for another, whose instances may mix."""
+"""Distinguishes objectives: what was verified for one may not hold for another, whose instances may mix."""
 
 from __future__ import annotations
 

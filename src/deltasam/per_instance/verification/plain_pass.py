@@ -1,4 +1,4 @@
-"""Passes without proxies, which only a comparison needs: they leave no trace in the model."""
+"""Passes without proxies, for comparisons: they do not change the model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from deltasam._torch import version_of
 from deltasam.per_instance.errors import ModelError
 from deltasam.per_instance.interception.slots import eager
 from deltasam.step.buffers import Buffers
-from deltasam.step.gradients import graph_of
 
 Run = Callable[[], Tensor]
 
 
 @contextmanager
 def without_trace(model: nn.Module) -> Iterator[None]:
-    """Restores the buffers afterwards, and runs the model uncompiled.
-
-    A pass that starts by rewinding the step writes to the buffers of the model itself, whatever was lent to it.
-    """
+    """Runs the model uncompiled, and restores its buffers: a pass that rewinds the step writes to the real ones."""
     kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
     try:
         with Buffers(model).rewound(), eager():
@@ -35,7 +31,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
 
 
 def _version(buffer: Tensor) -> int:
-    """Changes with every write. An unchanged buffer is not restored: a graph that saved it allows no write."""
+    """Changes with every write. Only changed buffers are restored: a graph that saved a buffer forbids writes."""
     return 0 if buffer.is_inference() else version_of(buffer)
 
 
@@ -50,8 +46,3 @@ def plain_losses(model: nn.Module, run: Run) -> Tensor:
             return run()
     except Exception as error:
         raise ModelError(error) from error
-
-
-def reached_from(losses: Tensor) -> set[int]:
-    """The parameters (by ``id``) that the graph of the losses leads to."""
-    return {id(node.variable) for node in graph_of(losses) if hasattr(node, "variable")}

@@ -207,7 +207,10 @@ class Captured:
         with observed(needs):
             step = run(inputs, self.method.run_step)
         needs.finish()
-        obstacle = needs.obstacle or _may_keep(self.method, self.method.managed) or _may_count(self.method)
+        kept = _may_keep(self.method, self.method.managed)
+        if kept is not None and self.method.buffers:  # replaced by hand, they make every key new: none is met again
+            self._mention(kept)
+        obstacle = needs.obstacle or kept or _may_count(self.method)
         self._seen[key] = needs if obstacle is None else obstacle
         while len(self._seen) > self._max_graphs:
             self._seen.popitem(last=False)
