@@ -29,8 +29,7 @@ from deltasam.lab.report import (
 )
 from deltasam.lab.report._evaluation import STANDARD, Evaluation, usual
 from deltasam.lab.report._runs import _LATER, _NOT_VARIANT, _SCHEMA
-from deltasam.lab.report._sections._base import PageRuns
-from deltasam.lab.report._sections._summary import summary
+from deltasam.lab.report._sections import PageRuns, summary
 from deltasam.lab.tasks import find_task
 
 GOLDEN = Path(__file__).parent / "golden"

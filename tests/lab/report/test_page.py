@@ -16,9 +16,7 @@ import pytest
 
 from deltasam.lab.report import TABLES, html_report, read_runs
 from deltasam.lab.report._figures import axes, draw_line, draw_map, look, svg
-from deltasam.lab.report._sections import SECTIONS, _results
-from deltasam.lab.report._sections._base import PageRuns, Section
-from deltasam.lab.report._sections._results import all_runs
+from deltasam.lab.report._sections import SECTIONS, PageRuns, Section, all_runs
 from helpers.hostile import HOSTILE, hostile_runs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -245,6 +243,6 @@ def test_weights_are_drawn_and_examples_listed(tmp_path: Path) -> None:
 def test_rows_that_are_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = PageRuns(read_runs(GOLDEN / "runs"))
     assert all_runs(runs).note == ""
-    monkeypatch.setattr(_results, "_MOST_ROWS", len(runs.runs.finished) - 3)
+    monkeypatch.setattr("deltasam.lab.report._sections._MOST_ROWS", len(runs.runs.finished) - 3)
     assert "and 3 more;" in all_runs(runs).note
     assert len(all_runs(runs).frame) == len(runs.runs.finished) - 3

@@ -11,8 +11,7 @@ import pytest
 
 from deltasam.lab.report import TABLES, Run, Runs, by_cell, read_runs, run_folders
 from deltasam.lab.report._evaluation import Evaluation
-from deltasam.lab.report._sections._base import PageRuns
-from deltasam.lab.report._sections._results import results
+from deltasam.lab.report._sections import PageRuns, results
 from deltasam.lab.report._select import select
 from deltasam.lab.report._statistics import _resampled_means
 

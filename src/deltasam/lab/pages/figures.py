@@ -58,8 +58,9 @@ def draw(panels: int, size: tuple[float, float], fill: Callable[[Sequence[Any]],
         drawn = fill(axes)
         for each in axes:
             each.spines[["top", "right"]].set_visible(False)
-        text = re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", json.dumps(drawn))
-        digest = hashlib.sha256(text.encode()).hexdigest()
+        # Rounded: the last digits differ between platforms, and what is 0 on one may be 1e-16 on another.
+        rounded = json.loads(json.dumps(drawn), parse_float=lambda text: f"{round(float(text), 9) + 0.0:.6g}")
+        digest = hashlib.sha256(json.dumps(rounded).encode()).hexdigest()
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Description": f"data {digest}"})
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +99,10 @@ def bootstrap_interval(values: Sequence[float], *, level: float = 0.95) -> tuple
 def _resampled_means(values: np.ndarray) -> np.ndarray:
     n = len(values)
     if n <= _ENUMERATED:
-        return np.array(list(itertools.product(values, repeat=n))).mean(axis=1)
+        sums = values
+        for _ in range(n - 1):
+            sums = np.add.outer(sums, values).ravel()
+        return sums / n
     count = max(2_000, min(_RESAMPLES, _RESAMPLED_NUMBERS // n))
     drawn = np.random.default_rng(0).integers(n, size=(count, n), dtype=np.int32)
     return np.asarray(values[drawn].mean(axis=1))
