@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
@@ -66,7 +67,7 @@ class Run:
 
     def measured(self, name: str) -> dict[str, Any] | None:
         """Returns a measurement in the folder, or None where it is missing, truncated or altered."""
-        return read_measurement(self.path / "analysis" / name, name)
+        return read_measurement(self.path / "analysis" / name)
 
     def log(self) -> list[dict[str, float]]:
         """Returns the numbers in ``metrics.jsonl``, one entry per logged step; empty if there is no such file."""
@@ -74,9 +75,11 @@ class Run:
             lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         except OSError:
             return []
-        found = [entry for line in lines if line.startswith("{") and isinstance(entry := _parsed(line), dict)]
-        numbers = [{name: value for name, value in entry.items() if is_number(value)} for entry in found]
-        return [entry for entry in numbers if "step" in entry]
+        found = []
+        for line in lines:
+            with suppress(ValueError, AttributeError):  # the last line of a run that was killed
+                found.append({name: value for name, value in json.loads(line).items() if is_number(value)})
+        return [entry for entry in found if "step" in entry]
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,9 @@ def read_runs(*folders: Path) -> Runs:
             elif Path(place).name == "failures":
                 failed += sorted(Path(place, name) for name in files if name.endswith(".txt"))
     done = {run.path.name for run in found.values()}
-    finished, diverged = [], []
-    for run in sorted(found.values(), key=lambda run: str(run.path)):
-        if all(map(math.isfinite, run.metrics.values())):
-            finished.append(run)
-        else:
-            diverged.append(run.path)
+    runs = sorted(found.values(), key=lambda run: str(run.path))
+    finished = [run for run in runs if all(map(math.isfinite, run.metrics.values()))]
+    diverged = [run.path for run in runs if not all(map(math.isfinite, run.metrics.values()))]
     return Runs(finished, unfinished, [path for path in failed if path.stem not in done], unreadable, diverged)
 
 
@@ -230,10 +230,3 @@ def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 found[intern(f"{part['name']}.{name}" if name in found else name)] = float(value)
     return tuple(found.items())
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:  # the last line of a run that was killed
-        return None

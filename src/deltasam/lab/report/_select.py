@@ -42,7 +42,7 @@ class Selection:
         return f"* Not the standard evaluation of the task: {starred}.", *self.left_out
 
 
-def by_cell(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True) -> Cells:
+def by_cell(runs: Iterable[Run]) -> Cells:
     """Returns the runs of the chosen variant of each (task, model, method), sorted by seed.
 
     Runs on a part of a split (``train[90%:]``) are left out: they chose the settings. If a method was run with several
@@ -50,16 +50,12 @@ def by_cell(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: Tru
     (a sample of the rows, another split or metric) get their own cells, named ``mrpc (on a sample of 20 rows)``.
 
     Args:
-        runs: Such as ``read_runs(folder).finished``.
-        wanted: Which runs to consider; all by default.
-
-    Returns:
-        (task, model, method) to its runs; the model by its full path.
+        runs: Such as ``read_runs(folder).finished``. Keys have the full path of the model.
     """
-    kept = [run for run in runs if wanted(run) and not run.evaluation.is_part]
+    kept = [run for run in runs if not run.evaluation.is_part]
     standard = usual((run.task, run.evaluation) for run in kept)
-    unusual = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
-    names = {one: f"{one[0]} ({how})" if how else one[0] for one, how in unusual.items()}
+    labels = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
+    names = {one: f"{one[0]} ({how})" if how else one[0] for one, how in labels.items()}
     return _cells(kept, lambda run: names[run.task, run.evaluation])
 
 
@@ -75,20 +71,18 @@ def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True
     """
     kept = [run for run in runs if wanted(run)]
     standard = usual((run.task, run.evaluation) for run in kept)
-    labels = {one: one[1].difference(standard[one[0]]) for one in {(run.task, run.evaluation) for run in kept}}
+    labels = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
     chosen = _evaluations(kept, standard, strict=strict)
     unusual = {key: how for key, one in sorted(chosen.items()) if (how := labels[key[0], one])}
-    inside: list[Run] = []
-    left: Counter[str] = Counter()
-    for run in kept:
-        how, one = labels[run.task, run.evaluation], chosen.get((run.task, run.model))
-        if one is not None and labels[run.task, one] == how:
-            inside.append(run)
-        else:
-            left[how] += 1
+
+    def fits(run: Run) -> bool:
+        one = chosen.get((run.task, run.model))
+        return one is not None and labels[run.task, one] == labels[run.task, run.evaluation]
+
+    left = Counter(labels[run.task, run.evaluation] for run in kept if not fits(run))
     others = "; ".join(f"{counted(count, 'run')} {how}" for how, count in sorted(left.items()))
     left_out = (f"Left out, since they were evaluated otherwise: {others}.",) if left else ()
-    return Selection(_cells(inside, lambda run: run.task), unusual, left_out)
+    return Selection(_cells(filter(fits, kept), lambda run: run.task), unusual, left_out)
 
 
 def _evaluations(

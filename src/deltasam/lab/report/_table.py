@@ -85,7 +85,7 @@ class Line:
     kind: Literal["group", "ours", "paper", "difference"]  #: What it holds.
     label: str  #: First cell.
     cells: tuple[str, ...] = ()  #: The other cells.
-    best: tuple[bool, ...] = ()  #: Which of them are our best of their group.
+    best: tuple[int, ...] = ()  #: Indices of the cells that are our best of their group.
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Table:
     def _lines_of(self, row: Row, best: list[float | None], *, spread: Spread, paper: bool) -> Iterator[Line]:
         cells = [(column, row.cells.get(column.key, Cell())) for column in self.columns]
         ours = [cell.ours(self.aggregate_of(column)) for column, cell in cells]
-        are_best = tuple(number is not None and number == top for number, top in zip(ours, best, strict=True))
+        are_best = tuple(n for n, number in enumerate(ours) if number is not None and number == best[n])
         yield Line("ours", row.label, tuple(self._text(column, cell, spread) for column, cell in cells), are_best)
         if not paper or all(cell.paper is None for _, cell in cells):
             return
