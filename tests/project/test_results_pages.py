@@ -193,7 +193,7 @@ def test_risk_has_a_row_for_every_radius_and_length(tmp_path: Path) -> None:
     assert found["per-instance SAM"][-1] == "-"
 
 
-def test_the_untrained_model_is_no_seed(tmp_path: Path) -> None:
+def test_the_untrained_model_is_not_a_seed(tmp_path: Path) -> None:
     sets = ("sts_average", "sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
     for rho, score in ((0.02, 0.5), (0.1, 0.7)):
         tuning = {"seed": 101, "metrics": {"sts_average": score}, "split": "validation"}
@@ -273,14 +273,14 @@ NUMBER = r"-?\d+(?:\.\d+)?"
 INTERVAL = re.compile(rf"(?<![\w.])({NUMBER})(?: (?:above|below|less|more))?\s+\[({NUMBER}),\s+({NUMBER})\]")
 
 
-def is_rounded(told: tuple[str, ...], exact: tuple[str, ...]) -> bool:
+def is_rounded(shown: tuple[str, ...], exact: tuple[str, ...]) -> bool:
     """Whether one interval is the other with fewer digits, or with the opposite sign (a - b given as b - a)."""
-    digits = [len(number.partition(".")[2]) for number in told]
+    digits = [len(number.partition(".")[2]) for number in shown]
     if any(len(number.partition(".")[2]) < d for number, d in zip(exact, digits, strict=True)):
         return False
     mean, low, high = map(float, exact)
     return any(
-        all(abs(float(a) - b) <= 0.5001 * 10**-d for a, b, d in zip(told, given, digits, strict=True))
+        all(abs(float(a) - b) <= 0.5001 * 10**-d for a, b, d in zip(shown, given, digits, strict=True))
         for given in ((mean, low, high), (-mean, -high, -low))
     )
 
@@ -290,7 +290,7 @@ def test_an_interval_in_the_text_is_in_a_table(page: str) -> None:
     tables = "\n".join(path.read_text(encoding="utf-8") for path in GENERATED.glob("*.md"))
     known = INTERVAL.findall(tables)
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert [told for told in INTERVAL.findall(text) if not any(is_rounded(told, exact) for exact in known)] == []
+    assert [shown for shown in INTERVAL.findall(text) if not any(is_rounded(shown, exact) for exact in known)] == []
     if page == "docs/results.md":
         assert len(INTERVAL.findall(text)) > 90
         assert set(re.findall(r"p = (0\.\d+)", text)) - set(re.findall(r"p = ([\d.]+)\)", tables)) == set()

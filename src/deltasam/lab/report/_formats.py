@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deltasam.lab.report._table import Cell, Column, Row, Spread, Table, table_notes
+from deltasam.lab.report._table import Column, Row, Spread, Table, table_notes
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -67,7 +67,7 @@ def to_csv(table: Table) -> str:
 
 
 def _statistics(table: Table, row: Row, column: Column) -> dict[str, Any]:
-    cell = row.cells.get(column.key, Cell())
+    cell = row.cells[column.key]
     aggregate, theirs = table.aggregate_of(column), table.paper_aggregate_of(column)
     names = {"mean": "mean", "median": "median", "max": "max", "std": "std", "ci_low": "low", "ci_high": "high"}
     return {

@@ -1,4 +1,4 @@
-"""Chooses the adversarial risks that are comparable: of one radius, and measured alike for each task and model."""
+"""Chooses comparable adversarial risks: one radius, and the same settings for each task and model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chosen_risks(cells: Cells, rho: float | None = None) -> Risks:
     left = Counter(_description(risk["settings"]) for _, run, risk in measured if run.run_id not in kept)
     if left:
         others = "; ".join(f"{count} {how}" for how, count in sorted(left.items()))
-        notes.append(f"Risks left out, since they were measured otherwise: {others}; --rho chooses the radius.")
+        notes.append(f"Risks left out because of other settings: {others}; --rho chooses the radius.")
     return Risks(kept, tuple(notes))
 
 

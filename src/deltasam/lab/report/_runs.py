@@ -110,7 +110,7 @@ def broken_measurements(runs: Iterable[Run], names: Sequence[str] = tuple(FORMS)
         for name in names:
             if (run.path / "analysis" / name).is_file() and run.measured(name) is None:
                 found.setdefault(name, []).append(run.path)
-    return [f"{name} is cut short or altered, taken as not measured: {_listed(p)}." for name, p in found.items()]
+    return [f"{name} is truncated or altered and counts as not measured: {_listed(p)}." for name, p in found.items()]
 
 
 def run_folders(folder: Path) -> list[Path]:

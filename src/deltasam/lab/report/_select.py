@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True
 
     left = Counter(labels[run.task, run.evaluation] for run in kept if not fits(run))
     others = "; ".join(f"{counted(count, 'run')} {how}" for how, count in sorted(left.items()))
-    left_out = (f"Left out, since they were evaluated otherwise: {others}.",) if left else ()
+    left_out = (f"Left out because of another evaluation: {others}.",) if left else ()
     return Selection(_cells(filter(fits, kept), lambda run: run.task), unusual, left_out)
 
 
@@ -108,13 +107,8 @@ def _cells(runs: Iterable[Run], task: Callable[[Run], str]) -> Cells:
 
 
 def _best_variant(variants: list[dict[int, Run]]) -> list[Run]:
-    most = max(map(len, variants))
+    def quality(runs: dict[int, Run]) -> tuple[int, float]:
+        return len(runs), fmean(run.score if run.higher_is_better else -run.score for run in runs.values())
 
-    def quality(runs: dict[int, Run]) -> float:
-        mean = fmean(run.score for run in runs.values())
-        if not math.isfinite(mean):
-            return -math.inf
-        return mean if next(iter(runs.values())).higher_is_better else -mean
-
-    best = max((runs for runs in variants if len(runs) == most), key=quality)
+    best = max(variants, key=quality)
     return [best[seed] for seed in sorted(best)]
