@@ -169,8 +169,8 @@ def test_glue_shows_the_settings_chosen_on_training_data(tmp_path: Path) -> None
     assert rows(differences(runs.scores(tmp_path, chosen), [("SAM", "ERM")]))["SAM - ERM"] == [
         "2.00 [2.00, 2.00] (n = 6, p = 0.031)"
     ]
-    assert "| SAM | rho = 0.02 | **75.0** |" in runs.grid(tmp_path, "glue")
-    assert "| SAM | rho = 0.01 | 70.0 |" in runs.grid(tmp_path, "glue")
+    assert "| SAM | rho = 0.02 | **75.0** |" in runs.grid(tmp_path, chosen)
+    assert "| SAM | rho = 0.01 | 70.0 |" in runs.grid(tmp_path, chosen)
     assert "| SAM | 68.0 (69.3) |" in runs.paper_protocol(tmp_path, chosen), "the best epoch of seeds 1 to 5"
 
 

@@ -117,9 +117,9 @@ def tuned_pairs(results: Path) -> Pairs:
     return [pair for pair in POOLED_PAIRS if known.issuperset(pair)]
 
 
-def of_each(what: str, make: Callable[[Path, Selection], str], *names: str) -> dict[str, Callable[[Path], str]]:
+def of_each(what: str, make: Callable[..., str], *names: str) -> dict[str, Callable[[Path], str]]:
     """One kind of table for several selections."""
-    return {f"{name}-{what}.md": lambda r, chosen=GLUE[name]: make(r, chosen) for name in names}
+    return {f"{name}-{what}.md": partial(make, selection=GLUE[name]) for name in names}
 
 
 CONTENTS: dict[str, Callable[[Path], str]] = {
@@ -144,9 +144,9 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "weights-by-label.md": measurements.by_label,
     "weights-eta.md": measurements.eta_floor,
     # GLUE
-    **of_each("scores", lambda r, chosen: means(scores(r, chosen)), *GLUE),
-    **of_each("differences", lambda r, chosen: differences(scores(r, chosen), PAIRS), *GLUE),
-    **of_each("medians", lambda r, chosen: cell_table(scores(r, chosen), median_and_best), "glue", "larger"),
+    **of_each("scores", lambda r, selection: means(scores(r, selection)), *GLUE),
+    **of_each("differences", lambda r, selection: differences(scores(r, selection), PAIRS), *GLUE),
+    **of_each("medians", lambda r, selection: cell_table(scores(r, selection), median_and_best), "glue", "larger"),
     **of_each("paper-protocol", runs.paper_protocol, "glue", "larger"),
     **of_each("grid", runs.grid, "glue", "larger", "second"),
     "eta-grid.md": lambda r: runs.grid(r, ETA),

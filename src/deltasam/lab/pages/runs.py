@@ -55,7 +55,7 @@ def read(results: Path, *folders: str) -> pd.DataFrame:
                 "variant": run.variant, "settings": run.settings, "steps": run.steps,
                 "score": 100 * run.metrics[run.primary], "best": 100 * run.best,
                 "risk": np.nan if risk is None else risk["value"],
-                "tuning": run.split.endswith("]") or (run.task == "mirror" and run.split == "validation"),
+                "tuning": run.evaluation.is_part or (run.task, run.evaluation.split) == ("mirror", "validation"),
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -122,14 +122,12 @@ def long(runs: pd.DataFrame, rows: Any, columns: Any, value: str = "score") -> p
     return pd.DataFrame({"row": rows, "column": columns, "unit": runs["seed"], "value": runs[value]})
 
 
-def scores(results: Path, *selections: Selection, value: str = "score") -> pd.DataFrame:
+def scores(results: Path, *selections: Selection) -> pd.DataFrame:
     """Methods by tasks."""
     parts = []
     for each in selections:
         runs = finals(results, each)
-        parts.append(
-            long(runs, runs["method"] + each.method_suffix, runs["task"].map(TASKS) + each.task_suffix, value)
-        )
+        parts.append(long(runs, runs["method"] + each.method_suffix, runs["task"].map(TASKS) + each.task_suffix))
     return pd.concat(parts)
 
 

@@ -70,13 +70,7 @@ def look(method: str) -> Look:
 
 
 def axes(rows: int = 1, *, height: float = 2.0, left: float = 0.9) -> Sequence[Axes]:
-    """Returns empty axes below each other in a new figure.
-
-    Args:
-        rows: Number of axes.
-        height: Height of each in inches.
-        left: Space for labels on their left, in inches.
-    """
+    """Returns empty axes below each other in a new figure, with their height and left margin in inches."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

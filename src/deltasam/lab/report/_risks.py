@@ -21,12 +21,7 @@ class Risks(NamedTuple):
 
 
 def chosen_risks(cells: Cells, rho: float | None = None) -> Risks:
-    """Returns the risks at one radius, with the most frequent settings of each task and model.
-
-    Args:
-        cells: (task, model, method) to runs.
-        rho: The radius; the most frequent one by default.
-    """
+    """Returns the risks at one radius, by default the most frequent one, and with one kind of settings per setup."""
     runs = [(key[:2], run) for key, found in cells.items() for run in found]
     measured = [(setup, run, risk) for setup, run in runs if (risk := run.risk()) is not None]
     radii = [risk["settings"]["rho"] for *_, risk in measured if "rho" in risk["settings"]]

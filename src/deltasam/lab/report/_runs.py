@@ -36,8 +36,7 @@ class Run:
     method: str  #: Method and regularisers joined by ``+``; other weights than the paper's in parentheses.
     seed: int  #: Seed.
     variant: int  #: Hash of the configuration without the seed. Runs of one variant are repetitions.
-    split: str  #: Split of the evaluation.
-    evaluation: Evaluation  #: The evaluation in full.
+    evaluation: Evaluation  #: How the metrics were computed.
     settings: tuple[tuple[str, float], ...]  #: Hyperparameters: ``lr``, ``rho``, ``eta``, ``scale``, ...
     primary: str  #: Name of the primary metric.
     higher_is_better: bool  #: Whether a larger primary metric is better.
@@ -167,7 +166,6 @@ def _read(place: Path) -> Run:
     metrics = {intern(str(name)): _metric(value) for name, value in given["metrics"].items()}
     primary = intern(str(given["primary_metric"]))
     metrics.setdefault(primary, _metric(given.get("primary_value")))
-    evaluation = _evaluation(config["task"], primary, given.get("eval_rows"))
     return Run(
         path=place,
         run_id=str(given["run_id"]),
@@ -176,8 +174,7 @@ def _read(place: Path) -> Run:
         method=intern(_method(str(given["method"]), config["method"])),
         seed=int(given["seed"]),
         variant=_variant(config),
-        split=evaluation.split,
-        evaluation=evaluation,
+        evaluation=_evaluation(config["task"], primary, given.get("eval_rows")),
         settings=_settings(config),
         primary=primary,
         higher_is_better=bool(given["higher_is_better"]),

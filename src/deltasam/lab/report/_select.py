@@ -61,12 +61,8 @@ def by_cell(runs: Iterable[Run]) -> Cells:
 def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True, *, strict: bool = True) -> Selection:
     """Selects the runs of each (task, model, method) with one evaluation per task and model: the standard one.
 
-    If there is no such run, runs on a sample or on another number of rows take its place and are marked.
-
-    Args:
-        runs: Such as ``read_runs(folder).finished``.
-        wanted: Which runs to consider; all by default.
-        strict: Whether the paper's tasks need their standard split, metric and dataset.
+    If there is no such run, runs on a sample or on another number of rows take its place and are marked. ``strict``
+    requires the standard split, metric and dataset for the paper's tasks.
     """
     kept = [run for run in runs if wanted(run)]
     standard = usual((run.task, run.evaluation) for run in kept)

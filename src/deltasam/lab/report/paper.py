@@ -6,6 +6,7 @@ Scores are in percent, times in minutes. Figures that the paper omits (``-``) ar
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 GLUE_TASKS = ("mnli", "qqp", "rte", "qnli", "mrpc", "cola", "sst2", "stsb")
@@ -26,7 +27,7 @@ class Source:
     figures: Figures  #: The figures.
 
 
-def _figures(columns: tuple[str, ...], text: str) -> Figures:
+def _figures(columns: Collection[str], text: str) -> Figures:
     """Reads lines of the form ``model | method | figures``, with the figures in the order of the columns."""
     found: Figures = {}
     for line in text.strip().splitlines():
