@@ -32,7 +32,7 @@ def cells(folder: Path) -> dict[Key, Cell]:
     found: dict[Key, Cell] = {}
     for run in read_runs(folder).finished:
         precision = json.loads((run.path / "result.json").read_bytes())["config"]["precision"]
-        if run.split == "validation":
+        if run.evaluation.split == "validation":
             found.setdefault((precision, run.method, run.task), {})[run.seed] = run
     return found
 

@@ -56,7 +56,7 @@ def column(browser: Any, number: int) -> list[str]:
     return browser.execute_script(script, number)
 
 
-def test_opens_without_errors_and_asks_for_nothing(browser: Any, report: Path) -> None:
+def test_opens_without_errors_and_loads_nothing(browser: Any, report: Path) -> None:
     open_page(browser, report)
     assert browser.get_log("browser") == []
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]

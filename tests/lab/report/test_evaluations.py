@@ -1,4 +1,4 @@
-"""Runs that were evaluated or measured in different ways never stand in one cell or one test."""
+"""Runs that were evaluated or measured in different ways never share a cell or a test."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from deltasam.lab.report import (
 )
 from deltasam.lab.report._evaluation import STANDARD, Evaluation, usual
 from deltasam.lab.report._runs import _LATER, _NOT_VARIANT, _SCHEMA
-from deltasam.lab.report._sections._base import PageRuns
-from deltasam.lab.report._sections._summary import summary
+from deltasam.lab.report._sections import PageRuns, summary
 from deltasam.lab.tasks import find_task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -74,7 +73,7 @@ def write_glue(folder: Path, value: Callable[[int, int], float], seeds: Callable
 
 
 def test_the_average_of_the_best_runs_is_that_of_the_columns(tmp_path: Path) -> None:
-    """As the paper's: no one seed is the best of all tasks."""
+    """As in the paper: the best seed differs from task to task."""
     write_glue(tmp_path, lambda task, seed: 0.9 if seed == task % 5 else 0.8, lambda task: 5)
     table = TABLES["glue"](read_runs(tmp_path), aggregate="max")
     cell = row(table, "SAM").cells["avg"]
@@ -93,7 +92,7 @@ def test_the_best_is_taken_over_as_many_runs_as_the_paper_has(tmp_path: Path) ->
     assert "our max of the first 5 seeds − paper" in to_markdown(table)
 
 
-def test_tasks_with_other_numbers_of_seeds_have_an_average(tmp_path: Path) -> None:
+def test_tasks_with_different_numbers_of_seeds_have_an_average(tmp_path: Path) -> None:
     write_glue(tmp_path, lambda task, seed: 0.8 + 0.01 * seed, lambda task: 3 if task else 5)
     table = TABLES["glue"](read_runs(tmp_path))
     cell = row(table, "SAM").cells["avg"]
@@ -116,14 +115,14 @@ def test_the_development_set_is_the_whole_development_set(tmp_path: Path, other:
     write(tmp_path / "other", 0.99, **other)
     table = TABLES["glue"](read_runs(tmp_path))
     assert row(table, "SAM").cells["mrpc"].values == (80.0,)
-    assert f"Left out, since they were evaluated otherwise: {note}." in table.notes
+    assert f"Left out because of another evaluation: {note}." in table.notes
     assert {key[0] for key in by_cell(read_runs(tmp_path).finished)} == {
         "mrpc",
         f"mrpc ({note.removeprefix('1 run ')})",
     }
 
 
-def test_a_sample_is_shown_where_there_is_nothing_else_and_has_a_star(tmp_path: Path) -> None:
+def test_a_sample_has_a_star_and_is_shown_only_without_other_runs(tmp_path: Path) -> None:
     write(tmp_path / "few", 0.99, task={"eval_rows": 20}, eval_rows=20)
     for seed in (2, 3):
         write(tmp_path / f"more{seed}", 0.80, task={"eval_rows": 100}, eval_rows=100, seed=seed)
@@ -132,7 +131,7 @@ def test_a_sample_is_shown_where_there_is_nothing_else_and_has_a_star(tmp_path: 
     assert "80.0 ±0.0\\*" in to_markdown(table)
     assert "on a sample of 100 rows\n" in to_csv(table)
     assert any(note.startswith("* Not the standard") and "on a sample of 100 rows." in note for note in table.notes)
-    assert "Left out, since they were evaluated otherwise: 1 run on a sample of 20 rows." in table.notes
+    assert "Left out because of another evaluation: 1 run on a sample of 20 rows." in table.notes
 
 
 def test_methods_are_tested_on_the_same_rows(tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ def test_models_of_one_name_in_two_places_are_two_models(tmp_path: Path) -> None
     assert short_models(["x", "y/x", "/y/x", "m"]) == {"x": "x", "y/x": "y/x", "/y/x": "/y/x", "m": "m"}
 
 
-def test_own_summaries_are_not_those_of_the_paper(tmp_path: Path) -> None:
+def test_other_summarization_tasks_are_not_in_the_table(tmp_path: Path) -> None:
     write(tmp_path / "a-paper", 0.40, base=SUMMARY, eval_rows=13368)
     write(tmp_path / "own", 0.90, base=SUMMARY, task={"name": "seq2seq"}, eval_rows=13368)
     result = json.loads((tmp_path / "own/result.json").read_text())
@@ -170,7 +169,7 @@ def test_own_summaries_are_not_those_of_the_paper(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
-def test_a_diverged_run_is_named_and_costs_the_others_nothing(tmp_path: Path, value: float | None) -> None:
+def test_a_diverged_run_is_named_and_left_out(tmp_path: Path, value: float | None) -> None:
     for method in ("ERM", "SAM"):
         for seed in (1, 2):
             write(tmp_path / f"{method}{seed}", 0.8 + seed / 100, method=method, seed=seed)
@@ -182,8 +181,8 @@ def test_a_diverged_run_is_named_and_costs_the_others_nothing(tmp_path: Path, va
     assert "a metric is not finite: ERM3" in html_report(runs, tables)
 
 
-def test_a_run_of_which_any_metric_is_not_finite_is_left_out(tmp_path: Path) -> None:
-    """Weights that are not finite predict one class, of which the accuracy is a number like any other."""
+def test_a_run_with_any_metric_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    """Weights that are not finite predict a single class, and that accuracy is finite."""
     write(tmp_path / "good", 0.7, seed=1)
     write(tmp_path / "bad", 0.8, seed=2, metrics={**BASE["metrics"], "loss": math.nan})
     runs = read_runs(tmp_path)
@@ -191,27 +190,15 @@ def test_a_run_of_which_any_metric_is_not_finite_is_left_out(tmp_path: Path) -> 
     assert runs.problems() == ["1 run left out, a metric is not finite: bad"]
 
 
-def test_what_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
-    write(tmp_path / "a", 0.8, config={"precision": "fp32"})
-    write(tmp_path / "b", 0.7, config={"precision": "bf16"})
-    good, bad = read_runs(tmp_path).finished
-    bad = dataclasses.replace(bad, metrics={**bad.metrics, bad.primary: math.nan})
-    for runs in ([bad, good], [good, bad]):
-        (cell,) = by_cell(runs).values()
-        assert cell == [good]
-
-
 @pytest.mark.parametrize(("higher", "best"), [(True, "b"), (False, "a")])
-def test_the_best_settings_are_those_of_the_smallest_metric_where_less_is_better(
-    tmp_path: Path, higher: bool, best: str
-) -> None:
+def test_the_best_settings_have_the_smallest_metric_if_less_is_better(tmp_path: Path, higher: bool, best: str) -> None:
     for name, value, precision in (("a", 0.2, "fp32"), ("b", 0.4, "bf16")):
         write(tmp_path / name, value, config={"precision": precision}, higher_is_better=higher)
     (cell,) = by_cell(read_runs(tmp_path).finished).values()
     assert [run.run_id for run in cell] == [best]
 
 
-def test_repetitions_are_those_of_one_run_id_but_for_the_seed(tmp_path: Path) -> None:
+def test_repetitions_differ_only_in_the_seed(tmp_path: Path) -> None:
     for seed in range(1, 6):
         others = {"workers": 2, "capture": True, "on_out_of_memory": "split"} if seed > 3 else {}
         write(tmp_path / f"s{seed}", 0.8, seed=seed, config={"workers": 0, "capture": False, **others, "seed": seed})
@@ -225,8 +212,8 @@ def test_repetitions_are_those_of_one_run_id_but_for_the_seed(tmp_path: Path) ->
     assert {name: fields for name, fields in later.items() if fields} == _LATER
 
 
-def test_an_option_that_came_later_makes_no_other_settings(tmp_path: Path) -> None:
-    """Runs from before it was there, and those that wrote its first values down, are repetitions of each other."""
+def test_a_later_option_at_its_old_value_does_not_change_the_variant(tmp_path: Path) -> None:
+    """Runs without the option, and runs with one of its first values, are repetitions of each other."""
     for seed, option in enumerate([{}, {"factors": "exact"}, {"factors": "auto"}, {"factors": "bfloat16"}]):
         config = {"method": {"name": "PerInstanceSAM", "rho": 0.01, **option}}
         write(tmp_path / str(seed), 0.8, method="PerInstanceSAM", seed=seed, config=config)
@@ -249,7 +236,7 @@ def risk(folder: Path, value: float, **settings: object) -> None:
     (folder / "analysis/adversarial-risk.json").write_text(text)
 
 
-def test_among_as_many_risks_the_papers_radius_and_the_most_rows_count(tmp_path: Path) -> None:
+def test_ties_prefer_the_papers_radius_and_the_most_rows(tmp_path: Path) -> None:
     measured = ({"rho": 0.01}, {"rho": 0.05, "rows": 16}, {"rho": 0.05, "rows": 64}, {"rho": 0.01})
     for seed, settings in enumerate(measured):
         risk(write(tmp_path / f"s{seed}", 0.8, seed=seed), seed + 1.0, **settings)
@@ -260,14 +247,14 @@ def test_among_as_many_risks_the_papers_radius_and_the_most_rows_count(tmp_path:
     assert usual_risk(runs.finished, rho=0.05)["rows"] == 64
 
 
-def test_a_whole_split_stands_for_a_task_before_more_runs_on_a_sample() -> None:
+def test_a_whole_split_is_preferred_to_more_runs_on_a_sample() -> None:
     whole, sample = Evaluation("validation", "f1", rows=90), Evaluation("validation", "f1", sample=20, rows=20)
     part = Evaluation("train[90%:]", "f1", rows=200)
     assert usual([("own", sample)] * 3 + [("own", whole)] + [("own", part)] * 5) == {"own": whole}
     assert usual([("own", sample)] * 3 + [("own", part)] * 5) == {"own": sample}
 
 
-def test_risks_of_other_radii_are_not_averaged(tmp_path: Path) -> None:
+def test_risks_of_different_radii_are_not_averaged(tmp_path: Path) -> None:
     for seed, value, settings in (
         (1, 1.0, {}),
         (2, 9.0, {"rho": 0.5, "rows": 16}),
@@ -284,7 +271,7 @@ def test_risks_of_other_radii_are_not_averaged(tmp_path: Path) -> None:
     asked = TABLES["adversarial-risk"](runs, rho=0.5)
     assert row(asked, "SAM").cells["mrpc risk"].values == (9.0,)
     assert "Ours at rho = 0.5." in asked.notes
-    assert "1.100" in html_report(runs, [])  # the mean of the two alike
+    assert "1.100" in html_report(runs, [])  # the mean of the two with the same settings
     assert usual_risk(runs.finished) == {"rho": 0.05, "rows": 256, "steps": 1, "split": None}
     assert usual_risk(runs.finished, rho=0.5) == {"rho": 0.5, "rows": 16, "steps": 1, "split": None}
     (tmp_path / "s2/analysis/adversarial-risk.json").write_text('{"value": 9.0}')  # as older files have it
@@ -313,13 +300,13 @@ def test_broken_measurements_are_not_measured_and_are_reported(tmp_path: Path, t
     runs = read_runs(tmp_path)
     table = TABLES["adversarial-risk"](runs)
     assert row(table, "SAM").cells["mrpc risk"].values == ()
-    assert "adversarial-risk.json is cut short or altered, taken as not measured: one." in table.notes
+    assert "adversarial-risk.json is truncated or altered and counts as not measured: one." in table.notes
     page = html_report(runs, [table])
     for name in ("adversarial-risk", "landscape", "instance-weights"):
-        assert f"{name}.json is cut short or altered" in page
+        assert f"{name}.json is truncated or altered" in page
 
 
-def test_a_result_of_a_newer_version_is_neither_misread_nor_to_be_removed(tmp_path: Path) -> None:
+def test_a_result_of_a_newer_version_is_not_read(tmp_path: Path) -> None:
     assert _SCHEMA == SCHEMA
     write(tmp_path / "old", 0.8)
     newer = write(tmp_path / "new", 0.9, schema=SCHEMA + 1)
@@ -331,7 +318,7 @@ def test_a_result_of_a_newer_version_is_neither_misread_nor_to_be_removed(tmp_pa
     assert "remove" not in str(error.value)
 
 
-def test_what_is_not_in_points_is_compared_by_itself(tmp_path: Path) -> None:
+def test_errors_are_compared_separately_from_points(tmp_path: Path) -> None:
     for seed in range(5):
         for method, accuracy, error in (("ERM", 0.80, 2.5), ("SAM", 0.81, 2.4)):
             own = {"seed": seed, "method": method}
@@ -362,7 +349,7 @@ def test_what_is_not_in_points_is_compared_by_itself(tmp_path: Path) -> None:
     ],
     ids=lambda altered: str(altered)[:40],
 )
-def test_a_result_that_was_altered_is_unreadable_and_costs_the_others_nothing(tmp_path: Path, altered: Any) -> None:
+def test_an_altered_result_is_unreadable_and_left_out(tmp_path: Path, altered: Any) -> None:
     write(tmp_path / "sound", 0.8)
     path = write(tmp_path / "altered", 0.9) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **altered} if altered else altered))
@@ -373,7 +360,7 @@ def test_a_result_that_was_altered_is_unreadable_and_costs_the_others_nothing(tm
 
 
 @pytest.mark.parametrize("altered", [{"metrics": [1]}, {"metrics": {"accuracy": 10**400}}, {"primary_value": 10**400}])
-def test_numbers_that_are_none_are_no_result(tmp_path: Path, altered: dict[str, Any]) -> None:
+def test_invalid_numbers_are_not_a_result(tmp_path: Path, altered: dict[str, Any]) -> None:
     path = write(tmp_path / "altered", 0.9) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **altered}))
     with pytest.raises(ConfigError, match=r"result.json: not a result of this version .*; remove it"):

@@ -13,7 +13,7 @@ from deltasam.lab.report import read_runs
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNT = 10_000
-# In a process of its own, so that its memory and time are its own.
+# In a separate process, to measure only its memory and time.
 MEASURE = """
 import resource, sys
 from deltasam.lab.cli import main

@@ -16,9 +16,7 @@ import pytest
 
 from deltasam.lab.report import TABLES, html_report, read_runs
 from deltasam.lab.report._figures import axes, draw_line, draw_map, look, svg
-from deltasam.lab.report._sections import SECTIONS, _results
-from deltasam.lab.report._sections._base import PageRuns, Section
-from deltasam.lab.report._sections._results import all_runs
+from deltasam.lab.report._sections import SECTIONS, PageRuns, Section, all_runs
 from helpers.hostile import HOSTILE, hostile_runs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -103,7 +101,7 @@ def test_hostile_strings_are_shown_as_text(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in text
 
 
-def test_names_with_dollars_are_no_formulas() -> None:
+def test_dollars_in_names_are_not_formulas() -> None:
     (ax,) = axes()
     ax.set_ylabel("$x^2$ & <b>")
     assert "$x^2$ &amp; &lt;b&gt;" in svg(ax.figure, "title")
@@ -132,7 +130,7 @@ def test_the_import_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
-def test_an_empty_page_says_so(tmp_path: Path) -> None:
+def test_a_page_without_runs_has_a_note(tmp_path: Path) -> None:
     assert "no finished run" in html_report(read_runs(tmp_path), [])
 
 
@@ -152,7 +150,7 @@ def test_odd_numbers_in_a_log_do_not_break_the_figures(tmp_path: Path, value: fl
 @pytest.mark.parametrize(
     "line", ['{"step": 1, "loss": null}', '{"step": 1, "loss": "0.5"}', '{"loss": 0.5}', '{"step": "x"}']
 )
-def test_entries_of_a_log_that_make_no_sense_are_left_out(tmp_path: Path, line: str) -> None:
+def test_invalid_entries_of_a_log_are_left_out(tmp_path: Path, line: str) -> None:
     before = [run.log() for run in read_runs(GOLDEN / "runs/summarization").finished]
     shutil.copytree(GOLDEN / "runs/summarization", tmp_path, dirs_exist_ok=True)
     for log in tmp_path.rglob("metrics.jsonl"):
@@ -175,7 +173,7 @@ def with_landscape(tmp_path: Path, losses: list[float], plane: dict[str, Any]) -
     return measured(tmp_path, "landscape", {"lines": lines, "planes": {"a plane": plane}})
 
 
-def test_losses_that_are_not_finite_are_left_out_of_the_landscape(tmp_path: Path) -> None:
+def test_the_landscape_omits_losses_that_are_not_finite(tmp_path: Path) -> None:
     plane = {"x": [0.0, 1.0], "y": [0.0, 1.0]}
     partly = {**plane, "loss": [[0.1, math.nan], [0.2, 0.3]]}
     found = section("landscape", with_landscape(tmp_path / "some", [0.5, math.inf, math.nan, 0.7], partly))
@@ -199,13 +197,13 @@ def test_losses_that_are_not_finite_are_left_out_of_the_landscape(tmp_path: Path
     ],
     ids=["empty", "transposed", "nan on the axis"],
 )
-def test_a_plane_whose_shape_does_not_match_its_axes_is_altered(tmp_path: Path, plane: dict[str, Any]) -> None:
+def test_a_plane_whose_shape_does_not_match_its_axes_is_not_measured(tmp_path: Path, plane: dict[str, Any]) -> None:
     folder = with_landscape(tmp_path, [0.5, 0.7], plane)
     assert section("landscape", folder) is None
-    assert any("landscape.json is cut short or altered" in line for line in section("summary", folder).lines)
+    assert any("landscape.json is truncated or altered" in line for line in section("summary", folder).lines)
 
 
-def test_a_line_has_a_band_only_where_the_runs_differ() -> None:
+def test_a_line_has_a_band_only_if_the_runs_differ() -> None:
     one, other = axes(2)
     draw_line(one, "SAM", [1, 2], [0.1, 0.9], ([0.1, 0.9], [0.1, 0.9]))
     draw_line(other, "SAM", [1, 2], [0.1, 0.9], ([0.0, 0.9], [0.2, 0.9]))
@@ -227,7 +225,7 @@ def test_a_map_has_its_first_row_at_the_bottom_and_its_lowest_loss_darkest() -> 
     assert mesh.get_array().filled(-1).ravel().tolist() == [1, 2, 3, -1]
     colors = mesh.to_rgba(mesh.get_array()).reshape(4, 4)
     assert list(colors[:3, :3].sum(axis=1)) == sorted(colors[:3, :3].sum(axis=1))
-    assert colors[:, 3].tolist() == [1, 1, 1, 0]  # what is not finite is transparent
+    assert colors[:, 3].tolist() == [1, 1, 1, 0]  # losses that are not finite are transparent
 
 
 def test_weights_are_drawn_and_examples_listed(tmp_path: Path) -> None:
@@ -242,9 +240,9 @@ def test_weights_are_drawn_and_examples_listed(tmp_path: Path) -> None:
     assert found.frame[["g", "rank"]].values.tolist() == [["2", 1], ["0.125", 3]]
 
 
-def test_rows_that_are_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = PageRuns(read_runs(GOLDEN / "runs"))
     assert all_runs(runs).note == ""
-    monkeypatch.setattr(_results, "_MOST_ROWS", len(runs.runs.finished) - 3)
+    monkeypatch.setattr("deltasam.lab.report._sections._MOST_ROWS", len(runs.runs.finished) - 3)
     assert "and 3 more;" in all_runs(runs).note
     assert len(all_runs(runs).frame) == len(runs.runs.finished) - 3

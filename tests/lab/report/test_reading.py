@@ -1,4 +1,4 @@
-"""What is read of a run folder, field by field, and which runs stand for a method."""
+"""Reading run folders, field by field, and choosing the runs of a method."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from deltasam.lab.report import TABLES, Run, Runs, by_cell, read_runs, run_folders
 from deltasam.lab.report._evaluation import Evaluation
-from deltasam.lab.report._sections._base import PageRuns
-from deltasam.lab.report._sections._results import results
+from deltasam.lab.report._sections import PageRuns, results
 from deltasam.lab.report._select import select
 from deltasam.lab.report._statistics import _resampled_means
 
@@ -33,7 +32,7 @@ def read(folder: Path, *results: dict[str, Any]) -> list[Run]:
     return read_runs(folder).finished
 
 
-def test_every_field_has_its_own_number(tmp_path: Path) -> None:
+def test_every_field_is_read(tmp_path: Path) -> None:
     base = result("mrpc*-DeltaSAM-*")
     method = {**base["config"]["method"], "rho": 0.3, "signed": True}
     numbers = {"forward_passes": 40, "backward_passes": 20, "steps": 10, "train_seconds": 0.5, "peak_memory_bytes": 7}
@@ -42,15 +41,15 @@ def test_every_field_has_its_own_number(tmp_path: Path) -> None:
     assert (one.forwards, one.backwards, one.steps, one.train_seconds, one.memory) == (40, 20, 10, 0.5, 7)
     assert (one.model, one.best) == ("models/own", 0.9)
     assert dict(one.settings)["rho"] == 0.3
-    assert "signed" not in dict(one.settings)  # no number
+    assert "signed" not in dict(one.settings)  # not a number
 
 
-def test_the_primary_metric_may_stand_alone(tmp_path: Path) -> None:
+def test_the_primary_metric_may_be_missing_from_the_metrics(tmp_path: Path) -> None:
     (one,) = read(tmp_path, {**result("mrpc*-SAM-*"), "metrics": {"loss": 0.5}, "primary_value": 0.75})
     assert one.metrics == {"loss": 0.5, one.primary: 0.75}
 
 
-def test_what_mirror_was_trained_on_is_no_other_evaluation(tmp_path: Path) -> None:
+def test_the_training_data_of_mirror_does_not_change_its_evaluation(tmp_path: Path) -> None:
     base = result("mirror*")
     config = base["config"]
     other = {**base, "config": {**config, "task": {**config["task"], "dataset": "other_sentences"}}}
@@ -84,7 +83,7 @@ def test_the_runs_of_a_cell_are_in_the_order_of_their_seeds(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_part_of_a_split_is_not_shown_even_where_there_is_nothing_else(tmp_path: Path, strict: bool) -> None:
+def test_a_part_of_a_split_is_never_shown(tmp_path: Path, strict: bool) -> None:
     base = result("mrpc*-SAM-*")
     task = {**base["config"]["task"], "name": "own", "eval_split": "train[90%:]"}
     runs = read(tmp_path, {**base, "task": "own", "config": {**base["config"], "task": task}})
@@ -118,18 +117,18 @@ def test_the_time_of_an_update_is_a_multiple_of_erms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("higher", "best"), [(True, "SAM"), (False, "ERM")])
-def test_the_best_has_the_least_where_less_is_better(tmp_path: Path, higher: bool, best: str) -> None:
+def test_the_star_marks_the_smallest_mean_if_less_is_better(tmp_path: Path, higher: bool, best: str) -> None:
     base = {**result("mrpc*-SAM-*"), "higher_is_better": higher}
     read(tmp_path, *({**base, "method": m, "metrics": {"accuracy": v}} for m, v in (("ERM", 0.5), ("SAM", 0.6))))
     assert [method for method, mean in column("mean", read_runs(tmp_path)).items() if "★" in mean] == [best]
 
 
-def test_a_number_of_rows_that_is_not_known_is_no_other_number() -> None:
+def test_an_unknown_number_of_rows_is_not_a_difference() -> None:
     known, unknown = Evaluation("validation", "accuracy", rows=408), Evaluation("validation", "accuracy")
     assert known.difference(unknown) == unknown.difference(known) == ""
 
 
-def test_up_to_six_values_every_resample_is_taken() -> None:
+def test_up_to_six_values_all_resamples_are_enumerated() -> None:
     means = _resampled_means(np.arange(6.0))
     assert len(means) == 6**6
     assert np.mean(means) == pytest.approx(2.5)

@@ -69,7 +69,7 @@ def test_a_single_run_and_equal_runs_have_a_point_as_interval() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])
-def test_what_has_no_mean_is_refused(values: list[float]) -> None:
+def test_values_without_a_finite_mean_raise(values: list[float]) -> None:
     with pytest.raises(ValueError, match="values="):
         summarize(values)
 
@@ -126,7 +126,7 @@ def test_permuting_the_seeds_changes_nothing(given_pairs: list[tuple[float, floa
     assert paired_test(*zip(*given_pairs, strict=True)) == paired_test(*zip(*shuffled, strict=True))
 
 
-def test_unpaired_results_are_refused_by_name() -> None:
+def test_unpaired_results_raise() -> None:
     with pytest.raises(ValueError, match="'mrpc' has 2 and 1 results"):
         pooled_test({"mrpc": ([1.0, 2.0], [1.0])})
     with pytest.raises(ValueError, match="no pair"):
@@ -138,13 +138,13 @@ def test_wins_and_ties() -> None:
     assert str(count_wins(first, second)) == "1 of 3 (1 tie)"
 
 
-def test_signs_that_are_drawn_never_give_a_p_of_zero() -> None:
+def test_drawn_signs_never_give_a_p_of_zero() -> None:
     found = paired_test([1.0] * 44, [0.0] * 44)
     assert not found.exact
     assert found.p == found.smallest_p == 1 / 100_001
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_result_that_is_not_finite_is_not_tested(bad: float) -> None:
+def test_a_result_that_is_not_finite_raises(bad: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         paired_test([1.0, bad, 2.0], [0.5, 0.5, 0.5])

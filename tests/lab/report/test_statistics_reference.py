@@ -42,7 +42,7 @@ def exact_p(differences: list[int]) -> Fraction:
 
 @given(st.lists(st.tuples(right, right), min_size=1, max_size=40), st.sampled_from([1.0, 100 / 277, 0.01]))
 @settings(max_examples=30, deadline=None)
-def test_the_permutation_test_is_exact_with_all_its_ties(pairs: list[tuple[int, int]], unit: float) -> None:
+def test_the_permutation_test_is_exact_with_ties(pairs: list[tuple[int, int]], unit: float) -> None:
     found = paired_test([a * unit for a, _ in pairs], [b * unit for _, b in pairs])
     assert found.exact
     assert found.p == pytest.approx(float(exact_p([a - b for a, b in pairs])), rel=1e-12, abs=0)
@@ -60,7 +60,7 @@ def test_tasks_with_unequal_numbers_of_seeds_weigh_the_same(tasks: list[list[tup
 
 
 @pytest.mark.parametrize(("first", "second", "p"), [([1.0], [0.0], 1.0), ([1.0, 2.0], [0.0, 0.0], 0.5)])
-def test_one_and_two_seeds_prove_nothing(first: list[float], second: list[float], p: float) -> None:
+def test_one_and_two_seeds_are_never_significant(first: list[float], second: list[float], p: float) -> None:
     found = paired_test(first, second)
     assert (found.p, found.smallest_p) == (p, p)
     assert paired_test(first, first).p == 1.0
@@ -103,7 +103,7 @@ def test_holm_equals_the_closed_test_of_bonferroni(ps: list[float]) -> None:
 
 
 @pytest.mark.parametrize("ps", [[0.1, float("nan")], [1.5], [-0.1]])
-def test_what_is_no_p_is_refused(ps: list[float]) -> None:
+def test_holm_raises_outside_0_to_1(ps: list[float]) -> None:
     with pytest.raises(ValueError, match=r"must be between 0 and 1"):
         holm(ps)
     assert holm([]) == []
@@ -111,7 +111,7 @@ def test_what_is_no_p_is_refused(ps: list[float]) -> None:
 
 @given(st.lists(st.tuples(right, right), min_size=2, max_size=10), st.sampled_from([100 / 277, 100 / 408, 0.01]))
 @settings(max_examples=100, deadline=None)
-def test_means_that_are_equal_are_a_tie_however_they_round(pairs: list[tuple[int, int]], unit: float) -> None:
+def test_equal_means_are_a_tie_despite_rounding(pairs: list[tuple[int, int]], unit: float) -> None:
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
     assume(any(first))  # relative to a mean of 0 no rounding is small
     second[-1] += sum(first) - sum(second)  # as many right answers over all seeds
@@ -124,7 +124,7 @@ def test_a_difference_of_one_answer_is_a_win() -> None:
     assert count_wins({"a": 1e-12}, {"a": 0.0}).wins == 1
 
 
-def test_only_seeds_that_both_have_are_compared() -> None:
+def test_only_common_seeds_are_compared() -> None:
     scores = {
         ("bert", "ERM"): {"mrpc": {1: 80.0, 2: 81.0, 3: 82.0}, "rte": {1: 60.0}},
         ("bert", "SAM"): {"mrpc": {2: 82.0, 3: 84.0, 4: 99.0}, "rte": {2: 61.0}, "cola": {1: 20.0}},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -24,7 +26,6 @@ from deltasam.lab.report import (
     by_cell,
     compare,
     count_wins,
-    from_csv,
     paper,
     read_runs,
     table_notes,
@@ -55,12 +56,12 @@ def test_golden(name: str, ending: str, runs) -> None:
 
 
 def _to_ten_places(text: str) -> str:
-    """The order in which a machine adds numbers up shows in the last of their digits."""
+    """The order of summation, and with it the last digits, differs between machines."""
     return re.sub(r"-?\d+\.\d{6,}", lambda number: f"{float(number[0]):.10f}", text)
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_without_the_paper_only_what_was_run_is_left(name: str, runs) -> None:
+def test_without_the_paper_only_methods_with_runs_are_shown(name: str, runs) -> None:
     table = TABLES[name](runs)
     ran = {row.label for row in table.rows if any(cell.values for cell in row.cells.values())}
     shown = list(table.lines(paper=False))
@@ -88,22 +89,22 @@ def test_a_cell_is_the_mean_of_its_results(runs) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_csv_round_trips(name: str, runs) -> None:
+def test_csv_has_every_cell_with_all_digits(name: str, runs) -> None:
     table = TABLES[name](runs)
-    lines = from_csv(to_csv(table))
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
     assert len(lines) == len(table.rows) * len(table.columns)
     for line in lines:
         (row,) = [row for row in table.rows if (row.group, row.method) == (line["group"], line["method"])]
-        cell = row.cells.get(line["column"], Cell())
-        assert line["values"] == cell.values
-        assert line["paper"] == cell.paper
+        cell = row.cells[line["column"]]
+        assert tuple(map(float, line["values"].split())) == cell.values
+        assert line["paper"] == ("" if cell.paper is None else str(cell.paper))
         if cell.values:
-            assert line["mean"] == cell.summary.mean
-            assert line["ours"] == cell.ours(line["aggregate"])
+            assert float(line["mean"]) == cell.summary.mean
+            assert float(line["ours"]) == cell.ours(line["aggregate"])
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_aggregates_are_named_and_missing_cells_say_so(name: str, runs) -> None:
+def test_aggregates_are_named_and_missing_cells_marked(name: str, runs) -> None:
     for aggregate in ("mean", "median", "max"):
         text = to_markdown(TABLES[name](runs, aggregate=aggregate))
         assert aggregate in text.splitlines()[0]
@@ -139,7 +140,7 @@ def test_hostile_names_do_not_break_markdown(runs) -> None:
     assert "\\<b\\>" in line
 
 
-def test_the_papers_counts_come_out_of_the_papers_figures() -> None:
+def test_the_papers_figures_give_its_counts() -> None:
     """27 of 30 setups better than SAM: GLUE, and STS with random noise."""
 
     def setups(method: str, noisy: str) -> dict[tuple[str, str], float]:
@@ -151,7 +152,7 @@ def test_the_papers_counts_come_out_of_the_papers_figures() -> None:
     assert str(count_wins(ours, theirs)) == "27 of 30"
 
 
-def test_the_papers_averages_come_out_of_its_columns() -> None:
+def test_the_papers_columns_give_its_averages() -> None:
     for source in (paper.GLUE, paper.STS):
         for model, methods in source.figures.items():
             for method, row in methods.items():
@@ -215,8 +216,8 @@ def test_command_writes_every_format(tmp_path: Path, runs) -> None:
     assert "no such folder" in missing.stderr
 
 
-def test_several_measures_of_one_run_are_one_pair() -> None:
-    # Three ROUGEs of two runs are no six observations: they rise and fall together.
+def test_several_metrics_of_one_run_are_one_pair() -> None:
+    # Three ROUGEs of two runs are not six observations: they rise and fall together.
     plain = {"rouge1": {1: 30.0, 2: 31.0}, "rouge2": {1: 11.0, 2: 12.0}, "rougeL": {1: 28.0, 2: 29.0}}
     scores = {
         ("m", "ERM"): plain,
@@ -232,7 +233,7 @@ def test_several_measures_of_one_run_are_one_pair() -> None:
 
 
 def test_runs_that_chose_the_settings_are_not_reported(tmp_path: Path) -> None:
-    # Tuned on a part of the training set: better there, and no figure of the development set.
+    # Tuned on a part of the training set: better there, but not evaluated on the development set.
     source = next(path for path in sorted((GOLDEN / "runs").rglob("result.json")) if "SAM" in path.parent.name)
     found = json.loads(source.read_text())
     for name, split, value in (("final", "validation", 0.5), ("tuning", "train[90%:]", 0.9)):
@@ -258,8 +259,8 @@ def test_other_weights_are_another_method(tmp_path: Path) -> None:
     }
 
 
-def test_other_numbers_of_seeds_are_written_into_the_cells() -> None:
-    """More of them as well as fewer, since the note below the table says how many the others have."""
+def test_unusual_numbers_of_seeds_are_in_the_cells() -> None:
+    """More seeds as well as fewer; the note below the table gives the number of the other cells."""
     columns = tuple(Column(key=key, header=key) for key in "abcd")
     cells = {key: Cell(tuple(range(1, n + 1))) for key, n in zip("abcd", (2, 2, 3, 1), strict=True)}
     source = paper.Source(table="Table 0", aggregate="mean", figures={})

@@ -64,14 +64,14 @@ class Landscape(OnRuns):
     def measured(self, folder: Path) -> dict[str, Any]:
         """Returns the slices of one run, from its folder if they are stored there with the same settings."""
         from deltasam.integrations.storage import explain_storage_errors, write_text
-        from deltasam.lab.report import LANDSCAPE, read_landscape
+        from deltasam.lab.report import LANDSCAPE, read_measurement
 
         settings = {
             "points": self.points, "reach": self.reach, "rho": self.rho, "plane": self.plane, "rows": self.rows,
             "seed": self.seed, "split": self.split,
         }  # fmt: skip
         path = folder / "analysis" / LANDSCAPE
-        known = read_landscape(path)
+        known = read_measurement(path)
         if known is not None and known.get("settings") == settings:
             return known
         if known is None and path.is_file():

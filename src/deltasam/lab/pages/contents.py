@@ -11,7 +11,7 @@ import numpy as np
 
 from deltasam.lab.pages import figures, measurements, plan, runs, speed
 from deltasam.lab.pages.measurements import COSINE_PAIRS, named, weight_lines
-from deltasam.lab.pages.runs import ROUGES, SETS, Selection, by_metric, finals, grid, row_name, scores, trained
+from deltasam.lab.pages.runs import SETS, Selection, by_metric, finals, row_name, scores, trained
 from deltasam.lab.pages.statistics import (
     Pairs,
     batch_mean,
@@ -31,6 +31,10 @@ LARGER_TUNED = Selection(("glue-larger",), tuned_only=True)
 SECOND = Selection(("minilm",), fixed=True)
 SECOND_TUNED = Selection(("minilm",), tuned_only=True)
 SECOND_LARGER = Selection(("minilm-larger",), fixed=True)
+GLUE = {
+    "glue": SMALL, "larger": LARGER, "larger-tuned": LARGER_TUNED,
+    "second": SECOND, "second-tuned": SECOND_TUNED, "second-larger": SECOND_LARGER,
+}  # fmt: skip
 FIRST_ALL = (SMALL, LARGER)
 SECOND_ALL = tuple(dataclasses.replace(each, task_suffix=", second encoder") for each in (SECOND, SECOND_LARGER))
 
@@ -77,19 +81,15 @@ ETA_PAIRS = [(f"DeltaSAM{ETA.method_suffix}", second) for second in ("DeltaSAM",
 
 STS_PAPER = {method: f"{row['avg']:.2f}" for method, row in paper.STS.figures["Mirror-BERT-base"].items()}
 ROUGE_PAPER = {
-    method: " / ".join(f"{row[metric]:.2f}" for metric in ROUGES)
+    method: " / ".join(f"{row[metric]:.2f}" for metric in paper.ROUGE)
     for method, row in paper.SUMMARIZATION.figures["BART-large"].items()
 }
 
 
-def weights(folders: dict[str, str], field: str, cell: Callable[[list[float]], str] = batch_mean) -> partial[str]:
+def weights(results: Path, folders: dict[str, str], field: str, cell: Callable[..., str] = batch_mean) -> str:
     """A table of one quantity of delta-SAM's weights."""
     head = {"spearman": "estimator | changed", "snr": "estimator | changed", "median": "estimator | computed in",
             "ideal": "estimator | computed in"}.get(field, "method")  # fmt: skip
-    return partial(_weights, folders=folders, field=field, cell=cell, head=head)
-
-
-def _weights(results: Path, folders: dict[str, str], field: str, cell: Callable[..., str], head: str) -> str:
     return cell_table(weight_lines(results, folders, field), cell, head, named)
 
 
@@ -117,6 +117,11 @@ def tuned_pairs(results: Path) -> Pairs:
     return [pair for pair in POOLED_PAIRS if known.issuperset(pair)]
 
 
+def of_each(what: str, make: Callable[..., str], *names: str) -> dict[str, Callable[[Path], str]]:
+    """One kind of table for several selections."""
+    return {f"{name}-{what}.md": partial(make, selection=GLUE[name]) for name in names}
+
+
 CONTENTS: dict[str, Callable[[Path], str]] = {
     "risk-mrpc.md": lambda r: runs.risk_table(r, "mrpc"),
     "risk-mrpc-differences.md": lambda r: differences(runs.risk(r, "mrpc"), RISK_PAIRS, label=row_name),
@@ -124,50 +129,36 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "risk-rte-differences.md": lambda r: differences(runs.risk(r, "rte"), RISK_PAIRS, label=row_name),
     # delta-SAM's weights
     "weights.svg": lambda r: figures.weights(weight_lines(r, MRPC, "spearman"), named),
-    "weights-repeat.md": weights(MRPC_MORE, "spearman"),
-    "weights-snr.md": weights(MRPC, "snr", geometric_mean),
-    "weights-median.md": weights(MRPC, "median", lambda values: f"{np.mean(values):.1e}"),
-    "weights-ideal.md": weights(MRPC_MORE, "ideal"),
-    "weights-cosines.md": weights(MRPC, "regulariser"),
-    "weights-cosines-whole.md": weights(MRPC, "update"),
+    "weights-repeat.md": lambda r: weights(r, MRPC_MORE, "spearman"),
+    "weights-snr.md": lambda r: weights(r, MRPC, "snr", geometric_mean),
+    "weights-median.md": lambda r: weights(r, MRPC, "median", lambda v: f"{np.mean(v):.1e}"),
+    "weights-ideal.md": lambda r: weights(r, MRPC_MORE, "ideal"),
+    "weights-cosines.md": lambda r: weights(r, MRPC, "regulariser"),
+    "weights-cosines-whole.md": lambda r: weights(r, MRPC, "update"),
     "weights-cosine-differences.md": lambda r: cosine_differences(r, MRPC),
-    "weights-cola-repeat.md": weights(COLA, "spearman"),
-    "weights-cola-ideal.md": weights(COLA, "ideal"),
-    "weights-cola-cosines.md": weights(COLA, "regulariser"),
-    "weights-cola-cosines-whole.md": weights(COLA, "update"),
+    "weights-cola-repeat.md": lambda r: weights(r, COLA, "spearman"),
+    "weights-cola-ideal.md": lambda r: weights(r, COLA, "ideal"),
+    "weights-cola-cosines.md": lambda r: weights(r, COLA, "regulariser"),
+    "weights-cola-cosines-whole.md": lambda r: weights(r, COLA, "update"),
     "weights-cola-cosine-differences.md": lambda r: cosine_differences(r, COLA),
     "weights-by-label.md": measurements.by_label,
     "weights-eta.md": measurements.eta_floor,
     # GLUE
-    "glue-grid.md": lambda r: grid(r, *SMALL.folders),
-    "glue-scores.md": lambda r: means(scores(r, SMALL)),
+    **of_each("scores", lambda r, selection: means(scores(r, selection)), *GLUE),
+    **of_each("differences", lambda r, selection: differences(scores(r, selection), PAIRS), *GLUE),
+    **of_each("medians", lambda r, selection: cell_table(scores(r, selection), median_and_best), "glue", "larger"),
+    **of_each("paper-protocol", runs.paper_protocol, "glue", "larger"),
+    **of_each("grid", runs.grid, "glue", "larger", "second"),
+    "eta-grid.md": lambda r: runs.grid(r, ETA),
     "glue.svg": lambda r: figures.above_plain(scores(r, SMALL)),
-    "glue-differences.md": lambda r: differences(scores(r, SMALL), PAIRS),
-    "glue-medians.md": lambda r: cell_table(scores(r, SMALL), median_and_best),
-    "glue-paper-protocol.md": lambda r: runs.paper_protocol(r, SMALL),
-    "eta-grid.md": lambda r: grid(r, *ETA.folders),
     "eta-moves.md": lambda r: means(runs.eta_moves(r), 2, "eta", str),
     "eta-differences.md": lambda r: differences(scores(r, SMALL, ETA), ETA_PAIRS, label=row_name),
     "radius-scores.md": lambda r: means(runs.radii(r)),
     "radius.svg": lambda r: figures.radii(runs.radii(r)),
     "radius-differences.md": lambda r: differences(runs.radii(r), RADIUS_PAIRS),
-    "larger-scores.md": lambda r: means(scores(r, LARGER)),
     "larger.svg": lambda r: figures.above_plain(scores(r, LARGER)),
-    "larger-differences.md": lambda r: differences(scores(r, LARGER), PAIRS),
-    "larger-medians.md": lambda r: cell_table(scores(r, LARGER), median_and_best),
-    "larger-paper-protocol.md": lambda r: runs.paper_protocol(r, LARGER),
-    "larger-grid.md": lambda r: grid(r, *LARGER.folders),
-    "larger-tuned-scores.md": lambda r: means(scores(r, LARGER_TUNED)),
-    "larger-tuned-differences.md": lambda r: differences(scores(r, LARGER_TUNED), PAIRS),
     "larger-gain.md": lambda r: gain(r, LARGER, LARGER_TUNED),
-    "second-scores.md": lambda r: means(scores(r, SECOND)),
-    "second-differences.md": lambda r: differences(scores(r, SECOND), PAIRS),
-    "second-grid.md": lambda r: grid(r, *SECOND.folders),
-    "second-tuned-scores.md": lambda r: means(scores(r, SECOND_TUNED)),
-    "second-tuned-differences.md": lambda r: differences(scores(r, SECOND_TUNED), PAIRS),
     "second-gain.md": lambda r: gain(r, SECOND, SECOND_TUNED),
-    "second-larger-scores.md": lambda r: means(scores(r, SECOND_LARGER)),
-    "second-larger-differences.md": lambda r: differences(scores(r, SECOND_LARGER), PAIRS),
     "pooled.svg": lambda r: figures.pooled(scores(r, *FIRST_ALL), POOLED_PAIRS),
     "pooled.md": lambda r: pooled(scores(r, *FIRST_ALL), POOLED_PAIRS),
     "pooled-tuned.md": lambda r: pooled(scores(r, SMALL, LARGER_TUNED), tuned_pairs(r)),
@@ -178,9 +169,9 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "sts-differences.md": lambda r: differences(
         by_metric(trained(r, "sts")[0], {"score": "average", "stsb": "STS-B"}), STS_PAIRS, label=mirror_name
     ),
-    "summarization.md": lambda r: runs.trained_table(r, "summarization", ROUGES, ROUGE_PAPER, spread=3),
+    "summarization.md": lambda r: runs.trained_table(r, "summarization", paper.ROUGE, ROUGE_PAPER, spread=3),
     "summarization-differences.md": lambda r: differences(
-        by_metric(trained(r, "summarization")[0], ROUGES), ROUGE_PAIRS
+        by_metric(trained(r, "summarization")[0], paper.ROUGE), ROUGE_PAIRS
     ),
     "times.md": measurements.training_times,
     "learning-rates.md": runs.learning_rates,

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,105 +39,90 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def draw(panels: int, size: tuple[float, float], fill: Callable[[Sequence[Any]], Any], across: int = 2) -> str:
-    """An SVG with so many panels.
+def panels(count: int, size: tuple[float, float]) -> Sequence[Any]:
+    """Empty axes, two in a row, of a figure of this size in inches."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(-(-count // 2), 2, squeeze=False).flatten()
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+    return list(axes)
 
-    Args:
-        panels: How many.
-        size: Of the whole figure, in inches.
-        fill: Draws into the axes, and returns what it drew. A digest of that is stored in the file, so that two files
-            of different versions of matplotlib can be compared.
-        across: Panels in a row.
 
-    Returns:
-        The text of the file.
-    """
-    with rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(-(-panels // across), across, squeeze=False).flatten()
-        drawn = fill(axes)
-        for each in axes:
-            each.spines[["top", "right"]].set_visible(False)
-        text = re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", json.dumps(drawn))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Description": f"data {digest}"})
+def svg(figure: Figure, drawn: Any) -> str:
+    """The text of the file. It contains a digest of the data, to compare figures of different platforms."""
+    # Rounded: the last digits differ between platforms, and 0 on one may be 1e-16 on another.
+    rounded = json.loads(json.dumps(drawn), parse_float=lambda text: f"{round(float(text), 9) + 0.0:.6g}")
+    digest = hashlib.sha256(json.dumps(rounded).encode()).hexdigest()
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Description": f"data {digest}"})
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def forest(panels: Mapping[str, Mapping[str, Ends]], xlabel: str) -> str:
+@rc_context(STYLE)
+def forest(parts: Mapping[str, Mapping[str, Ends]], xlabel: str) -> str:
     """Differences with their intervals: a panel for each title, a line for each name."""
-    names = list(dict.fromkeys(name for values in panels.values() for name in values))
-
-    def fill(axes: Sequence[Any]) -> Any:
-        for number, (each, (title, values)) in enumerate(zip(axes, panels.items(), strict=True)):
-            for name, (mean, low, high) in values.items():
-                colour, place = GREEN if low > 0 else ORANGE if high < 0 else GREY, -names.index(name)
-                each.plot([low, high], [place, place], color=colour, linewidth=1.5)
-                each.plot(mean, place, "o", color=colour, markersize=4)
-            each.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-            each.set_yticks([-place for place in range(len(names))], names if number % 2 == 0 else [""] * len(names))
-            each.set(title=title, xlabel=xlabel)
-        return panels
-
-    return draw(len(panels), (8.4, -(-len(panels) // 2) * (0.8 + 0.2 * len(names))), fill)
+    names = list(dict.fromkeys(name for values in parts.values() for name in values))
+    axes = panels(len(parts), (8.4, -(-len(parts) // 2) * (0.8 + 0.2 * len(names))))
+    for number, (each, (title, values)) in enumerate(zip(axes, parts.items(), strict=True)):
+        for name, (mean, low, high) in values.items():
+            colour, place = GREEN if low > 0 else ORANGE if high < 0 else GREY, -names.index(name)
+            each.plot([low, high], [place, place], color=colour, linewidth=1.5)
+            each.plot(mean, place, "o", color=colour, markersize=4)
+        each.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+        each.set_yticks([-place for place in range(len(names))], names if number % 2 == 0 else [""] * len(names))
+        each.set(title=title, xlabel=xlabel)
+    return svg(axes[0].figure, parts)
 
 
-def points(panels: Mapping[str, pd.DataFrame], xlabel: str, label: Label = method_name) -> str:
+@rc_context(STYLE)
+def points(parts: Mapping[str, pd.DataFrame], xlabel: str, label: Label = method_name) -> str:
     """Means with their intervals: a panel for each frame, a colour for each row, a group for each column."""
-    rows = list(dict.fromkeys(row for frame in panels.values() for row in frame["row"]))
-    places = list(dict.fromkeys(column for frame in panels.values() for column in frame["column"]))
+    rows = list(dict.fromkeys(row for frame in parts.values() for row in frame["row"]))
+    places = list(dict.fromkeys(column for frame in parts.values() for column in frame["column"]))
     colours = {row: GREY if row == "ERM" else CYCLE[n % len(CYCLE)] for n, row in enumerate(rows)}
-
-    def fill(axes: Sequence[Any]) -> Any:
-        drawn = []
-        for each, (title, frame) in zip(axes, panels.items(), strict=True):
-            for (row, column), values in series(frame).items():
-                mean, low, high = mean_and_ends(values)
-                at = places.index(column) + 0.14 * (rows.index(row) - (len(rows) - 1) / 2)
-                each.plot([at, at], [low, high], color=colours[row], linewidth=1.5)
-                each.plot(at, mean, "o", color=colours[row], markersize=4)
-                drawn.append((title, row, column, mean, low, high))
-            if each.get_ylim()[0] < 0:
-                each.axhline(0, color=GREY, linewidth=0.5, zorder=0)
-            each.set_xticks(range(len(places)), [re.sub("[^0-9.]", "", place) for place in places])
-            each.set(title=title, xlabel=xlabel)
-        handles = [Line2D([], [], marker="o", linestyle="", label=label(row), color=colours[row]) for row in rows]
-        axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-        return drawn
-
-    return draw(len(panels), (8.4, 3.8), fill)
+    axes, drawn = panels(len(parts), (8.4, 3.8)), []
+    for each, (title, frame) in zip(axes, parts.items(), strict=True):
+        for (row, column), values in series(frame).items():
+            mean, low, high = mean_and_ends(values)
+            at = places.index(column) + 0.14 * (rows.index(row) - (len(rows) - 1) / 2)
+            each.plot([at, at], [low, high], color=colours[row], linewidth=1.5)
+            each.plot(at, mean, "o", color=colours[row], markersize=4)
+            drawn.append((title, row, column, mean, low, high))
+        if each.get_ylim()[0] < 0:
+            each.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+        each.set_xticks(range(len(places)), [re.sub("[^0-9.]", "", place) for place in places])
+        each.set(title=title, xlabel=xlabel)
+    handles = [Line2D([], [], marker="o", linestyle="", label=label(row), color=colours[row]) for row in rows]
+    axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    return svg(axes[0].figure, drawn)
 
 
+@rc_context(STYLE)
 def growth(results: Path, axis: str) -> str:
     """Time of a captured step, and its ratio to SAM's, captured and eager, along an axis."""
     colours = {"ERM": GREY, "SAM": BLUE, "DeltaSAM-ambient": ORANGE, "PerInstanceSAM": GREEN}
     found, (xlabel, _, place) = speed.on_axis(results, axis), speed.AXES[axis]
     places = [place(record) for record in found]
-
-    def fill(axes: Sequence[Any]) -> Any:
-        drawn: dict[str, Any] = {}
-        for method, colour in colours.items():
-            rows = [speed.row_of(record, f"{method} captured") or {} for record in found]
-            drawn[method] = [row["seconds"]["median"] * 1e3 for row in rows]
-            axes[0].plot(places, drawn[method], marker="o", markersize=4, color=colour, label=method)
-            for way, line in ((" captured", "-"), ("", "--")) if method not in ("ERM", "SAM") else ():
-                key = f"{method}{way} / SAM{way}"
-                drawn[key] = [(speed.ratio(record, f"{method}{way}", f"SAM{way}") or (0,))[0] for record in found]
-                axes[1].plot(places, drawn[key], line, marker="o", markersize=4, color=colour)
-        axes[0].set(title="captured step, ms", yscale="log")
-        axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes[0].yaxis.set_major_formatter("{x:g}")
-        axes[0].yaxis.set_minor_locator(NullLocator())
-        axes[1].set(title="time / SAM's (dashed: eager)")
-        for each in axes:
-            each.set(xscale="log", xlabel=xlabel)
-            each.set_xticks(places, [f"{place:.0f}" for place in places])
-            each.xaxis.set_minor_locator(NullLocator())
-        axes[0].figure.legend(loc="outside lower center", ncols=4, frameon=False)
-        return drawn
-
-    return draw(2, (8.4, 3.4), fill)
+    (left, right), drawn = panels(2, (8.4, 3.4)), {"places": places}
+    for method, colour in colours.items():
+        rows = [speed.row_of(record, f"{method} captured") or {} for record in found]
+        drawn[method] = [row["seconds"]["median"] * 1e3 for row in rows]
+        left.plot(places, drawn[method], marker="o", markersize=4, color=colour, label=method)
+        for way, line in ((" captured", "-"), ("", "--")) if method not in ("ERM", "SAM") else ():
+            key = f"{method}{way} / SAM{way}"
+            drawn[key] = [(speed.ratio(record, f"{method}{way}", f"SAM{way}") or (0,))[0] for record in found]
+            right.plot(places, drawn[key], line, marker="o", markersize=4, color=colour)
+    left.set(title="captured step, ms", yscale="log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_locator(NullLocator())
+    right.set(title="time / SAM's (dashed: eager)")
+    for each in (left, right):
+        each.set(xscale="log", xlabel=xlabel)
+        each.set_xticks(places, [f"{place:.0f}" for place in places])
+        each.xaxis.set_minor_locator(NullLocator())
+    left.figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return svg(left.figure, drawn)
 
 
 def above(frame: pd.DataFrame, second: str) -> pd.DataFrame:
@@ -149,20 +134,18 @@ def above(frame: pd.DataFrame, second: str) -> pd.DataFrame:
 
 def above_plain(frame: pd.DataFrame) -> str:
     """The differences to plain training, a panel for each task."""
-    panels: dict[str, dict[str, Ends]] = {}
+    parts: dict[str, dict[str, Ends]] = {column: {} for column in frame["column"].unique()}
     for (row, column), values in series(above(frame, "ERM")).items():
-        panels.setdefault(column, {})[method_name(row)] = mean_and_ends(values)
-    return forest({column: panels[column] for column in frame["column"].unique()}, "points above plain training")
+        parts[column][method_name(row)] = mean_and_ends(values)
+    return forest(parts, "points above plain training")
 
 
 def pooled(frame: pd.DataFrame, pairs: Pairs) -> str:
     """The differences over all tasks, and over all tasks except CoLA."""
     found = {f"{method_name(a)} - {method_name(b)}": at for (a, b), at in pooled_differences(frame, pairs).items()}
-    panels = {
-        "all tasks": {name: stratified_interval(at) for name, at in found.items()},
-        "without CoLA": {name: stratified_interval(without_cola(at)) for name, at in found.items()},
-    }
-    return forest(panels, "points")
+    every = {name: stratified_interval(at) for name, at in found.items()}
+    others = {name: stratified_interval(without_cola(at)) for name, at in found.items()}
+    return forest({"all tasks": every, "without CoLA": others}, "points")
 
 
 def radii(frame: pd.DataFrame) -> str:
@@ -175,13 +158,14 @@ def weights(frame: pd.DataFrame, label: Label) -> str:
     """Rank correlation of the weights in float32 with float64, and of one direction with another, over training."""
     parts = frame["row"].str.split(" | ", regex=False, expand=True)
     frame = frame.assign(row=parts[0])
-    panels = {
+    shown = {
         "Rank correlation, float32 with float64": frame[parts[1] == "float32"],
         "Rank correlation, one direction with another": frame[parts[1] == "another direction"],
     }
-    return points(panels, "updates", label)
+    return points(shown, "updates", label)
 
 
+@rc_context(STYLE)
 def arrival(results: Path) -> str:
     """The rise of the loss under bfloat16 as a share of the rise in float32: along a training, and frozen weights."""
     read = {
@@ -190,45 +174,39 @@ def arrival(results: Path) -> str:
     }
     looks = {"rounded to nearest": (ORANGE, "o"), "rounded stochastically (deltasam)": (BLUE, "s")}
     sources = {"bf16": "bf16", "fp16": "fp16", "file": "4-bit", "off the grid": "off grid"}
-
-    def fill(axes: Sequence[Any]) -> Any:
-        left, right = axes
-        drawn: list[Any] = []
-        for name, (colour, marker) in zip(("arrives-before", "arrives-after"), looks.values(), strict=True):
-            for rho, line in ((0.003, "-"), (0.01, "--")):
-                found = [p for p in read[name] if p["precision"] == "bf16" and p["rho"] == rho]
-                updates, shares = [p["updates"] for p in found], [p["share"] for p in found]
-                left.plot(updates, shares, line, color=colour, marker=marker, markersize=4, linewidth=1.5)
-                drawn.append(shares)
-        left.set_xscale("symlog", linthresh=1, linscale=0.5)
-        left.set_xticks(updates, [str(update) for update in updates])
-        left.set_xticks([], minor=True)
-        left.set(xlabel="updates since the float16 checkpoint", ylabel="rise of the loss / rise in float32")
-        left.set(title="bert-small-wiki, all weights trained", ylim=(0, None))
-        styles = [
-            Line2D([], [], color=GREY, linestyle=line, label=f"ρ = {rho}")
-            for rho, line in ((0.003, "-"), (0.01, "--"))
-        ]
-        left.legend(handles=styles, frameon=False, loc="upper right")
-        share = {(p["weights"], p["way"]): p["share"] for p in read["smollm2"] if p["rho"] == 0.003}
-        for aside, way, (colour, marker) in zip((-0.12, 0.12), ("nearest", "deltasam"), looks.values(), strict=True):
-            for place, source in enumerate(sources):
-                value = share[source, way]
-                up = value > 1 and way == "nearest"
-                right.plot([place + aside] * 2, [1, value], color=colour, linewidth=1.5)
-                right.plot(place + aside, value, color=colour, marker=marker, markersize=6)
-                number = f"{value:.0f}" if value >= 10 else f"{value:.2f}"
-                right.annotate(number, (place + aside, value), (0, 6 if up else -6), textcoords="offset points",
-                               ha="center", va="bottom" if up else "top", color=colour, fontsize="small")  # fmt: skip
-                drawn.append(value)
-        right.set(yscale="log", ylim=(0.1, 3 * max(share.values())), xlim=(-0.5, len(sources) - 0.5))
-        right.yaxis.set_major_formatter("{x:g}")
-        right.set_xticks(range(len(sources)), list(sources.values()))
-        right.set(xlabel="origin of the weights", title="SmolLM2-135M, frozen weights, ρ = 0.003")
-        for each in axes:
-            each.axhline(1, color=GREY, linewidth=0.8, zorder=0)
-        handles = [Line2D([], [], color=colour, marker=m, label=name) for name, (colour, m) in looks.items()]
-        left.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        return drawn
-
-    return draw(2, (8.4, 3.5), fill)
+    (left, right), drawn = panels(2, (8.4, 3.5)), []
+    for name, (colour, marker) in zip(("arrives-before", "arrives-after"), looks.values(), strict=True):
+        for rho, line in ((0.003, "-"), (0.01, "--")):
+            found = [p for p in read[name] if p["precision"] == "bf16" and p["rho"] == rho]
+            updates, shares = [p["updates"] for p in found], [p["share"] for p in found]
+            left.plot(updates, shares, line, color=colour, marker=marker, markersize=4, linewidth=1.5)
+            drawn += [updates, shares]
+    left.set_xscale("symlog", linthresh=1, linscale=0.5)
+    left.set_xticks(updates, [str(update) for update in updates])
+    left.set_xticks([], minor=True)
+    left.set(xlabel="updates since the float16 checkpoint", ylabel="rise of the loss / rise in float32")
+    left.set(title="bert-small-wiki, all weights trained", ylim=(0, None))
+    styles = [
+        Line2D([], [], color=GREY, linestyle=line, label=f"ρ = {rho}") for rho, line in ((0.003, "-"), (0.01, "--"))
+    ]
+    left.legend(handles=styles, frameon=False, loc="upper right")
+    share = {(p["weights"], p["way"]): p["share"] for p in read["smollm2"] if p["rho"] == 0.003}
+    for aside, way, (colour, marker) in zip((-0.12, 0.12), ("nearest", "deltasam"), looks.values(), strict=True):
+        for place, source in enumerate(sources):
+            value = share[source, way]
+            up = value > 1 and way == "nearest"
+            right.plot([place + aside] * 2, [1, value], color=colour, linewidth=1.5)
+            right.plot(place + aside, value, color=colour, marker=marker, markersize=6)
+            number = f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+            right.annotate(number, (place + aside, value), (0, 6 if up else -6), textcoords="offset points",
+                           ha="center", va="bottom" if up else "top", color=colour, fontsize="small")  # fmt: skip
+            drawn.append(value)
+    right.set(yscale="log", ylim=(0.1, 3 * max(share.values())), xlim=(-0.5, len(sources) - 0.5))
+    right.yaxis.set_major_formatter("{x:g}")
+    right.set_xticks(range(len(sources)), list(sources.values()))
+    right.set(xlabel="origin of the weights", title="SmolLM2-135M, frozen weights, ρ = 0.003")
+    for each in (left, right):
+        each.axhline(1, color=GREY, linewidth=0.8, zorder=0)
+    handles = [Line2D([], [], color=colour, marker=m, label=name) for name, (colour, m) in looks.items()]
+    left.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    return svg(left.figure, drawn)

@@ -16,9 +16,7 @@ from deltasam.lab.report import method_name, method_order, paper, read_runs
 
 TASKS = {"mrpc": "MRPC", "rte": "RTE", "stsb": "STS-B", "cola": "CoLA", "qnli": "QNLI", "mnli": "MNLI", "qqp": "QQP",
          "sst2": "SST-2"}  # fmt: skip
-SETS = {"score": "average", "sts12": "STS12", "sts13": "STS13", "sts14": "STS14", "sts15": "STS15", "sts16": "STS16",
-        "stsb": "STS-B", "sickr": "SICK-R"}  # fmt: skip
-ROUGES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"}
+SETS = {"score": "average", **paper.STS_SETS}
 FIXED = {"SAM": ("rho", 0.01), "DeltaSAM": ("rho", 0.01), "PerInstanceSAM": ("rho", 0.005), "FreeLB": ("adv_lr", 0.01)}
 """The setting of a method on the larger tasks and the second encoder, if it was not chosen on the task."""
 
@@ -57,7 +55,7 @@ def read(results: Path, *folders: str) -> pd.DataFrame:
                 "variant": run.variant, "settings": run.settings, "steps": run.steps,
                 "score": 100 * run.metrics[run.primary], "best": 100 * run.best,
                 "risk": np.nan if risk is None else risk["value"],
-                "tuning": run.split.endswith("]") or (run.task == "mirror" and run.split == "validation"),
+                "tuning": run.evaluation.is_part or (run.task, run.evaluation.split) == ("mirror", "validation"),
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -124,14 +122,12 @@ def long(runs: pd.DataFrame, rows: Any, columns: Any, value: str = "score") -> p
     return pd.DataFrame({"row": rows, "column": columns, "unit": runs["seed"], "value": runs[value]})
 
 
-def scores(results: Path, *selections: Selection, value: str = "score") -> pd.DataFrame:
+def scores(results: Path, *selections: Selection) -> pd.DataFrame:
     """Methods by tasks."""
     parts = []
     for each in selections:
         runs = finals(results, each)
-        parts.append(
-            long(runs, runs["method"] + each.method_suffix, runs["task"].map(TASKS) + each.task_suffix, value)
-        )
+        parts.append(long(runs, runs["method"] + each.method_suffix, runs["task"].map(TASKS) + each.task_suffix))
     return pd.concat(parts)
 
 
@@ -141,14 +137,14 @@ def by_metric(runs: pd.DataFrame, columns: dict[str, str], rows: str = "method")
 
 
 def row_name(row: str) -> str:
-    """A method with what is special about its row after a comma."""
+    """A method, with the settings of its row after a comma."""
     method, comma, special = row.partition(", ")
     return method_name(method) + comma + special
 
 
-def grid(results: Path, *folders: str) -> str:
+def grid(results: Path, selection: Selection) -> str:
     """The tuning runs: a row for every setting that was tried, the mean over the seeds, the chosen one in bold."""
-    every = read(results, *folders)
+    every = read(results, *selection.folders)
     tuning = every[every["tuning"]]
     chosen, tasks, rows = choose(tuning), [task for task in TASKS if task in set(tuning["task"])], []
     for method in sorted(tuning["method"].unique(), key=order):
@@ -180,7 +176,7 @@ def paper_protocol(results: Path, selection: Selection) -> str:
 
 
 def risk(results: Path, task: str) -> pd.DataFrame:
-    """Adversarial risk and accuracy; a smaller radius and a longer training are rows of their own."""
+    """Adversarial risk and accuracy; runs with a smaller radius or a longer training have separate rows."""
     runs = read(results, "adversarial-risk")
     runs = runs[runs["task"] == task]
     longer = np.where(runs["steps"] > runs["steps"].min(), ", twice as long", "")

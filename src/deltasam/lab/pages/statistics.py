@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -26,12 +25,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def mean_and_ends(values: Iterable[float]) -> Ends:
     """The mean and its 95% bootstrap interval (BCa)."""
-    return _mean_and_ends(tuple(map(float, values)))
-
-
-@cache  # tables and figures share many cells
-def _mean_and_ends(values: tuple[float, ...]) -> Ends:
-    return (float(np.mean(values)), *bootstrap_interval(values))
+    found = np.asarray(list(values), dtype=np.float64)
+    return (float(found.mean()), *bootstrap_interval(found))
 
 
 def interval(values: Iterable[float], digits: int = 2) -> str:

@@ -1,8 +1,8 @@
 """Reads a folder of runs and makes statistics, the paper's tables and one page of HTML. Does not import torch."""
 
 from deltasam.lab.report._compare import compare, comparison_notes
-from deltasam.lab.report._formats import from_csv, terminal_parts, to_csv, to_frame, to_latex, to_markdown, to_terminal
-from deltasam.lab.report._measured import LANDSCAPE, read_landscape
+from deltasam.lab.report._formats import terminal_parts, to_csv, to_latex, to_markdown
+from deltasam.lab.report._measured import LANDSCAPE, read_measurement
 from deltasam.lab.report._names import method_name, method_order, paper_model, short_models
 from deltasam.lab.report._page import html_report
 from deltasam.lab.report._risks import usual_risk
@@ -34,8 +34,8 @@ from deltasam.lab.report._tables import (
 __all__ = [
     "AGGREGATES", "LANDSCAPE", "TABLES", "TABLE_TASKS", "Cell", "Column", "Comparison", "Row", "Run", "Runs",
     "Summary", "Table", "Wins", "bootstrap_interval", "by_cell", "compare", "comparison_notes", "count_wins",
-    "from_csv", "glue_table", "holm", "html_report", "hyperparameter_table", "method_name", "method_order",
-    "paired_test", "paper_model", "pooled_test", "read_landscape", "read_runs", "risk_table", "run_folders",
+    "glue_table", "holm", "html_report", "hyperparameter_table", "method_name", "method_order",
+    "paired_test", "paper_model", "pooled_test", "read_measurement", "read_runs", "risk_table", "run_folders",
     "short_models", "sts_table", "summarization_table", "summarize", "table_notes", "terminal_parts", "time_table",
-    "to_csv", "to_frame", "to_latex", "to_markdown", "to_terminal", "usual_risk",
+    "to_csv", "to_latex", "to_markdown", "usual_risk",
 ]  # fmt: skip

@@ -68,11 +68,7 @@ STANDARD: dict[str, Evaluation] = {
 
 
 def usual(found: Iterable[tuple[str, Evaluation]]) -> dict[str, Evaluation]:
-    """Returns the standard evaluation of each task: the paper's, otherwise the preferred one among the runs.
-
-    Args:
-        found: Task and evaluation of each run.
-    """
+    """Returns the standard evaluation of each task: the paper's, or else the preferred one among the runs."""
     counts: dict[str, Counter[Evaluation]] = {}
     for task, evaluation in found:
         counts.setdefault(task, Counter())[evaluation] += 1

@@ -11,8 +11,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from deltasam.lab.report._names import method_name
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -72,13 +70,7 @@ def look(method: str) -> Look:
 
 
 def axes(rows: int = 1, *, height: float = 2.0, left: float = 0.9) -> Sequence[Axes]:
-    """Returns empty axes below each other in a new figure.
-
-    Args:
-        rows: Number of axes.
-        height: Height of each in inches.
-        left: Space for labels on their left, in inches.
-    """
+    """Returns empty axes below each other in a new figure, with their height and left margin in inches."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -99,29 +91,11 @@ def draw_line(ax: Axes, method: str, x: Sequence[float], y: Sequence[float], ban
     ax.plot(x, y, color=style.color, linestyle=style.line, linewidth=1.6, marker=style.marker, markevery=[len(x) - 1])
 
 
-def draw_points(ax: Axes, method: str, x: Sequence[float], y: Sequence[float]) -> None:
-    """Draws points in the method's colour and shape."""
-    style = look(method)
-    ax.plot(x, y, color=style.color, linestyle="", marker=style.marker, markeredgecolor="white")
-
-
-def draw_bars(ax: Axes, values: Mapping[str, float], label: str) -> None:
-    """Draws a horizontal bar for each method, with its value."""
-    names = [shorten(method_name(method), 24) for method in values]
-    bars = ax.barh(range(len(names)), list(values.values()), color=[look(method).color for method in values])
-    ax.bar_label(bars, [f"{v:,.0f}" if v >= 1000 else f"{v:.3g}" for v in values.values()], padding=3)
-    ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
-    ax.margins(x=0.15)
-    ax.grid(visible=False)
-    ax.set_xlabel(label)
-
-
 def draw_map(ax: Axes, plane: Mapping[str, Any]) -> None:
     """Draws the loss over a plane, dark where it is low. Losses that are not finite stay white."""
     import numpy as np
 
-    loss = np.ma.masked_where([[not good for good in finite(row)] for row in plane["loss"]], np.array(plane["loss"]))
+    loss = np.ma.masked_where([[not finite(value) for value in row] for row in plane["loss"]], np.array(plane["loss"]))
     # As one image: a fine plane would have thousands of shapes.
     colors = ax.pcolormesh(plane["x"], plane["y"], loss, cmap="viridis", shading="nearest", rasterized=True)
     ax.figure.colorbar(colors, ax=ax, label="loss")
@@ -134,9 +108,9 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def finite(values: Sequence[float]) -> list[bool]:
-    """Which values can be drawn: those that are finite, and not so large that their differences are not."""
-    return [math.isfinite(value) and abs(value) < 1e100 for value in values]
+def finite(value: float) -> bool:
+    """Whether a value can be drawn: it is finite, and not so large that differences overflow."""
+    return math.isfinite(value) and abs(value) < 1e100
 
 
 def svg(figure: Figure, title: str) -> str:

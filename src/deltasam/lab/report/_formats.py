@@ -11,10 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deltasam.lab.report._table import Cell, Column, Row, Spread, Table, table_notes
+from deltasam.lab.report._table import Column, Row, Spread, Table, table_notes
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from rich.table import Table as RichTable
 
 _LATEX = {
@@ -31,11 +30,8 @@ def to_markdown(table: Table, *, spread: Spread = "std", paper: bool = True) -> 
     rows = [["method", *(_markdown(column.header) for column in table.columns)], ["---", *["---:"] * width]]
     for line in table.lines(spread=spread, paper=paper):
         mark = {"group": "**", "ours": ""}.get(line.kind, "*")
-        cells = [_markdown(cell) for cell in line.cells] or [""] * width
-        cells = [
-            f"**{cell}**" if best else cell for cell, best in zip(cells, line.best or [False] * width, strict=True)
-        ]
-        rows.append([f"{mark}{_markdown(line.label)}{mark}", *cells])
+        cells = [f"**{_markdown(c)}**" if n in line.best else _markdown(c) for n, c in enumerate(line.cells)]
+        rows.append([f"{mark}{_markdown(line.label)}{mark}", *(cells or [""] * width)])
     text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     notes = "\n".join(f"- {_markdown(note)}" for note in table_notes(table))
     return f"{_markdown(table.heading(paper=paper))}\n\n{text}\n\n{notes}\n"
@@ -52,33 +48,27 @@ def to_latex(table: Table, *, spread: Spread = "std", paper: bool = True) -> str
         label = _latex(line.label)
         if line.kind == "group":
             out += [r"\midrule", rf"\multicolumn{{{width + 1}}}{{l}}{{\textbf{{{label}}}}} \\"]
-            continue
-        cells = [_latex(cell) for cell in line.cells]
-        cells = [
-            rf"\textbf{{{c}}}" if best else c for c, best in zip(cells, line.best or [False] * width, strict=True)
-        ]
-        out.append(" & ".join([label if line.kind == "ours" else rf"\textit{{{label}}}", *cells]) + r" \\")
+        else:
+            cells = [rf"\textbf{{{_latex(c)}}}" if n in line.best else _latex(c) for n, c in enumerate(line.cells)]
+            out.append(" & ".join([label if line.kind == "ours" else rf"\textit{{{label}}}", *cells]) + r" \\")
     caption = " ".join([table.heading(paper=paper), *table_notes(table)])
     out += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(caption)}}}", r"\end{table*}"]
     return "\n".join(out) + "\n"
 
 
 def to_csv(table: Table) -> str:
-    """Returns one line per cell with all its statistics. :func:`from_csv` reads it back."""
+    """Returns one line per cell with all its statistics."""
+    rows = [_statistics(table, row, column) for row in table.rows for column in table.columns]
     out = io.StringIO()
-    fields = _statistics(table, Row("", "", "", {}), Column(key="", header=""))
-    writer = csv.DictWriter(out, list(fields), lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    for row in table.rows:
-        for column in table.columns:
-            found = _statistics(table, row, column)
-            writer.writerow({name: "" if value != value else value for name, value in found.items()})  # no nan
+    writer.writerows({name: "" if value != value else value for name, value in row.items()} for row in rows)  # no nan
     return out.getvalue()
 
 
 def _statistics(table: Table, row: Row, column: Column) -> dict[str, Any]:
-    cell = row.cells.get(column.key, Cell())
-    found, aggregate, theirs = cell.summary, table.aggregate_of(column), table.paper_aggregate_of(column)
+    cell = row.cells[column.key]
+    aggregate, theirs = table.aggregate_of(column), table.paper_aggregate_of(column)
     names = {"mean": "mean", "median": "median", "max": "max", "std": "std", "ci_low": "low", "ci_high": "high"}
     return {
         "table": table.name,
@@ -88,7 +78,7 @@ def _statistics(table: Table, row: Row, column: Column) -> dict[str, Any]:
         "aggregate": aggregate,
         "ours": cell.ours(aggregate),
         "n": len(cell.values),
-        **{name: getattr(found, attribute, None) for name, attribute in names.items()},
+        **{name: getattr(cell.summary, attribute, None) for name, attribute in names.items()},
         "values": " ".join(map(repr, cell.values)),
         "paper": cell.paper,
         "paper_aggregate": theirs if cell.paper is not None else "",
@@ -96,28 +86,6 @@ def _statistics(table: Table, row: Row, column: Column) -> dict[str, Any]:
         "source": table.source.table if cell.paper is not None else "",
         "evaluation": cell.evaluation if cell.values else "",
     }
-
-
-def from_csv(text: str) -> list[dict[str, Any]]:
-    """Reads the rows of :func:`to_csv`, with numbers as numbers and None for empty ones."""
-    numeric = {"ours", "mean", "median", "max", "std", "ci_low", "ci_high", "paper", "difference"}
-    found: list[dict[str, Any]] = []
-    for line in csv.DictReader(io.StringIO(text)):
-        read: dict[str, Any] = {k: (float(v) if v else None) if k in numeric else v for k, v in line.items()}
-        found.append({**read, "n": int(line["n"]), "values": tuple(map(float, line["values"].split()))})
-    return found
-
-
-def to_frame(table: Table) -> DataFrame:
-    """Returns the rows of :func:`to_csv` as a :class:`pandas.DataFrame`."""
-    import pandas as pd
-
-    return pd.DataFrame(from_csv(to_csv(table)))
-
-
-def to_terminal(table: Table, *, spread: Spread = "std", paper: bool = True) -> RichTable:
-    """Returns the table for :mod:`rich`; :func:`~deltasam.lab.report.table_notes` go below it."""
-    return _part(table, range(len(table.columns)), spread=spread, paper=paper)
 
 
 def terminal_parts(table: Table, width: int, *, spread: Spread = "std", paper: bool = True) -> list[RichTable]:
@@ -148,8 +116,7 @@ def _part(table: Table, numbers: Sequence[int], *, spread: Spread, paper: bool) 
         shown.add_column(Text(table.columns[number].header), justify="right", no_wrap=True)
     for line in table.lines(spread=spread, paper=paper):
         style = {"group": "bold", "ours": "", "paper": "dim", "difference": "dim italic"}[line.kind]
-        best = line.best or (False,) * len(line.cells)
-        cells = [Text(line.cells[n], style="bold green" if best[n] else style) for n in numbers if line.cells]
+        cells = [Text(line.cells[n], style="bold green" if n in line.best else style) for n in numbers if line.cells]
         shown.add_row(Text(line.label if line.kind == "group" else f"  {line.label}", style=style), *cells)
     return shown
 

@@ -13,22 +13,14 @@ RISK = "adversarial-risk.json"
 LANDSCAPE = "landscape.json"
 WEIGHTS = "instance-weights.json"
 
-Form = Callable[[Any], bool]
-"""Whether a value has the form that is expected."""
 
-
-def read_measurement(path: Path, kind: str) -> dict[str, Any] | None:
-    """Returns a measurement of one of the :data:`FORMS`, or None if it is missing, truncated or altered."""
+def read_measurement(path: Path) -> dict[str, Any] | None:
+    """Returns the content of one of the files in :data:`FORMS`, or None if it is missing, truncated or altered."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        return found if FORMS[path.name](found) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return found if isinstance(found, dict) and FORMS[kind](found) else None
-
-
-def read_landscape(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a ``landscape.json``, or None if it is missing, truncated or altered."""
-    return read_measurement(path, LANDSCAPE)
 
 
 def is_number(value: Any) -> bool:
@@ -40,47 +32,39 @@ def _is_finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
-def _list_of(form: Form) -> Form:
-    return lambda values: isinstance(values, list) and all(map(form, values))
-
-
-def _dict_of(form: Form) -> Form:
-    return lambda values: isinstance(values, dict) and all(map(form, values.values()))
-
-
-def _has(found: Any, /, **forms: Form) -> bool:
-    return isinstance(found, dict) and all(form(found.get(name)) for name, form in forms.items())
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(map(is_number, values))
 
 
 def _is_axis(values: Any) -> bool:
-    return _list_of(_is_finite)(values) and len(values) > 0
+    return isinstance(values, list) and all(map(_is_finite, values)) and len(values) > 0
 
 
-def _is_line(line: Any) -> bool:
-    return _has(line, x=_is_axis, loss=_list_of(is_number)) and len(line["x"]) == len(line["loss"])
+def _is_line(x: Any, loss: Any) -> bool:
+    return _is_axis(x) and _are_numbers(loss) and len(x) == len(loss)
 
 
-def _is_plane(plane: Any) -> bool:
-    fits = _has(plane, x=_is_axis, y=_is_axis, loss=_list_of(_list_of(is_number)))
-    return fits and [len(row) for row in plane["loss"]] == [len(plane["x"])] * len(plane["y"])
-
-
-def _is_example(example: Any) -> bool:
-    return _has(example, weight=_is_finite, rank=_is_finite) and "text" in example
+def _is_plane(x: Any, y: Any, loss: Any) -> bool:
+    return _is_axis(y) and len(y) == len(loss) and all(_is_line(x, row) for row in loss)
 
 
 def _is_risk(found: Any) -> bool:
-    settings = found.get("settings", {})  # older files have none
-    return _has(found, value=_is_finite) and isinstance(settings, dict) and _is_finite(settings.get("rho", 0.0))
+    return _is_finite(found["value"]) and _is_finite(found.get("settings", {}).get("rho", 0.0))  # older: no settings
 
 
 def _is_landscape(found: Any) -> bool:
-    return _has(found, lines=_dict_of(_is_line)) and _dict_of(_is_plane)(found.get("planes", {}))
+    lines, planes = found["lines"].values(), found.get("planes", {}).values()
+    return all(_is_line(line["x"], line["loss"]) for line in lines) and all(
+        _is_plane(plane["x"], plane["y"], plane["loss"]) for plane in planes
+    )
 
 
 def _are_weights(found: Any) -> bool:
-    return _has(found, weights=_list_of(is_number), examples=_list_of(_is_example))
+    return _are_numbers(found["weights"]) and all(
+        _is_finite(example["weight"]) and _is_finite(example["rank"]) and "text" in example
+        for example in found["examples"]
+    )
 
 
-FORMS: dict[str, Form] = {RISK: _is_risk, LANDSCAPE: _is_landscape, WEIGHTS: _are_weights}
-"""The form of each measurement."""
+FORMS: dict[str, Callable[[Any], bool]] = {RISK: _is_risk, LANDSCAPE: _is_landscape, WEIGHTS: _are_weights}
+"""Whether the content of each file has the expected form."""

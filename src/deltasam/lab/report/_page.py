@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from deltasam.lab.report._figures import look
 from deltasam.lab.report._names import method_name, method_order
 from deltasam.lab.report._runs import Runs
-from deltasam.lab.report._sections import SECTIONS
-from deltasam.lab.report._sections._base import PageRuns, Section
-from deltasam.lab.report._sections._results import all_runs
+from deltasam.lab.report._sections import SECTIONS, PageRuns, Section, all_runs
 from deltasam.lab.report._table import Table, table_notes
 
 

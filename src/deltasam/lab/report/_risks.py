@@ -1,4 +1,4 @@
-"""Chooses the adversarial risks that are comparable: of one radius, and measured alike for each task and model."""
+"""Chooses comparable adversarial risks: one radius, and the same settings for each task and model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ class Risks(NamedTuple):
 
 
 def chosen_risks(cells: Cells, rho: float | None = None) -> Risks:
-    """Returns the risks at one radius, with the most frequent settings of each task and model.
-
-    Args:
-        cells: (task, model, method) to runs.
-        rho: The radius; the most frequent one by default.
-    """
+    """Returns the risks at one radius, by default the most frequent one, and with one kind of settings per setup."""
     runs = [(key[:2], run) for key, found in cells.items() for run in found]
     measured = [(setup, run, risk) for setup, run in runs if (risk := run.risk()) is not None]
     radii = [risk["settings"]["rho"] for *_, risk in measured if "rho" in risk["settings"]]
@@ -44,7 +39,7 @@ def chosen_risks(cells: Cells, rho: float | None = None) -> Risks:
     left = Counter(_description(risk["settings"]) for _, run, risk in measured if run.run_id not in kept)
     if left:
         others = "; ".join(f"{count} {how}" for how, count in sorted(left.items()))
-        notes.append(f"Risks left out, since they were measured otherwise: {others}; --rho chooses the radius.")
+        notes.append(f"Risks left out because of other settings: {others}; --rho chooses the radius.")
     return Risks(kept, tuple(notes))
 
 

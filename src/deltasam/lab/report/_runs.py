@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
@@ -35,8 +36,7 @@ class Run:
     method: str  #: Method and regularisers joined by ``+``; other weights than the paper's in parentheses.
     seed: int  #: Seed.
     variant: int  #: Hash of the configuration without the seed. Runs of one variant are repetitions.
-    split: str  #: Split of the evaluation.
-    evaluation: Evaluation  #: The evaluation in full.
+    evaluation: Evaluation  #: How the metrics were computed.
     settings: tuple[tuple[str, float], ...]  #: Hyperparameters: ``lr``, ``rho``, ``eta``, ``scale``, ...
     primary: str  #: Name of the primary metric.
     higher_is_better: bool  #: Whether a larger primary metric is better.
@@ -66,7 +66,7 @@ class Run:
 
     def measured(self, name: str) -> dict[str, Any] | None:
         """Returns a measurement in the folder, or None where it is missing, truncated or altered."""
-        return read_measurement(self.path / "analysis" / name, name)
+        return read_measurement(self.path / "analysis" / name)
 
     def log(self) -> list[dict[str, float]]:
         """Returns the numbers in ``metrics.jsonl``, one entry per logged step; empty if there is no such file."""
@@ -74,9 +74,11 @@ class Run:
             lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         except OSError:
             return []
-        found = [entry for line in lines if line.startswith("{") and isinstance(entry := _parsed(line), dict)]
-        numbers = [{name: value for name, value in entry.items() if is_number(value)} for entry in found]
-        return [entry for entry in numbers if "step" in entry]
+        found = []
+        for line in lines:
+            with suppress(ValueError, AttributeError):  # the last line of a run that was killed
+                found.append({name: value for name, value in json.loads(line).items() if is_number(value)})
+        return [entry for entry in found if "step" in entry]
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def broken_measurements(runs: Iterable[Run], names: Sequence[str] = tuple(FORMS)
         for name in names:
             if (run.path / "analysis" / name).is_file() and run.measured(name) is None:
                 found.setdefault(name, []).append(run.path)
-    return [f"{name} is cut short or altered, taken as not measured: {_listed(p)}." for name, p in found.items()]
+    return [f"{name} is truncated or altered and counts as not measured: {_listed(p)}." for name, p in found.items()]
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -135,12 +137,9 @@ def read_runs(*folders: Path) -> Runs:
             elif Path(place).name == "failures":
                 failed += sorted(Path(place, name) for name in files if name.endswith(".txt"))
     done = {run.path.name for run in found.values()}
-    finished, diverged = [], []
-    for run in sorted(found.values(), key=lambda run: str(run.path)):
-        if all(map(math.isfinite, run.metrics.values())):
-            finished.append(run)
-        else:
-            diverged.append(run.path)
+    runs = sorted(found.values(), key=lambda run: str(run.path))
+    finished = [run for run in runs if all(map(math.isfinite, run.metrics.values()))]
+    diverged = [run.path for run in runs if not all(map(math.isfinite, run.metrics.values()))]
     return Runs(finished, unfinished, [path for path in failed if path.stem not in done], unreadable, diverged)
 
 
@@ -167,7 +166,6 @@ def _read(place: Path) -> Run:
     metrics = {intern(str(name)): _metric(value) for name, value in given["metrics"].items()}
     primary = intern(str(given["primary_metric"]))
     metrics.setdefault(primary, _metric(given.get("primary_value")))
-    evaluation = _evaluation(config["task"], primary, given.get("eval_rows"))
     return Run(
         path=place,
         run_id=str(given["run_id"]),
@@ -176,8 +174,7 @@ def _read(place: Path) -> Run:
         method=intern(_method(str(given["method"]), config["method"])),
         seed=int(given["seed"]),
         variant=_variant(config),
-        split=evaluation.split,
-        evaluation=evaluation,
+        evaluation=_evaluation(config["task"], primary, given.get("eval_rows")),
         settings=_settings(config),
         primary=primary,
         higher_is_better=bool(given["higher_is_better"]),
@@ -230,10 +227,3 @@ def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 found[intern(f"{part['name']}.{name}" if name in found else name)] = float(value)
     return tuple(found.items())
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:  # the last line of a run that was killed
-        return None

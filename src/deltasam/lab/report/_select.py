@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ class Selection:
         return f"* Not the standard evaluation of the task: {starred}.", *self.left_out
 
 
-def by_cell(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True) -> Cells:
+def by_cell(runs: Iterable[Run]) -> Cells:
     """Returns the runs of the chosen variant of each (task, model, method), sorted by seed.
 
     Runs on a part of a split (``train[90%:]``) are left out: they chose the settings. If a method was run with several
@@ -50,45 +49,35 @@ def by_cell(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: Tru
     (a sample of the rows, another split or metric) get their own cells, named ``mrpc (on a sample of 20 rows)``.
 
     Args:
-        runs: Such as ``read_runs(folder).finished``.
-        wanted: Which runs to consider; all by default.
-
-    Returns:
-        (task, model, method) to its runs; the model by its full path.
+        runs: Such as ``read_runs(folder).finished``. Keys have the full path of the model.
     """
-    kept = [run for run in runs if wanted(run) and not run.evaluation.is_part]
+    kept = [run for run in runs if not run.evaluation.is_part]
     standard = usual((run.task, run.evaluation) for run in kept)
-    unusual = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
-    names = {one: f"{one[0]} ({how})" if how else one[0] for one, how in unusual.items()}
+    labels = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
+    names = {one: f"{one[0]} ({how})" if how else one[0] for one, how in labels.items()}
     return _cells(kept, lambda run: names[run.task, run.evaluation])
 
 
 def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True, *, strict: bool = True) -> Selection:
     """Selects the runs of each (task, model, method) with one evaluation per task and model: the standard one.
 
-    If there is no such run, runs on a sample or on another number of rows take its place and are marked.
-
-    Args:
-        runs: Such as ``read_runs(folder).finished``.
-        wanted: Which runs to consider; all by default.
-        strict: Whether the paper's tasks need their standard split, metric and dataset.
+    If there is no such run, runs on a sample or on another number of rows take its place and are marked. ``strict``
+    requires the standard split, metric and dataset for the paper's tasks.
     """
     kept = [run for run in runs if wanted(run)]
     standard = usual((run.task, run.evaluation) for run in kept)
-    labels = {one: one[1].difference(standard[one[0]]) for one in {(run.task, run.evaluation) for run in kept}}
+    labels = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
     chosen = _evaluations(kept, standard, strict=strict)
     unusual = {key: how for key, one in sorted(chosen.items()) if (how := labels[key[0], one])}
-    inside: list[Run] = []
-    left: Counter[str] = Counter()
-    for run in kept:
-        how, one = labels[run.task, run.evaluation], chosen.get((run.task, run.model))
-        if one is not None and labels[run.task, one] == how:
-            inside.append(run)
-        else:
-            left[how] += 1
+
+    def fits(run: Run) -> bool:
+        one = chosen.get((run.task, run.model))
+        return one is not None and labels[run.task, one] == labels[run.task, run.evaluation]
+
+    left = Counter(labels[run.task, run.evaluation] for run in kept if not fits(run))
     others = "; ".join(f"{counted(count, 'run')} {how}" for how, count in sorted(left.items()))
-    left_out = (f"Left out, since they were evaluated otherwise: {others}.",) if left else ()
-    return Selection(_cells(inside, lambda run: run.task), unusual, left_out)
+    left_out = (f"Left out because of another evaluation: {others}.",) if left else ()
+    return Selection(_cells(filter(fits, kept), lambda run: run.task), unusual, left_out)
 
 
 def _evaluations(
@@ -114,13 +103,8 @@ def _cells(runs: Iterable[Run], task: Callable[[Run], str]) -> Cells:
 
 
 def _best_variant(variants: list[dict[int, Run]]) -> list[Run]:
-    most = max(map(len, variants))
+    def quality(runs: dict[int, Run]) -> tuple[int, float]:
+        return len(runs), fmean(run.score if run.higher_is_better else -run.score for run in runs.values())
 
-    def quality(runs: dict[int, Run]) -> float:
-        mean = fmean(run.score for run in runs.values())
-        if not math.isfinite(mean):
-            return -math.inf
-        return mean if next(iter(runs.values())).higher_is_better else -mean
-
-    best = max((runs for runs in variants if len(runs) == most), key=quality)
+    best = max(variants, key=quality)
     return [best[seed] for seed in sorted(best)]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from deltasam.step.names import counted
-
-Setup = TypeVar("Setup", bound=Hashable)
 
 _ENUMERATED = 6  # up to 6 values, all n^n resamples are taken (46,656); beyond that they are drawn
 _RESAMPLES = 20_000
@@ -100,7 +97,10 @@ def bootstrap_interval(values: Sequence[float], *, level: float = 0.95) -> tuple
 def _resampled_means(values: np.ndarray) -> np.ndarray:
     n = len(values)
     if n <= _ENUMERATED:
-        return np.array(list(itertools.product(values, repeat=n))).mean(axis=1)
+        sums = values
+        for _ in range(n - 1):
+            sums = np.add.outer(sums, values).ravel()
+        return sums / n
     count = max(2_000, min(_RESAMPLES, _RESAMPLED_NUMBERS // n))
     drawn = np.random.default_rng(0).integers(n, size=(count, n), dtype=np.int32)
     return np.asarray(values[drawn].mean(axis=1))
@@ -179,11 +179,12 @@ def pooled_test(tasks: Mapping[str, tuple[Sequence[float], Sequence[float]]]) ->
     terms = np.sort(np.concatenate(shares) / len(shares))
     if not np.isfinite(terms).all():
         raise ValueError("a result is not finite; leave out runs that diverged")
+    bound = abs(float(terms.sum())) - 1e-9 * float(np.abs(terms).sum())  # the order of summation changes less
     exact = len(terms) <= _EXACT_PAIRS
     smallest = 2.0 / 2.0 ** len(terms)
     return Comparison(
         difference=float(terms.sum()),
-        p=_exact_p(terms) if exact else _drawn_p(terms),
+        p=(_exact_p if exact else _drawn_p)(terms, bound),
         smallest_p=min(1.0, smallest) if exact else max(smallest, 1 / (_SIGN_PATTERNS + 1)),
         pairs=len(terms),
         tasks=len(shares),
@@ -191,13 +192,7 @@ def pooled_test(tasks: Mapping[str, tuple[Sequence[float], Sequence[float]]]) ->
     )
 
 
-def _bound(terms: np.ndarray) -> float:
-    """The observed sum, less what summing the same differences in another order may change."""
-    return abs(float(terms.sum())) - 1e-9 * float(np.abs(terms).sum())
-
-
-def _exact_p(terms: np.ndarray) -> float:
-    bound = _bound(terms)
+def _exact_p(terms: np.ndarray, bound: float) -> float:
     if bound <= 0:
         return 1.0
     half = len(terms) // 2
@@ -214,8 +209,8 @@ def _signed_sums(terms: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _drawn_p(terms: np.ndarray) -> float:
-    random, bound, far = np.random.default_rng(0), _bound(terms), 0
+def _drawn_p(terms: np.ndarray, bound: float) -> float:
+    random, far = np.random.default_rng(0), 0
     for _ in range(_SIGN_PATTERNS // 10_000):
         signs = random.integers(2, size=(10_000, len(terms)), dtype=np.int8) * 2 - 1
         far += int((np.abs(signs @ terms) >= bound).sum())
@@ -254,7 +249,7 @@ class Wins:
         return f"{self.wins} of {self.setups}" + (f" ({counted(self.ties, 'tie')})" if self.ties else "")
 
 
-def count_wins(first: Mapping[Setup, float], second: Mapping[Setup, float]) -> Wins:
+def count_wins(first: Mapping[Any, float], second: Mapping[Any, float]) -> Wins:
     """Counts the setups, such as (model, task), in which the first method has the larger value.
 
     Setups that one method lacks do not count.

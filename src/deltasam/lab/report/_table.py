@@ -85,7 +85,7 @@ class Line:
     kind: Literal["group", "ours", "paper", "difference"]  #: What it holds.
     label: str  #: First cell.
     cells: tuple[str, ...] = ()  #: The other cells.
-    best: tuple[bool, ...] = ()  #: Which of them are our best of their group.
+    best: tuple[int, ...] = ()  #: Indices of the cells that are our best of their group.
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,16 @@ class Table:
 
     def _best(self, rows: Sequence[Row], column: Column) -> float | None:
         """Our best number in a column, if there are at least two to compare."""
-        ours = [row.cells.get(column.key, Cell()).ours(self.aggregate_of(column)) for row in rows]
+        ours = [row.cells[column.key].ours(self.aggregate_of(column)) for row in rows]
         numbers = [number for number in ours if number is not None]
         if len(numbers) < 2:
             return None
         return min(numbers) if column.lower_is_better else max(numbers)
 
     def _lines_of(self, row: Row, best: list[float | None], *, spread: Spread, paper: bool) -> Iterator[Line]:
-        cells = [(column, row.cells.get(column.key, Cell())) for column in self.columns]
+        cells = [(column, row.cells[column.key]) for column in self.columns]
         ours = [cell.ours(self.aggregate_of(column)) for column, cell in cells]
-        are_best = tuple(number is not None and number == top for number, top in zip(ours, best, strict=True))
+        are_best = tuple(n for n, number in enumerate(ours) if number is not None and number == best[n])
         yield Line("ours", row.label, tuple(self._text(column, cell, spread) for column, cell in cells), are_best)
         if not paper or all(cell.paper is None for _, cell in cells):
             return

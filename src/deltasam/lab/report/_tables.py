@@ -11,7 +11,7 @@ from deltasam.lab.report._measured import RISK
 from deltasam.lab.report._names import method_name, method_order, paper_model, short_models
 from deltasam.lab.report._risks import chosen_risks
 from deltasam.lab.report._runs import Runs, broken_measurements
-from deltasam.lab.report._select import RULE, Cells, Selection, select
+from deltasam.lab.report._select import RULE, Cells, select
 from deltasam.lab.report._table import Cell, Column, Row, Table
 
 _HEADERS = {
@@ -19,8 +19,8 @@ _HEADERS = {
         "mnli": "MNLI-m", "qqp": "QQP", "rte": "RTE", "qnli": "QNLI", "mrpc": "MRPC", "cola": "CoLA (Mcc)",
         "sst2": "SST-2", "stsb": "STS-B (r)",
     },
-    "sts": {**{f"sts{year}": f"STS{year}" for year in range(12, 17)}, "stsb": "STS-B", "sickr": "SICK-R"},
-    "summarization": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"},
+    "sts": paper.STS_SETS,
+    "summarization": paper.ROUGE,
 }  # fmt: skip
 TABLE_TASKS: dict[str, tuple[str, ...]] = {
     "glue": paper.GLUE_TASKS,
@@ -33,41 +33,32 @@ TABLE_TASKS: dict[str, tuple[str, ...]] = {
 
 def glue_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 1: eight tasks of GLUE."""
-    chosen = select(runs.finished, lambda run: run.task in paper.GLUE_TASKS)
     where = {task: (task, STANDARD[task].metric) for task in paper.GLUE_TASKS}
-    return _score_table("glue", "GLUE, development set", runs, chosen, where, paper.GLUE, aggregate)
+    return _score_table("glue", "GLUE, development set", runs, where, paper.GLUE, aggregate)
 
 
 def sts_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 2: seven sets of semantic textual similarity."""
-    chosen = select(runs.finished, lambda run: run.task == "mirror" and set(paper.STS_SETS) <= set(run.metrics))
     where = {name: ("mirror", name) for name in paper.STS_SETS}
-    title = "Self-supervised STS, Spearman"
-    return _score_table("sts", title, runs, chosen, where, paper.STS, aggregate, of_one_run=True)
+    return _score_table("sts", "Self-supervised STS, Spearman", runs, where, paper.STS, aggregate)
 
 
 def summarization_table(runs: Runs, *, aggregate: str = "mean") -> Table:
     """Table 3: ROUGE on CNN/DailyMail. Other tasks with a ROUGE are not in it."""
-    task = "cnn_dailymail"
-    chosen = select(runs.finished, lambda run: run.task == task and set(paper.ROUGE) <= set(run.metrics))
-    where, title = {name: (task, name) for name in paper.ROUGE}, "CNN/DailyMail summarization"
-    source = paper.SUMMARIZATION
-    return _score_table("summarization", title, runs, chosen, where, source, aggregate, average=False, of_one_run=True)
+    where = {name: ("cnn_dailymail", name) for name in paper.ROUGE}
+    title = "CNN/DailyMail summarization"
+    return _score_table("summarization", title, runs, where, paper.SUMMARIZATION, aggregate)
 
 
 def _score_table(
-    name: str,
-    title: str,
-    runs: Runs,
-    chosen: Selection,
-    where: dict[str, tuple[str, str]],
-    source: paper.Source,
-    aggregate: str,
-    *,
-    average: bool = True,
-    of_one_run: bool = False,
+    name: str, title: str, runs: Runs, where: dict[str, tuple[str, str]], source: paper.Source, aggregate: str
 ) -> Table:
     """A table of scores. ``where`` has the task and the metric of each column."""
+    tasks = {task for task, _ in where.values()}
+    of_one_run, average = len(tasks) == 1, name != "summarization"
+    chosen = select(
+        runs.finished, lambda run: run.task in tasks and (not of_one_run or where.keys() <= run.metrics.keys())
+    )
     scores, rows = {}, []
     for group, model, figures, methods in _groups(name, chosen.cells, source):
         how = {column: chosen.unusual.get((task, model), "") for column, (task, _) in where.items()}

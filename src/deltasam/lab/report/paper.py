@@ -6,11 +6,12 @@ Scores are in percent, times in minutes. Figures that the paper omits (``-``) ar
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 GLUE_TASKS = ("mnli", "qqp", "rte", "qnli", "mrpc", "cola", "sst2", "stsb")
-STS_SETS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
-ROUGE = ("rouge1", "rouge2", "rougeLsum")
+STS_SETS = {**{f"sts{year}": f"STS{year}" for year in range(12, 17)}, "stsb": "STS-B", "sickr": "SICK-R"}
+ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-L"}
 RUNS = 5  # per cell: a maximum over more runs than the paper has would be higher
 
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -26,7 +27,7 @@ class Source:
     figures: Figures  #: The figures.
 
 
-def _figures(columns: tuple[str, ...], text: str) -> Figures:
+def _figures(columns: Collection[str], text: str) -> Figures:
     """Reads lines of the form ``model | method | figures``, with the figures in the order of the columns."""
     found: Figures = {}
     for line in text.strip().splitlines():
@@ -78,7 +79,7 @@ BART-large | ERM+RDrop | 44.51 21.58 41.24
 BART-large | DeltaSAM  | 44.70 21.54 41.81
 PEGASUS    | ERM       | 44.17 21.41 41.11
 """
-# The mean is over one run, as far as the paper says.
+# The paper reports one run.
 SUMMARIZATION = Source(table="Table 3 (CNN/DailyMail)", aggregate="mean", figures=_figures(ROUGE, _SUMMARIZATION))
 
 _RISK_COLUMNS = ("mrpc risk", "rte risk", "mrpc median", "mrpc max", "rte median", "rte max")
@@ -94,7 +95,7 @@ ADVERSARIAL_RISK = Source(
     figures=_figures(_RISK_COLUMNS, _RISK),
 )
 
-# SAM and delta-SAM share rho, as far as the paper says.
+# The paper gives one rho for SAM and delta-SAM.
 _HYPERPARAMETERS = """
 BERT-base     | SAM rho      | 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.01
 BERT-base     | DeltaSAM rho | 0.05 0.05 0.05 0.05 0.05 0.05 0.05 0.01
