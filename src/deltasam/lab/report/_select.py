@@ -11,7 +11,7 @@ from statistics import fmean
 from deltasam.lab.report._evaluation import STANDARD, Evaluation, preference, usual
 from deltasam.lab.report._names import short_models
 from deltasam.lab.report._runs import Run
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 Key = tuple[str, str, str]
 """Task, model, method."""
@@ -86,7 +86,7 @@ def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True
             inside.append(run)
         else:
             left[how] += 1
-    others = "; ".join(f"{counted(count, 'run')} {how}" for how, count in sorted(left.items()))
+    others = "; ".join(f"{pluralized(count, 'run')} {how}" for how, count in sorted(left.items()))
     left_out = (f"Left out, since they were evaluated otherwise: {others}.",) if left else ()
     return Selection(_cells(inside, lambda run: run.task), unusual, left_out)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 Setup = TypeVar("Setup", bound=Hashable)
 
@@ -131,7 +131,7 @@ class Comparison:
         about = "=" if self.exact else "≈"
         return (
             f"{self.difference:+.4g}, p {about} {self.p:.4g} "
-            f"({counted(self.pairs, 'pair')}{pooled}; no p below {self.smallest_p:.3g} is possible)"
+            f"({pluralized(self.pairs, 'pair')}{pooled}; no p below {self.smallest_p:.3g} is possible)"
         )
 
 
@@ -251,7 +251,7 @@ class Wins:
     setups: int  #: Setups that both methods have.
 
     def __str__(self) -> str:
-        return f"{self.wins} of {self.setups}" + (f" ({counted(self.ties, 'tie')})" if self.ties else "")
+        return f"{self.wins} of {self.setups}" + (f" ({pluralized(self.ties, 'tie')})" if self.ties else "")
 
 
 def count_wins(first: Mapping[Setup, float], second: Mapping[Setup, float]) -> Wins:

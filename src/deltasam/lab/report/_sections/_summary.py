@@ -7,7 +7,7 @@ from deltasam.lab.report._names import method_name, method_order
 from deltasam.lab.report._runs import broken_measurements
 from deltasam.lab.report._sections._base import PageRuns, Section
 from deltasam.lab.report._select import Cells, select
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 
 def summary(runs: PageRuns) -> Section:
@@ -19,8 +19,8 @@ def summary(runs: PageRuns) -> Section:
     models = {model for _, model, _ in runs.cells}
     methods = sorted({method for _, _, method in runs.cells}, key=method_order)
     names = ", ".join(map(method_name, methods))
-    count = f"{counted(len(finished), 'finished run')} of {counted(len(methods), 'method')} ({names}) "
-    count += f"on {counted(len(tasks), 'task')} with {counted(len(models), 'model')}."
+    count = f"{pluralized(len(finished), 'finished run')} of {pluralized(len(methods), 'method')} ({names}) "
+    count += f"on {pluralized(len(tasks), 'task')} with {pluralized(len(models), 'model')}."
     compared = _comparisons(select(finished, strict=False).cells)
     return Section(name="summary", title="Summary", lines=[count, *compared, *problems])
 
