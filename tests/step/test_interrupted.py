@@ -17,14 +17,14 @@ import deltasam
 from deltasam.methods import SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.objectives.regularisers import perturbed_embeddings
 from deltasam.per_instance import record
-from deltasam.step.buffers import Buffers
 from deltasam.step.gradients import set_aside
+from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.moving import _in_place, perturbed
 
 ROOT = str(deltasam.__path__[0])
 CONTEXTS = str(contextlib.__file__)
 MODES = str(torch.autograd.grad_mode.__file__)
-OURS = ("_torch.py", "step/moving.py", "step/norms.py", "step/buffers.py", "step/randomness.py", "per_instance/")
+OURS = ("_torch.py", "step/moving.py", "step/norms.py", "step/model_buffers.py", "step/randomness.py", "per_instance/")
 LENDING = (CONTEXTS, MODES, *(f"{ROOT}/{name}" for name in OURS))
 
 
@@ -46,7 +46,7 @@ def moved(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def rewound(model: nn.Module) -> AbstractContextManager[Any]:
-    return Buffers(model).rewound()
+    return ModelBuffers(model).rewound()
 
 
 def instances(model: nn.Module) -> AbstractContextManager[Any]:

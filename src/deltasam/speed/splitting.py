@@ -14,10 +14,10 @@ from deltasam._torch import BATCH_NORM
 from deltasam.methods import Method, Step
 from deltasam.objectives import Objective
 from deltasam.step.batches import MicroBatches, are_texts, batch_size, take, tensors
-from deltasam.step.buffers import Buffers
 from deltasam.step.checks import check_number
 from deltasam.step.draws import use_of
 from deltasam.step.gradients import set_aside
+from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.passes import ObjectiveLike, Scaler, prepare_objective
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
@@ -113,7 +113,7 @@ class Splitting:
         prepare_objective(objective, model)
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]), generators_of(model))
-        buffers = Buffers(model)
+        buffers = ModelBuffers(model)
         given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         parts = self._parts(given) if self.largest is not None else given
         while True:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from deltasam.step.buffers import modes_of
+from deltasam.step.model_buffers import modes_of
 
 STREAMS: Set[str] = frozenset(("python", "numpy"))
 

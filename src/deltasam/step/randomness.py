@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from deltasam.step.buffers import Buffers
 from deltasam.step.draws import STREAMS, Use, are_equal, use_of
+from deltasam.step.model_buffers import ModelBuffers
 
 Randomness = Literal["shared", "independent"]
 
@@ -237,7 +237,7 @@ class Replay:
         watch: bool = False,
     ) -> None:
         self._watch = watch
-        self._end: tuple[RandomState, Buffers] | None = None
+        self._end: tuple[RandomState, ModelBuffers] | None = None
         self._devices = tuple(devices)
         self._randomness = randomness
         modules = list(model.modules())  # one walk for both
@@ -246,7 +246,7 @@ class Replay:
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
         self._use: Use = use_of(model, modules)
-        self._buffers = Buffers(model, modules)
+        self._buffers = ModelBuffers(model, modules)
         self._extras = 0
 
     def _now(self) -> RandomState:

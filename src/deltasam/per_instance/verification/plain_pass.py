@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from deltasam._torch import version_of
 from deltasam.per_instance.errors import ModelError
 from deltasam.per_instance.interception.slots import eager
-from deltasam.step.buffers import Buffers
 from deltasam.step.gradients import graph_of
+from deltasam.step.model_buffers import ModelBuffers
 
 Run = Callable[[], Tensor]
 
@@ -25,7 +25,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
     """
     kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
     try:
-        with Buffers(model).rewound(), eager():
+        with ModelBuffers(model).rewound(), eager():
             yield
     finally:
         with torch.no_grad():

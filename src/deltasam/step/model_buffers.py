@@ -1,7 +1,8 @@
-"""Every pass of a step starts with the same buffers, and only buffers that change are copied.
+"""The buffers of the model (``register_buffer``): every pass of a step starts with the same values.
 
-BatchNorm's statistics are small. Quantised models keep their weights in buffers, and copying those for every pass can
-take longer than the passes.
+BatchNorm's statistics are small, and copied. Quantised models keep their weights in buffers, and copying those for
+every pass can take longer than the passes, so large buffers are copied only if a pass changes them. The tensors that a
+*method* keeps between steps are another matter, see :meth:`deltasam.methods.Method.buffer`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def modes_of(modules: Sequence[nn.Module]) -> bytes:
     return bytes(module.training for module in modules)
 
 
-class Buffers:
+class ModelBuffers:
     """The values of a model's buffers at the start of a step (BatchNorm's statistics, spectral norm's vectors).
 
     A large buffer is copied until an extra pass has left it unchanged, and again when its version changes between
@@ -82,7 +83,7 @@ class Buffers:
         copies = {id(b): b if b is None or id(b) in kept else b.detach().clone() for b in buffers}
         return [copies[id(buffer)] for buffer in buffers]
 
-    def following(self) -> Buffers:
+    def following(self) -> ModelBuffers:
         """Buffers that start with the current values."""
         other = copy(self)
         other._start = other._copies(other._held())

@@ -18,7 +18,7 @@ from deltasam import MicroBatches
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.speed.splitting import Splitting
 from deltasam.step import buffers
-from deltasam.step.buffers import SMALL
+from deltasam.step.model_buffers import SMALL
 from deltasam.step.randomness import Replay
 from deltasam.weighting import OwnGradient
 
