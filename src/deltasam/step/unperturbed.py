@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from deltasam.step.checkpointing import computed_again
+from deltasam._torch import recomputed_by
 from deltasam.step.moving import Moved
 
 
@@ -67,7 +67,7 @@ def unperturbed_part(
             return _with(model, weights, lambda: unperturbed(model, batch))
     names = {id(p): name for name, p in model.named_parameters()}
     back = {names[id(p)]: _at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
-    with computed_again(lambda compute: _with(model, back, compute)):
+    with recomputed_by(lambda compute: _with(model, back, compute)):
         return _with(model, back, lambda: unperturbed(model, batch))
 
 
