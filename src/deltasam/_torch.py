@@ -325,7 +325,7 @@ def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
 
 
 def active_ddp() -> Any:
-    """The ``DistributedDataParallel`` whose forward is running (2.6), else None; also None if torch no longer tells."""
+    """The ``DistributedDataParallel`` whose forward is running (2.6), or None; also if torch no longer tells."""
     return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
 
 

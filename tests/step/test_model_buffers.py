@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deltasam import MicroBatches
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.speed.splitting import Splitting
-from deltasam.step import buffers
+from deltasam.step import model_buffers
 from deltasam.step.model_buffers import SMALL
 from deltasam.step.randomness import Replay
 from deltasam.weighting import OwnGradient
@@ -136,7 +136,7 @@ def test_one_that_changes_is_what_plain_training_makes_of_it(
 def test_values_are_compared_once(change: Callable[[Holding], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """On an accelerator a comparison waits for the device."""
     compared = []
-    monkeypatch.setattr(buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
+    monkeypatch.setattr(model_buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
     constant, changing = Holding(), Holding(change)
     for _ in range(4):
         SAM().backward(constant, batch(), objective)
@@ -147,10 +147,10 @@ def test_values_are_compared_once(change: Callable[[Holding], None], monkeypatch
 def test_nothing_is_compared_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an ordinary step has shown holds there; what it has not is copied."""
     compared = []
-    monkeypatch.setattr(buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
+    monkeypatch.setattr(model_buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
     known, unknown = Holding(), Holding()
     SAM().backward(known, batch(), objective)
-    monkeypatch.setattr(buffers, "is_recorded", lambda device: True)
+    monkeypatch.setattr(model_buffers, "is_recorded", lambda device: True)
     assert copied_by(lambda: SAM().backward(known, batch(), objective)) == 0
     for _ in range(2):
         assert copied_by(lambda: SAM().backward(unknown, batch(), objective)) > 0
