@@ -99,11 +99,7 @@ def repeat(batch: Any, times: int, size: int) -> Any:
 
 
 def shares(counts: list[Any]) -> list[Any]:
-    """Each count over their sum.
-
-    Raises:
-        ValueError: One of them is unknown (None).
-    """
+    """Each count over their sum. Raises a ValueError if one of them is unknown (None)."""
     if any(count is None for count in counts):
         raise ValueError("MicroBatches without tensors: give the objective a method items(batch) that counts")
     total = sum(counts)
@@ -124,7 +120,7 @@ def one_more(batch: Any) -> Any:
 
 
 def versions(batch: Any) -> list[int]:
-    """Numbers that change when the tensors of a batch are changed in place."""
+    """The versions of the tensors of a batch, which change when a tensor is changed in place."""
     return [version_of(tensor) for tensor in tensors(batch) if not tensor.is_inference()]
 
 

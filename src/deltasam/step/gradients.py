@@ -1,4 +1,4 @@
-"""Gradients that leave ``.grad`` alone, for the ascent; and ``.grad`` set aside, so that a method can modify it."""
+"""Gradients for the ascent, which do not touch ``.grad``; and ``.grad`` set aside, so that a method can modify it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scaled(value: Tensor, scale: float | Tensor | Scaler) -> Tensor:
 
 
 class Gradient:
-    """The sum of the gradients of several losses with respect to some parameters; ``.grad`` is left alone."""
+    """The sum of the gradients of several losses with respect to some parameters, without touching ``.grad``."""
 
     def __init__(self, targets: Sequence[nn.Parameter]) -> None:
         self._targets = targets
@@ -72,11 +72,7 @@ class ReentrantError(RuntimeError):
 
 
 def grad(loss: Tensor, inputs: Sequence[Any], **options: Any) -> tuple[Tensor, ...]:
-    """:func:`torch.autograd.grad`, with a clear error if reentrant checkpointing does not allow it.
-
-    Raises:
-        ReentrantError: The graph contains a checkpoint with ``use_reentrant=True``.
-    """
+    """:func:`torch.autograd.grad`; raises a ReentrantError if reentrant checkpointing does not allow it."""
     try:
         return torch.autograd.grad(loss, inputs, **options)
     except RuntimeError as error:
@@ -110,11 +106,7 @@ def graph_of(loss: Tensor) -> set[Any]:
 
 @contextmanager
 def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Refuses optimizers that step in backward while the weights are moved or the gradient is not final.
-
-    Raises:
-        RuntimeError: A hook has changed a parameter, as optimizers do that step in backward to save memory.
-    """
+    """Refuses optimizers that step in a hook of backward, while the weights are moved or the gradient is not final."""
     hooked = {name: (p, version_of(p)) for name, p in trainable.items() if has_gradient_hooks(p)}
     yield
     for name, (p, version) in hooked.items():

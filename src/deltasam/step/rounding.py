@@ -1,9 +1,9 @@
-"""Stochastic rounding: a small move of the weights survives, in the mean, the few bits that they are used with.
+"""Stochastic rounding: with few bits, a small move of the weights arrives in the mean instead of being lost.
 
 Autocast rounds float32 weights to bfloat16 or float16, to nearest, and TF32 keeps 10 of their 23 bits. A perturbation
-of SAM's size is far smaller than the spacing of these grids, and pretrained weights lie *on* them: a bfloat16
-checkpoint lies on bfloat16 values, so that rounding to nearest takes most of the move away; a float16 checkpoint often
-lies half-way between two bfloat16 values, so that an arbitrarily small move tips an entry by a whole spacing.
+of SAM's size is far smaller than the spacing of these grids, and pretrained weights are *on* them: the values of a
+bfloat16 checkpoint are bfloat16 values, so rounding to nearest removes most of the move; those of a float16 checkpoint
+are often half-way between two bfloat16 values, so an arbitrarily small move changes an entry by a whole spacing.
 
 Rounding up with the probability of the part that is cut off has the right mean for every entry, and the cast that
 follows is exact.
