@@ -1,4 +1,4 @@
-"""What every weighting is: extra passes before the gradient pass, then weights from the losses at w."""
+"""The base of all weightings: extra passes before the gradient pass, then weights from the losses at w."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class InstanceWeights:
 
 
 def check_radius(radius: float | None) -> None:
-    """Raises a ValueError if the radius of probes is neither a positive number nor None, which stands for rho."""
+    """Raises a ValueError if the radius of probes is neither a positive number nor None (rho)."""
     if radius is not None:
         check_number("radius", radius, 0, open_low=True)
 

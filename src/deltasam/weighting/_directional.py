@@ -32,9 +32,9 @@ class Directional(Weighting):
     and under autocast. Several draws are averaged as there.
 
     Cost: one forward per draw that also computes two derivatives (about the work of four plain forwards, no graph);
-    up to three copies of the parameters while it runs. Attention and normalisation run in elementary operations
-    meanwhile, because torch's fused kernels have no forward mode, or a wrong second derivative. Models with other such
-    operations (solvers, determinants, cumulative products) are refused.
+    up to three copies of the parameters while it runs. Attention and normalisation run in elementary operations then,
+    because torch's fused kernels have no forward mode, or a wrong second derivative. Models with other such operations
+    (solvers, determinants, cumulative products) are refused.
 
     Attributes:
         samples: Number of directions.
@@ -83,7 +83,7 @@ def derivatives_along(passes: Passes, direction: dict[str, Tensor]) -> tuple[Ten
 
         def losses_at(params: dict[str, Tensor]) -> Tensor:
             moved = {f"model.{n}": p for n, p in params.items()}
-            # A forward may write to buffers, which inside a transform must be its own tensors.
+            # A forward may write to buffers, which torch allows inside a transform only for tensors made there.
             moved |= {f"model.{n}": b.clone() for n, b in passes.inner.named_buffers()}
             losses: Tensor = functional_call(evaluation, moved, (), tie_weights=True)
             return losses

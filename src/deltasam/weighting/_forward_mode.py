@@ -4,7 +4,7 @@ torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``ins
 the saved mean and deviation as constants when they are differentiated once more. The second derivative is then wrong,
 without an error (pytorch#196700, #196699). ``silu``, ``mish`` and ``glu`` have no second forward mode. Here they are
 written out in elementary operations; the tests compare them with Hessian-vector products. The fused attention kernels
-have no forward mode at all, so attention is unfused meanwhile.
+have no forward mode at all, so attention is not fused here.
 
 Other operations with a wrong second derivative (solvers, determinants, cumulative products, ...) do not occur in the
 models that are fine-tuned. They are refused if their arguments depend on the weights.
@@ -160,7 +160,7 @@ _SCATTERS = {torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_
 
 
 def _is_refused(func: Any, args: Any, named: dict[str, Any]) -> bool:
-    """Whether torch's second derivative of this call is wrong; of constants all derivatives are 0, and right."""
+    """Whether torch's second derivative of this call is wrong. Those of constants are 0, and right."""
     values = (*args, *named.values())
     is_product = func in _SCATTERS and any(isinstance(value, str) and value == "prod" for value in values)
     return (func in _REFUSED or is_product) and any(map(_depends_on_weights, values))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from deltasam.speed.capture._constants import filled_constants
+from deltasam.speed.capture._graph import filled_constants
 
 
 @pytest.mark.parametrize("data", [0.0, -1.5, 3, True, float("-inf"), [1.0, 2.0]], ids=str)
