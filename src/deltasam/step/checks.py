@@ -122,17 +122,11 @@ def require_apart(params: Collection[Tensor], named: Mapping[str, Tensor]) -> No
     if found is None:
         return
     one, other = (name for name, p in named.items() if p is found[0] or p is found[1])
-    tied = f"tie the parameters themselves, model.{other} = model.{one}, give one of them its own memory, "
-    if all(p.requires_grad for p in found):
-        raise ValueError(
-            f"the parameters {one!r} and {other!r} share memory (.data), and one cannot be perturbed without the "
-            f"other: {tied}p.data = p.data.clone(), or exclude both with params=lambda name, p: ..."
-        )
-    frozen = other if named[one].requires_grad else one
+    frozen = "".join(f" ({name!r} is frozen)" for name in (one, other) if not named[name].requires_grad)
     raise ValueError(
-        f"the parameters {one!r} and {other!r} share memory (.data), and {frozen!r} is frozen "
-        f"(requires_grad=False) while the other would be perturbed: {tied}p.data = p.data.clone(), freeze both, or "
-        "exclude the trainable one with params=lambda name, p: ..."
+        f"the parameters {one!r} and {other!r} share memory (.data), and one cannot be perturbed without the "
+        f"other{frozen}: tie the parameters themselves, model.{other} = model.{one}, give one of them its own memory, "
+        "p.data = p.data.clone(), or exclude both with params=lambda name, p: ..."
     )
 
 

@@ -31,22 +31,28 @@ def scaled(value: Tensor, scale: float | Tensor | Scaler) -> Tensor:
     return scale.scale(value)
 
 
+_searched: Any = WeakIdKeyDictionary()  # parameters without a gradient, for which the graph was searched once
+
+
 class Gradient:
-    """The sum of the gradients of several losses with respect to some parameters, without touching ``.grad``."""
+    """The sum of the gradients of several losses with respect to some parameters, without touching ``.grad``.
+
+    Attributes:
+        total: One tensor per parameter, None if it was not used.
+    """
 
     def __init__(self, targets: Sequence[nn.Parameter]) -> None:
         self._targets = targets
-        self._total: list[Tensor | None] = [None] * len(targets)
+        self.total: list[Tensor | None] = [None] * len(targets)
 
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss."""
         grads = grad(loss, self._targets, allow_unused=True)
-        _refuse_hidden(loss, [p for p, found in zip(self._targets, grads, strict=True) if found is None])
-        self._total = [added(a, b) for a, b in zip(self._total, grads, strict=True)]
-
-    def sum(self) -> list[Tensor | None]:
-        """The sum, None for a parameter that was not used."""
-        return self._total
+        without = [p for p, found in zip(self._targets, grads, strict=True) if found is None]
+        if any(p not in _searched for p in without):
+            refuse_reentrant(loss)
+            _searched.update(dict.fromkeys(without, True))
+        self.total = [added(a, b) for a, b in zip(self.total, grads, strict=True)]
 
 
 class ShardedGradient(Gradient):
@@ -55,16 +61,7 @@ class ShardedGradient(Gradient):
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss, the mean of those of all processes."""
         loss.backward()  # type: ignore[no-untyped-call]
-        self._total = [p.grad for p in self._targets]
-
-
-_checked: Any = WeakIdKeyDictionary()  # parameters without a gradient, for which the graph was searched once
-
-
-def _refuse_hidden(loss: Tensor, without: list[nn.Parameter]) -> None:
-    if any(p not in _checked for p in without):
-        refuse_reentrant(loss)
-        _checked.update(dict.fromkeys(without, True))
+        self.total = [p.grad for p in self._targets]
 
 
 class ReentrantError(RuntimeError):

@@ -69,26 +69,20 @@ def perturbed(
 ) -> Iterator[Moved]:
     """Moves the parameters to ``w + step * direction`` and back to w, bit for bit, whatever happens inside.
 
-    If the weights are used, or stored, in fewer bits than the move needs, the move is rounded stochastically, see
-    :mod:`deltasam.step.rounding`.
+    The direction is never written to. It may be the user's memory (a gradient that a hook keeps, a buffer that a
+    custom function returns as its gradient), and gradients of several parameters may be views into one tensor.
 
     Extra memory: one copy of the moved parameters; a second one for :meth:`Moved.mirror` while a CUDA graph is
     recorded.
-
-    The direction is never written to. It may be the user's memory (a gradient that a hook keeps, a buffer that a
-    custom function returns as its gradient), and gradients of several parameters may be views into one tensor.
 
     Args:
         params: The parameters to move.
         direction: One tensor per parameter; None leaves it where it is.
         step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
         consume: Empty the list of directions, so that their memory can be freed.
-        grids: The precision that each parameter is used in, None for float32. A parameter that is stored in half
-            precision is rounded to that in any case.
+        grids: The precision in which each parameter is used, None for float32: the move is rounded to it
+            stochastically, see :mod:`deltasam.step.rounding`. The precision in which it is stored takes precedence.
         seed: The seed of the rounding.
-
-    Yields:
-        A handle that can :meth:`~Moved.mirror` the move.
     """
     grids = [None] * len(params) if grids is None else grids
     chosen = [k for k, d in enumerate(direction) if d is not None]

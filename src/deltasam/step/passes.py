@@ -164,17 +164,17 @@ class Passes(StepBatch):
         with (
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
-            gradient(targets, self.trainable, self.ranks.sharded) as total,
+            gradient(targets, self.trainable, self.ranks.sharded) as collected,
         ):
             for k in range(len(self.batches)):
                 losses = self._evaluate(k, self.inner, graph=True, ascending=True)
                 g = weights(losses.detach()) if callable(weights) else self._weights_of(k, weights)
                 with no_autocast(losses.device):
-                    total.add(self.scaled(self._weighted_mean(losses, k, g)))
-                note_grids(self.inner, self.objective_kind, losses, targets, total.sum())
+                    collected.add(self.scaled(self._weighted_mean(losses, k, g)))
+                note_grids(self.inner, self.objective_kind, losses, targets, collected.total)
                 parts.append(losses.detach())
                 del losses
-            grads = total.sum()
+            grads = collected.total
         if self.scope == "global" and self.ranks.replicated:
             grads = self.ranks.mean_gradients(grads, targets)
         self.ranks.reshard()

@@ -207,16 +207,11 @@ class Replay:
     ``randomness="independent"`` extra passes draw from separate streams instead (and still consume nothing).
 
     Python's and NumPy's global streams are rewound only if the model draws from them or no other thread is alive, see
-    :mod:`deltasam.step.draws`.
+    :mod:`deltasam.step.draws`. With ``watch`` the state in which the first extra pass ends is kept for
+    :meth:`following`.
 
     Cost: a copy of the buffers that change and of the generators' states (5 kB) per pass; no device synchronisation,
     except once per model if it has large buffers.
-
-    Args:
-        model: The model.
-        devices: The accelerators in use.
-        randomness: Whether extra passes see the same random draws.
-        watch: Whether to remember the state in which the first extra pass ends, for :meth:`following`.
     """
 
     def __init__(

@@ -12,13 +12,13 @@ from torch.func import functional_call, jvp
 
 from deltasam._torch import foreach_mul_
 from deltasam.parallel.refusals import require_whole
-from deltasam.step.checks import check_number, require_real
+from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
 from deltasam.step.randomness import Seed
 from deltasam.step.unperturbed import CallWrapper
-from deltasam.weighting._base import Weighting, check_radius
+from deltasam.weighting._base import Weighting, check_probes
 from deltasam.weighting._forward_mode import twice_differentiable
 
 
@@ -53,8 +53,7 @@ class Directional(Weighting):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_number("samples", self.samples, 1, whole=True)
-        check_radius(self.radius)
+        check_probes(self.radius, samples=self.samples)
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Derivatives along ``samples`` directions; the losses at w are not needed."""
