@@ -1,4 +1,4 @@
-"""Gradients that are set aside and added again, dense and sparse ones."""
+"""``set_aside`` adds the earlier gradients again, dense and sparse ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_dense_gradient_keeps_its_address() -> None:
 
 
 def test_a_gradient_of_two_parameters_is_added_up_for_each() -> None:
-    """Autograd hands one tensor to both summands of a sum: added to in place, it would be counted twice."""
+    """Autograd gives both terms of a sum the same tensor: an addition in place would count it twice."""
     a, b, c = (nn.Parameter(torch.randn(3, dtype=torch.float64)) for _ in range(3))
     total, wanted = module.Gradient([a, b, c]), torch.zeros(3, dtype=torch.float64)
     for k in range(3):
