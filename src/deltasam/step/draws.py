@@ -144,7 +144,7 @@ class Use:
         self._found -= self._open
         self._watches += 1
         try:
-            watches = {"python": _PythonWatch(), "numpy": _NumpyWatch()}
+            watches: dict[str, _PythonWatch | _NumpyWatch] = {"python": _PythonWatch(), "numpy": _NumpyWatch()}
             self._watching = {name: watches[name] for name in self._open}
             with ExitStack() as stack:
                 for watch in self._watching.values():

@@ -38,8 +38,9 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.
     return (x if bias is None else x + bias).to(dtype)
 
 
-def _per_channel(value: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if value is None else value.view(1, -1, *[1] * (x.ndim - 2))
+def _channel_norm(x: Tensor, dims: list[int], eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    shaped = [None if value is None else value.view(1, -1, *[1] * (x.ndim - 2)) for value in (weight, bias)]
+    return _affine(_standardised(x, dims, eps), *shaped, x.dtype)
 
 
 def _layer_norm(
@@ -53,37 +54,20 @@ def _layer_norm(
     return _affine(_standardised(x, list(range(-len(normalized_shape), 0)), eps), weight, bias, x.dtype)
 
 
-def _batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+# torch.nn.functional passes the options of these two by name.
+
+
+def _batch_norm(x: Tensor, *running: Any, training: bool, eps: float, **options: Any) -> Tensor:
     if not training:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    # The running statistics are not updated: this is an extra pass, which leaves no trace in them.
-    dims = [d for d in range(x.ndim) if d != 1]
-    return _affine(_standardised(x, dims, eps), _per_channel(weight, x), _per_channel(bias, x), x.dtype)
+        return F.batch_norm(x, *running, training=False, eps=eps, **options)
+    # The running statistics are not updated: this is an extra pass, without side effects on them.
+    return _channel_norm(x, [d for d in range(x.ndim) if d != 1], eps, options["weight"], options["bias"])
 
 
-def _instance_norm(
-    x: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def _instance_norm(x: Tensor, *, use_input_stats: bool, eps: float, **options: Any) -> Tensor:
     if not use_input_stats:
-        return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    dims = list(range(2, x.ndim))
-    return _affine(_standardised(x, dims, eps), _per_channel(weight, x), _per_channel(bias, x), x.dtype)
+        return F.instance_norm(x, use_input_stats=False, eps=eps, **options)
+    return _channel_norm(x, list(range(2, x.ndim)), eps, options["weight"], options["bias"])
 
 
 def _group_norm(x: Tensor, *args: Any, **options: Any) -> Tensor:
