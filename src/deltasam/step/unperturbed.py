@@ -30,7 +30,7 @@ class _AtOrigin(torch.autograd.Function):
 
 
 class CallWrapper(nn.Module):
-    """A module that calls any function, so that ``functional_call`` can replace the parameters of the model during the call."""
+    """A module that calls any function, so that ``functional_call`` can replace the model's parameters in the call."""
 
     def __init__(self, model: nn.Module, function: Callable[[], Any]) -> None:
         super().__init__()

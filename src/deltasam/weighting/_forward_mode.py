@@ -39,8 +39,8 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.
 
 
 def _channel_norm(x: Tensor, dims: list[int], eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    shaped = [None if value is None else value.view(1, -1, *[1] * (x.ndim - 2)) for value in (weight, bias)]
-    return _affine(_standardised(x, dims, eps), *shaped, x.dtype)
+    weight, bias = (None if v is None else v.view(1, -1, *[1] * (x.ndim - 2)) for v in (weight, bias))
+    return _affine(_standardised(x, dims, eps), weight, bias, x.dtype)
 
 
 def _layer_norm(
@@ -57,9 +57,9 @@ def _layer_norm(
 # torch.nn.functional passes the options of these two by name.
 
 
-def _batch_norm(x: Tensor, *running: Any, training: bool, eps: float, **options: Any) -> Tensor:
+def _batch_norm(x: Tensor, mean: Any, variance: Any, *, training: bool, eps: float, **options: Any) -> Tensor:
     if not training:
-        return F.batch_norm(x, *running, training=False, eps=eps, **options)
+        return F.batch_norm(x, mean, variance, training=False, eps=eps, **options)
     # The running statistics are not updated: this is an extra pass, without side effects on them.
     return _channel_norm(x, [d for d in range(x.ndim) if d != 1], eps, options["weight"], options["bias"])
 

@@ -90,8 +90,9 @@ class RecordedStep:
         _copy_(list(tensors(self._inputs)), list(tensors(inputs)))
         self._streams.align(steps)
         self._graph.replay()
-        values = {f.name: getattr(self._step, f.name) for f in dataclasses.fields(self._step)}
-        return Step(**{name: v.clone() if isinstance(v, Tensor) else v for name, v in values.items()})
+        values: dict[str, Any] = {f.name: getattr(self._step, f.name) for f in dataclasses.fields(self._step)}
+        values.update({name: value.clone() for name, value in values.items() if isinstance(value, Tensor)})
+        return Step(**values)
 
 
 @contextmanager
