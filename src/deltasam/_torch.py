@@ -2,16 +2,16 @@
 
 No other module may use a private name of torch (``tests/project/test_torch_names.py``). An entry states why the name
 is needed and since when torch has it ("2.6" is the oldest version that deltasam supports; all names were checked with
-2.13). Where a name is missing, either public operations take its place, or the first use raises one error that names
-the version of torch and the remedy. ``import deltasam`` itself never fails because of a missing name.
+2.13). Where a name is missing, either a public name or a cautious answer takes its place, or the first use raises one
+error with the version of torch and the remedy. ``import deltasam`` itself never fails because of a missing name.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -23,7 +23,6 @@ _TESTED = "2.6 to 2.13"
 
 
 def _missing(name: str, purpose: str, remedy: str = "") -> RuntimeError:
-    """The error for a private name that this version of torch does not have."""
     return RuntimeError(
         f"torch {torch.__version__} has no {name}, which deltasam needs for {purpose}: "
         f"{f'{remedy}, or ' if remedy else ''}install a version of torch that deltasam is tested with ({_TESTED})"
@@ -31,7 +30,7 @@ def _missing(name: str, purpose: str, remedy: str = "") -> RuntimeError:
 
 
 def _raises(error: RuntimeError) -> Callable[..., Any]:
-    """A function that raises the error when it is called, not when it is imported."""
+    """A function that raises the error when it is called."""
 
     def fail(*_args: Any, **_options: Any) -> Any:
         raise error
@@ -45,55 +44,34 @@ def _attribute(owner: object, name: str, purpose: str) -> Callable[[Any], Any]:
 
 
 # -- kernels for many tensors at once (2.6) ---------------------------------------------------------------------------
-# torch.optim is built on them; there are no public names. Without them: one public operation a tensor. An interruption
-# (Ctrl-C) must not come between two tensors, which `deque(map(...))` ensures: it runs no bytecode.
+# torch.optim is built on them; there are no public names. One call also means that an interruption (Ctrl-C) finds all
+# tensors changed, or none. If they are gone, the first use raises.
 
 
-def _each_copy_(values: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> None:
-    deque(map(Tensor.copy_, values, sources, [non_blocking] * len(values)), maxlen=0)
-
-
-def _each_lerp_(values: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
-    deque(map(Tensor.lerp_, values, ends, [weight] * len(values)), maxlen=0)
-
-
-def _each_lerp(values: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> list[Tensor]:
-    return [value.lerp(end, weight) for value, end in zip(values, ends, strict=True)]
-
-
-def _each_mul_(values: Sequence[Tensor], factor: Tensor) -> None:
-    for value in values:
-        value.mul_(factor)
-
-
-def _each_norm(values: Sequence[Tensor], order: float, *, dtype: torch.dtype | None = None) -> list[Tensor]:
-    return [torch.linalg.vector_norm(value, order, dtype=dtype) for value in values]
+def _kernel(name: str) -> Any:
+    return getattr(torch, name, None) or _raises(_missing(f"torch.{name}", "moving the weights"))
 
 
 #: ``foreach_copy_(values, sources, non_blocking=False)``
-foreach_copy_: Any = getattr(torch, "_foreach_copy_", _each_copy_)
+foreach_copy_: Any = _kernel("_foreach_copy_")
 #: ``foreach_lerp(values, ends, weight)``: weight 0 is ``values``, 1 is ``ends``, 2 the other side of ``ends``.
-foreach_lerp: Any = getattr(torch, "_foreach_lerp", _each_lerp)
+foreach_lerp: Any = _kernel("_foreach_lerp")
 #: The same, in place.
-foreach_lerp_: Any = getattr(torch, "_foreach_lerp_", _each_lerp_)
+foreach_lerp_: Any = _kernel("_foreach_lerp_")
 #: ``foreach_mul_(values, factor)``, the factor a tensor with one element.
-foreach_mul_: Any = getattr(torch, "_foreach_mul_", _each_mul_)
+foreach_mul_: Any = _kernel("_foreach_mul_")
 #: ``foreach_norm(values, order, dtype=None)``
-foreach_norm: Any = getattr(torch, "_foreach_norm", _each_norm)
+foreach_norm: Any = _kernel("_foreach_norm")
+_fused_sgd_: Any = _kernel("_fused_sgd_")
 
 
 def fused_ascent_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
     """``weights += step * direction`` in one kernel; a step of zero changes nothing, whatever the direction holds.
 
-    The kernel is that of ``torch.optim.SGD(fused=True)`` (2.6); its ``found_inf`` is the guard. It goes by memory, so
-    each direction must have the strides of its weight.
+    The kernel is that of ``torch.optim.SGD(fused=True)``; its ``found_inf`` is the guard. It ignores strides, so each
+    direction must have those of its weight.
     """
-    kernel: Any = getattr(torch, "_fused_sgd_", None)
-    if kernel is None:
-        for w, d in zip(weights, direction, strict=True):
-            w.add_(torch.where(step == 0, torch.zeros_like(d), d * step).to(w.dtype))
-        return
-    kernel(
+    _fused_sgd_(
         weights, direction, [], weight_decay=0.0, momentum=0.0, lr=step.float(), dampening=0.0, nesterov=False,
         maximize=True, is_first_step=False, grad_scale=None, found_inf=(step == 0).float(),
     )  # fmt: skip
@@ -106,32 +84,32 @@ version_of: Callable[[Tensor], int] = _attribute(Tensor, "_version", "finding te
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor that this one is a view of, None if it is no view, or if torch does not tell (2.6)."""
+    """The tensor of which this one is a view (2.6); None if it is not a view, or if torch no longer tells."""
     base: Tensor | None = getattr(tensor, "_base", None)
     return base
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Whether a tensor is a view of another one (2.6). If torch does not tell, it may be: callers make a copy."""
+    """Whether a tensor is a view of another one (2.6). If torch no longer tells, assume so: callers make a copy."""
     ask: Any = getattr(tensor, "_is_view", None)
     return True if ask is None else bool(ask())
 
 
 def has_gradient_hooks(parameter: nn.Parameter) -> bool:
-    """Whether ``register_post_accumulate_grad_hook`` was called (2.6). If torch does not tell, assume so."""
+    """Whether ``register_post_accumulate_grad_hook`` was called (2.6). If torch no longer tells, assume so."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", True))
 
 
 def output_dtype(node: Any) -> torch.dtype | None:
-    """The dtype of the tensor that a node of an autograd graph has computed (2.6), None if torch does not tell."""
+    """The dtype of the tensor that a node of an autograd graph has computed (2.6); None if torch no longer tells."""
     metadata = getattr(node, "_input_metadata", None)
     dtype: torch.dtype | None = metadata[0].dtype if metadata else None
     return dtype
 
 
 # -- modules (2.6) ----------------------------------------------------------------------------------------------------
-# The dictionaries themselves, because tensors are exchanged in them: setattr() refuses a tensor that is no Parameter.
-# And because named_parameters() and modules() put names together, which takes too long in every step.
+# The dictionaries themselves, because tensors are exchanged in them: setattr() refuses a tensor that is not a
+# Parameter. And because named_parameters() and modules() compose names, which takes too long in every step.
 
 _WHY_SLOTS = "exchanging the tensors of a module during a pass"
 parameters_of: Callable[[nn.Module], dict[str, Any]] = _attribute(nn.Module(), "_parameters", _WHY_SLOTS)
@@ -165,7 +143,7 @@ try:  # documented by torch in notes and tutorials under these private modules o
 except ImportError:
 
     class TorchDispatchMode:  # type: ignore[no-redef]
-        """Stands in for torch's class; making one raises."""
+        """Replaces torch's class; making one raises."""
 
         __init__ = _raises(_missing("torch.utils._python_dispatch.TorchDispatchMode", _WHY_PROXIES, _THE_LOOP))
 
@@ -191,14 +169,14 @@ except ImportError:
 
 
 def argument_names(operation: Any) -> list[str]:
-    """The names of the arguments of an operation in a dispatch mode (2.6); none if torch does not tell."""
+    """The names of the arguments of an operation in a dispatch mode (2.6); empty if torch no longer tells."""
     return [argument.name for argument in getattr(getattr(operation, "_schema", None), "arguments", ())]
 
 
 def in_function_transform() -> bool:
     """Whether a transform of ``torch.func`` is running, where values cannot be read (2.6).
 
-    If torch does not tell, assume so: checks that read values are left out.
+    If torch no longer tells, assume so: checks that read values are left out.
     """
     level: Any = getattr(getattr(torch._C, "_functorch", None), "maybe_current_level", None)
     return True if level is None else level() is not None
@@ -224,7 +202,7 @@ def set_fp32_precision(backend: str, kind: str, value: str) -> None:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 matrices in hardware (2.6). If torch does not tell, assume not."""
+    """Whether the CPU multiplies bfloat16 matrices in hardware (2.6). If torch no longer tells, assume not."""
     ask = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return ask is not None and bool(ask())
 
@@ -314,26 +292,31 @@ def inductor_multiplies_to_float32() -> bool:
 
 
 @contextmanager
-def checkpoints_wrapped(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[bool]:
-    """While open, ``torch.utils.checkpoint`` runs ``wrap(function)`` instead of a checkpointed ``function``.
+def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """Functions that are checkpointed inside are recomputed in backward as ``run(compute)``.
 
-    A function of torch is exchanged (2.6), because the calls that a model makes cannot be seen from outside.
-
-    Yields:
-        Whether it could be exchanged; False if torch no longer has the function.
+    By then the context of the forward has been left; ``run`` can enter it again. A function of torch is replaced
+    (2.6), because the calls that a model makes cannot be seen from outside. If it is gone, this only warns.
     """
     from torch.utils import checkpoint  # late: with torch 2.6 this takes half a second
 
     module: Any = checkpoint
     own = getattr(module, "_checkpoint_without_reentrant_generator", None)
     if own is None:
-        yield False
+        warnings.warn(
+            f"torch {torch.__version__} implements activation checkpointing in an unknown way: do not combine it with "
+            f"Contrastive or with noise on embeddings, or install torch {_TESTED}, which deltasam is tested with",
+            stacklevel=3,
+        )
+        yield
         return
-    module._checkpoint_without_reentrant_generator = lambda function, *rest, **options: own(
-        wrap(function), *rest, **options
-    )
+
+    def wrapped(function: Callable[..., Any], *rest: Any, **options: Any) -> Any:
+        return own(lambda *args, **named: run(lambda: function(*args, **named)), *rest, **options)
+
+    module._checkpoint_without_reentrant_generator = wrapped
     try:
-        yield True
+        yield
     finally:
         module._checkpoint_without_reentrant_generator = own
 
@@ -342,22 +325,22 @@ def checkpoints_wrapped(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def active_ddp() -> Any:
-    """The ``DistributedDataParallel`` whose forward is running (2.6), None if there is none or torch does not tell."""
+    """The ``DistributedDataParallel`` whose forward is running (2.6), or None; also if torch no longer tells."""
     return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
 
 
 def joins_uneven_inputs(ddp: Any) -> bool:
-    """Whether ``DistributedDataParallel.join()`` is open (2.6). If torch does not tell, assume not: torch hangs."""
+    """Whether ``DistributedDataParallel.join()`` is open (2.6). If torch no longer tells, assume not: torch hangs."""
     return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
 
 def fsdp_parameter_groups(module: Any) -> list[Any]:
     """What ``fully_shard`` keeps about a module's parameters (2.6; several groups since 2.12).
 
-    There is no public way to keep parameters gathered over forward and backward alike.
+    There is no public way to keep parameters gathered during both forward and backward.
 
     Raises:
-        RuntimeError: This version of torch keeps it elsewhere.
+        RuntimeError: This version of torch has other names for it.
     """
     try:
         state = module._get_fsdp_state()
@@ -368,7 +351,7 @@ def fsdp_parameter_groups(module: Any) -> list[Any]:
     except AttributeError as error:
         raise _missing(
             f"FSDP state where deltasam looks for it ({error})",
-            "gathering sharded parameters for the length of a step",
+            "gathering sharded parameters during a step",
             "pass scope='global' if the method takes it, use DistributedDataParallel",
         ) from error
     return groups

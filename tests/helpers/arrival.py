@@ -1,4 +1,4 @@
-"""A perturbation that is to arrive in lower precision: models whose weights lie on a grid, and what float32 gives."""
+"""Perturbations in lower precision: models whose weights are on a grid, and the results of float32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bert() -> nn.Module:
 
 
 def _four_bits(w: Tensor) -> Tensor:
-    """Groups of 32 with a float16 scale and offset each, as Q4_1 of GGUF has it."""
+    """Groups of 32 with a float16 scale and offset each, as in Q4_1 of GGUF."""
     groups = w.reshape(-1, 32) if w.numel() % 32 == 0 else w.reshape(1, -1)
     low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
     scale, offset = ((high - low) / 15).half().float().clamp_min(1e-8), low.half().float()
@@ -52,7 +52,7 @@ MODELS = {"llama": llama, "bert": bert}
 
 
 def on_grid(model: nn.Module, source: str) -> nn.Module:
-    """The model as if it came from a checkpoint of this kind."""
+    """The model with weights as from a checkpoint of this kind."""
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(SOURCES[source](p))
@@ -95,7 +95,7 @@ def with_rounded_weights(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step did: how far the loss rose, the gradient, and the share of the perturbation that arrived."""
+    """The results of a step: the rise of the loss, the gradient, and the share of the perturbation that arrived."""
 
     rise: float
     gradient: Tensor

@@ -1,6 +1,6 @@
 """Small Hugging Face models for captured steps: random weights, no dropout, each with a batch and its objective.
 
-Needs torch and transformers only; LoRA is peft's where it is installed.
+Needs only torch and transformers; LoRA is that of peft if it is installed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def to(values: dict[str, Tensor], device: torch.device | str) -> dict[str, Tenso
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the table. ``params`` is what a method perturbs, if not what its row says."""
+    """A model of the table. ``params`` overrides the parameters that a method perturbs."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -80,7 +80,7 @@ class Case:
 
     def method(self, row: Row) -> Method:
         """The method of a row, with a radius at which its gradient is clearly not the plain one."""
-        rho = 1.5 if row.name == "asam" else 0.5  # the weights are small, and ASAM's radius is relative to them
+        rho = 1.5 if row.name == "asam" else 0.5  # the weights are small, and the radius of ASAM is relative to them
         made = row.method(**({} if row.rho is None else {"rho": rho}))
         if self.params is not None:
             made = made.replace(params=self.params)
@@ -88,10 +88,10 @@ class Case:
         return made if weighting is None else made.replace(weighting=_above_rounding(weighting))
 
     def tolerance(self, row: Row, *, bf16: bool) -> float:
-        """How far two ways of computing a step may be apart, relative to the norm of the gradient.
+        """The largest allowed difference of two steps, relative to the norm of the gradient.
 
-        In bfloat16 the perturbed weights are rounded, in other ways where that is random. Second differences of losses
-        lose half the digits of float32. What a step without its perturbation would miss is 0.3 and more.
+        In bfloat16 the perturbed weights are rounded, with different random bits. Second differences of losses lose
+        half the digits of float32. Without its perturbation a step would differ by 0.3 or more.
         """
         if bf16:
             return 0.08
@@ -103,7 +103,7 @@ class Case:
 
 
 def _above_rounding(weighting: Any) -> Any:
-    """At the radius of the paper a second difference in float32 is noise, which no two ways of computing share."""
+    """At the radius of the paper a second difference in float32 is noise, which differs between implementations."""
     if isinstance(weighting, FiniteDifference):
         return replace(weighting, radius=2.0)
     return replace(weighting, of=_above_rounding(weighting.of)) if isinstance(weighting, RandomWeights) else weighting
@@ -119,7 +119,7 @@ def _hf(model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def mpnet() -> nn.Module:
-    """MPNet; older versions of transformers make its positions on the host, which cannot be recorded."""
+    """MPNet; older versions of transformers compute its positions on the host, which cannot be recorded."""
     model = _hf("MPNetForSequenceClassification", "MPNetConfig", **_ENCODER)()
     encoder: Any = model.mpnet.encoder
     if ".to(x.device)" in inspect.getsource(encoder.compute_position_bias):
@@ -135,7 +135,7 @@ def mpnet() -> nn.Module:
 
 
 class LoraLinear(nn.Module):
-    """A linear layer with a low-rank adapter, whose parts have the names that peft gives them."""
+    """A linear layer with a low-rank adapter, with the names of peft."""
 
     def __init__(self, base_layer: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def _smol(device: torch.device | str, **smaller: int) -> nn.Module:
 
 
 def smol(device: torch.device | str, **smaller: int) -> nn.Module:
-    """SmolLM2-135M's shape with random weights; smaller, to try it out without a GPU."""
+    """SmolLM2-135M with random weights; smaller without a GPU."""
     return copy.deepcopy(_smol(device, **smaller))
 
 
@@ -200,7 +200,7 @@ CASES = [
                       n_positions=24, bos_token_id=2, eos_token_id=2, pad_token_id=1, resid_pdrop=0.0, embd_pdrop=0.0,
                       attn_pdrop=0.0), CausalLM()),
     LLAMA,
-    # RMSNorm weights of 10 and matrices of 150 entries: those the fused kernel does not take
+    # RMSNorm weights of 10 and matrices of 150 entries, which the fused kernel does not support
     Case("Llama, odd sizes", _hf("LlamaForCausalLM", "LlamaConfig", **{**_DECODER, "hidden_size": 10, "head_dim": 4,
                                                                        "intermediate_size": 15}), CausalLM()),
     Case("Qwen2", _hf("Qwen2ForCausalLM", "Qwen2Config", **_DECODER), CausalLM()),
@@ -224,14 +224,14 @@ class Comparison:
     """
 
     report: CaptureReport
-    ordinary: int  # how many steps are to be ordinary
+    ordinary: int  # the number of ordinary steps
     difference: float
-    from_plain: float | None  # what a step without its perturbation would miss; None for plain training
+    from_plain: float | None  # the difference to a step without perturbation; None for plain training
     losses: float  # the largest difference of a loss at w
-    intact: bool  # the weights, bit for bit, where they were
+    intact: bool  # whether the weights were restored bit for bit
 
     def check(self, tolerance: float) -> None:
-        """Raises an AssertionError unless the step was replayed and is the ordinary one to a tolerance."""
+        """Raises an AssertionError unless the step was replayed and equals the ordinary one within a tolerance."""
         assert self.report.obstacles == {}
         assert (self.report.ordinary, self.report.recorded, self.report.replayed) == (self.ordinary, 1, 2)
         assert self.intact
@@ -272,7 +272,7 @@ def compare(case: Case, row: Row, device: torch.device | str = "cpu", *, bf16: b
 
 
 def trajectory(method: Method, model: nn.Module, optimizer: Any, batches: list[Any], *, capture: bool) -> Trajectory:
-    """Trains with clipping and an optimizer, captured whole or written out."""
+    """Trains with clipping and an optimizer, as a captured whole step or in a plain loop."""
     captured = Captured(method, optimizer=optimizer, max_grad_norm=1.0)
     losses, perturbed = [], []
     for batch in batches:

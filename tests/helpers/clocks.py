@@ -1,4 +1,4 @@
-"""A clock that only work moves: what is measured with it is known, however busy the machine is."""
+"""A fake clock that only advances by given amounts, so that measurements do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class StoodClock:
-    """Stands in for the clocks of ``time`` and stands still, but for work that says how long it takes."""
+    """Replaces clocks of ``time``; only :meth:`work` advances it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.now = 0.0
@@ -17,7 +17,7 @@ class StoodClock:
             monkeypatch.setattr(time, name, lambda: self.now)
 
     def work(self, seconds: float) -> Callable[[], None]:
-        """Work that takes so long; sums of fractions of a power of two are exact."""
+        """Work that takes this long; sums of fractions of a power of two are exact."""
 
         def take() -> None:
             self.now += seconds

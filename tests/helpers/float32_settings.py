@@ -1,7 +1,7 @@
-"""Ways a user may have allowed TF32, each in a process of its own: what was once set cannot all be unset again.
+"""Ways in which a user may have allowed TF32, each in a separate process, because not all settings can be undone.
 
-Run as a script it prints, as JSON, what torch says of every way: without us, after ``full_float32`` and so on. It
-imports torch once and forks for every question.
+Run as a script it prints, as JSON, the answers of torch's getters for every way: untouched, after ``full_float32`` and
+so on. It imports torch once and forks for every question.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ NEW_WAYS = {
 WAYS = OLD_WAYS | (NEW_WAYS if NEW else {})
 
 
-def said() -> dict[str, Any]:
-    """What every getter answers, or that it raises."""
+def getters() -> dict[str, Any]:
+    """The answer of every getter, or that it raises."""
     asked: dict[str, Callable[[], Any]] = {
         "precision": torch.get_float32_matmul_precision,
         "products": lambda: torch.backends.cuda.matmul.allow_tf32,
@@ -76,38 +76,38 @@ def said() -> dict[str, Any]:
     return answers
 
 
-def said_from_now_on() -> list[dict[str, Any]]:
-    """What the getters answer now, and as more and more is set, so that two settings that only look alike differ."""
-    answers = [said()]
+def later_answers() -> list[dict[str, Any]]:
+    """The answers now and after further settings, so that settings that only look alike can be distinguished."""
+    answers = [getters()]
     for kind, op in KEYS if NEW else ():
         for value in ("ieee", "tf32", "none"):
             torch._C._set_fp32_precision_setter(kind, op, value)
-            answers.append(said())
+            answers.append(getters())
     for value in ("medium", "highest"):
         torch.set_float32_matmul_precision(value)
-        answers.append(said())
+        answers.append(getters())
     return answers
 
 
 def after_the_block(device: torch.device) -> Any:
     with full_float32(device):
         torch.ones(2, 2) @ torch.ones(2, 2)
-    return said_from_now_on()
+    return later_answers()
 
 
 def after_an_error() -> Any:
     with suppress(ZeroDivisionError), full_float32(CUDA):
         raise ZeroDivisionError
-    return said_from_now_on()
+    return later_answers()
 
 
 def after_blocks_in_blocks() -> Any:
     with full_float32(CPU), full_float32(CUDA):
-        inside = said()
+        inside = getters()
         with full_float32(CUDA):
-            assert said() == inside
-        assert said() == inside
-    return said_from_now_on()
+            assert getters() == inside
+        assert getters() == inside
+    return later_answers()
 
 
 def after_a_run() -> Any:
@@ -119,12 +119,12 @@ def after_a_run() -> Any:
         with _run._precision(wanted):
             assert ("matmul" in rounded(CUDA)) is rounds, wanted
             assert torch.get_float32_matmul_precision() == ("high" if rounds else "highest")
-    return said_from_now_on()
+    return later_answers()
 
 
 def inside(device: torch.device) -> Any:
     with full_float32(device):
-        return {"said": said(), "rounded": sorted(rounded(device))}
+        return {"getters": getters(), "rounded": sorted(rounded(device))}
 
 
 def kept() -> Any:
@@ -133,7 +133,7 @@ def kept() -> Any:
         if NEW:
             torch.backends.fp32_precision = "tf32"
             torch.backends.cuda.matmul.fp32_precision = "ieee"
-    return said_from_now_on()
+    return later_answers()
 
 
 def works() -> Any:
@@ -144,7 +144,7 @@ def works() -> Any:
     from deltasam.weighting import FiniteDifference, OwnGradient
     from helpers.problems import TRANSFORMER_NO_DROPOUT
 
-    before = said()
+    before = getters()
     model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32, size=4)
     for weighting in (FiniteDifference(), OwnGradient()):
         DeltaSAM(weighting=weighting).backward(model, batch, objective)
@@ -156,12 +156,12 @@ def works() -> Any:
     assert (key == other) is (not rounded(CUDA))
     assert surroundings_key(CUDA) == key
     assert hash(key) == hash(surroundings_key(CUDA))
-    assert said() == before
+    assert getters() == before
     return {"rounded": sorted(rounded(CUDA))}
 
 
 QUESTIONS: dict[str, Callable[[], Any]] = {
-    "untouched": said_from_now_on,
+    "untouched": later_answers,
     "after cuda": lambda: after_the_block(CUDA),
     "after cpu": lambda: after_the_block(CPU),
     "after an error": after_an_error,
@@ -175,7 +175,7 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
 
 
 def answered(way: str, question: Callable[[], Any]) -> Any:
-    """The answer of a forked process in which this was set."""
+    """The answer of a forked process with these settings."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -183,7 +183,7 @@ def answered(way: str, question: Callable[[], Any]) -> Any:
             try:
                 exec(way)
                 json.dump(question(), pipe)
-            except BaseException:  # noqa: BLE001 - told by the test
+            except BaseException:  # noqa: BLE001 - reported by the test
                 json.dump({"error": traceback.format_exc()}, pipe)
         os._exit(0)
     os.close(send)
@@ -199,5 +199,5 @@ if __name__ == "__main__":
     import deltasam.lab.experiments._run
     import deltasam.methods  # noqa: F401
 
-    told = {name: {ask: answered(way, q) for ask, q in QUESTIONS.items()} for name, way in WAYS.items()}
-    json.dump(told, sys.stdout)
+    answers_by_way = {name: {ask: answered(way, q) for ask, q in QUESTIONS.items()} for name, way in WAYS.items()}
+    json.dump(answers_by_way, sys.stdout)

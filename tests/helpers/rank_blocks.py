@@ -1,4 +1,4 @@
-"""Cases of ``rank_cases.py``: layers with norms, each sharded by itself, and what is remembered of shards."""
+"""Cases of ``rank_cases.py``: layers with norms, each sharded separately, and the state of methods for shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAN_SHARD = hasattr(torch.cpu.current_stream(), "record_event")  # a model on a 
 
 
 def blocks(rank: int, world: int) -> dict[str, float]:
-    """FSDP takes the gradients of a layer when its backward is over: none may come later."""
+    """FSDP reduces the gradients of a layer at the end of its backward: none may come later."""
     from torch.distributed.fsdp import fully_shard
 
     random = torch.Generator().manual_seed(3)
@@ -36,7 +36,7 @@ def blocks(rank: int, world: int) -> dict[str, float]:
     for layer in [*model, model]:
         fully_shard(layer, mesh=mesh)
     part = slice(3 * rank, 3 * rank + 3)
-    # One step: a gradient that is late is there in the second.
+    # One step: a late gradient would arrive in the second.
     PerInstanceSAM(rho=0.3).backward(model, (batch[0][part], batch[1][part]), objective)
     PerInstanceSAM(rho=0.3).backward(alone, batch, objective)
     found = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
@@ -49,7 +49,7 @@ def blocks(rank: int, world: int) -> dict[str, float]:
 
 
 def kept(rank: int, world: int) -> dict[str, Any]:
-    """What methods keep of shards, saved by every process for itself, or by another process."""
+    """The state of methods for shards, saved by every process for itself, or by another process."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
@@ -58,7 +58,7 @@ def kept(rank: int, world: int) -> dict[str, Any]:
 
     def step(method: Method) -> dict[str, Tensor]:
         torch.manual_seed(1)
-        model = nn.Linear(4, 2 * world).double()  # parts of one shape, so that none can be told from another by that
+        model = nn.Linear(4, 2 * world).double()  # parts of one shape, so that the shape does not distinguish them
         fully_shard(model, mesh=mesh)
         method.backward(model, batch, lambda model, batch: model(batch).square().sum(1))
         return {name: p.grad.full_tensor() for name, p in model.named_parameters()}  # type: ignore[union-attr]

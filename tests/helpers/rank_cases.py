@@ -1,4 +1,4 @@
-"""What the processes of ``tests/parallel`` do: every case gives numbers, which the tests look at.
+"""The processes of ``tests/parallel``: every case returns numbers, which the tests check.
 
 Run as a script it starts the processes by fork, so that torch is imported once: ``rank_cases.py FOLDER WORLD...``.
 """
@@ -87,7 +87,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 def plain(
     make: Callable[..., Method], objective: Any, batch: Any, *, seed: int, dropout: float, steps: int = 1
 ) -> Any:
-    """Gradients of one process without any wrapper."""
+    """Gradients of one process without a wrapper."""
     model, method = model_for(dropout), make()
     torch.manual_seed(seed)
     for _ in range(steps):
@@ -127,7 +127,7 @@ def replicas(rank: int, world: int) -> dict[str, float]:
             moved = [q is None or p.data_ptr() != q or not torch.equal(p, w)
                      for p, (q, w) in zip(model.parameters(), before, strict=True)]  # fmt: skip
             found[f"{name} {scope} weights changed"] = float(any(moved))
-    # Whatever the number of processes: exact per-instance equals the large batch also without a word of the option.
+    # Exact per-instance equals the large batch for any number of processes, with or without the option.
     model = DistributedDataParallel(model_for(0.0))
     PerInstanceSAM().backward(model, part_of(batch, rank), cross_entropy)
     wanted = plain(PerInstanceSAM, cross_entropy, batch, seed=0, dropout=0.0)
@@ -157,7 +157,7 @@ def accumulation(rank: int, world: int) -> dict[str, float]:
 
 
 @contextmanager
-def counted(model: DistributedDataParallel) -> Iterator[dict[str, int]]:
+def bytes_sent(model: DistributedDataParallel) -> Iterator[dict[str, int]]:
     """Bytes that leave a process: through DDP's buckets, and through every collective called by Python."""
     sent = {"bytes": 0}
 
@@ -193,13 +193,13 @@ def communication(rank: int, world: int) -> dict[str, float]:
     for name, (make, objective) in methods().items():
         for scope in ("local", "global"):
             model = DistributedDataParallel(model_for(0.0))
-            with counted(model) as sent:
+            with bytes_sent(model) as sent:
                 make(scope=scope).backward(model, batch, objective)
             found[f"{name} {scope}"] = float(sent["bytes"])
     parts = MicroBatches([(batch[0][:1], batch[1][:1]), (batch[0][1:], batch[1][1:])])
     for name in ("sam", "per-instance"):
         model = DistributedDataParallel(model_for(0.0))
-        with counted(model) as sent:
+        with bytes_sent(model) as sent:
             methods()[name][0]().backward(model, parts, cross_entropy)
         found[f"{name} micro-batches"] = float(sent["bytes"])
     return found
@@ -220,7 +220,7 @@ class Poisoned:
 
 
 def decisions(rank: int, world: int) -> dict[str, float]:
-    """Whether all processes skip together, and take the plain gradient then."""
+    """Whether all processes skip together, and use the plain gradient then."""
     model = DistributedDataParallel(model_for(0.0))
     batch = whole_batch(world)
     step = SAM(scope="global").backward(model, part_of(batch, rank), Poisoned(rank))
@@ -250,7 +250,7 @@ def sharded(model: nn.Module) -> nn.Module:
 
 
 def shards(rank: int, world: int) -> dict[str, float]:
-    """Relative errors under ``fully_shard`` against the large batch, and whether the shards came back bit for bit."""
+    """Relative errors under ``fully_shard`` against the large batch, and whether shards are restored bit for bit."""
     from torch.distributed.tensor import distribute_tensor
 
     from deltasam.weighting import _finite_difference as probes
@@ -291,7 +291,7 @@ def shards(rank: int, world: int) -> dict[str, float]:
 
 
 def gathered(rank: int, world: int) -> dict[str, float]:
-    """The same where every process perturbs by itself: whole parameters for the length of a step."""
+    """The same with ``scope="local"``: whole parameters during a step."""
     found: dict[str, float] = {}
     batch = whole_batch(world)
     for name, (make, objective) in methods().items():
@@ -339,7 +339,7 @@ def directions(rank: int, world: int) -> dict[str, float]:
 
 
 def refusals(rank: int, world: int) -> dict[str, str]:
-    """The sentences for what does not work."""
+    """The messages of refusals."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -374,7 +374,7 @@ if CAN_SHARD:
 
 def process(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    # They meet in a file: a port that is free now may be another's by the time the first of them listens there.
+    # They meet in a file: a port that is free now may be taken when the first of them listens there.
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
     found = {case.__name__: case(rank, world) for case in CASES}
     (folder / f"{world}-{rank}.json").write_text(json.dumps(found))

@@ -1,4 +1,4 @@
-"""Cases of ``rank_cases.py``: gradients that DDP holds back, buckets that it writes into again, its own forward."""
+"""Cases of ``rank_cases.py``: DDP's ``no_sync``, unused parameters, buffers, closures, and its own forward."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
 
 
 def held_back(rank: int, world: int) -> dict[str, float]:
-    """Relative errors of ``scope="global"`` on two micro-batches, the first of which DDP is told not to share."""
+    """Relative errors of ``scope="global"`` on two micro-batches, the first of them in DDP's ``no_sync``."""
     found = {}
     whole = batches(world)
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
@@ -51,12 +51,12 @@ def held_back(rank: int, world: int) -> dict[str, float]:
 
 
 class Routed(nn.Module):
-    """A second layer sees the rows whose first entry is positive: a process that has none of them does not use it."""
+    """A second layer gets the rows whose first entry is positive: a process without such rows does not use it."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.second = nn.Linear(4, 3)  # before the first, so that the numbers sent differ from the beginning
+        self.second = nn.Linear(4, 3)  # before the first, so that the messages differ from the beginning
         self.first = nn.Linear(4, 3)
         self.double()
 
@@ -67,7 +67,7 @@ class Routed(nn.Module):
 
 
 def routed(rank: int, world: int) -> dict[str, float]:
-    """Relative errors where only the first of the processes uses a layer."""
+    """Relative errors if only the first process uses a layer."""
     found = {}
     rows, labels = batches(world)
     rows[:, 0] = torch.where(torch.arange(len(rows)) < 3, 1.0, -1.0) * rows[:, 0].abs()
@@ -82,7 +82,7 @@ def routed(rank: int, world: int) -> dict[str, float]:
 
 
 def buffers(rank: int, world: int) -> dict[str, float]:
-    """Largest difference of BatchNorm's statistics from the first process's after steps that go past DDP's forward."""
+    """Largest difference of BatchNorm's statistics to the first process after steps that bypass DDP's forward."""
     found = {}
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in batches(world))
     for make in (GSAM, LookSAM):
@@ -99,7 +99,7 @@ def buffers(rank: int, world: int) -> dict[str, float]:
 
 
 def compiled(rank: int, world: int) -> dict[str, float]:
-    """The same under ``torch.compile`` around DDP, as made, and after Accelerate's ``unwrap_model`` was at it."""
+    """The same with ``torch.compile`` around DDP, before and after Accelerate's ``unwrap_model``."""
     found = {}
     whole = batches(world)
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)
@@ -159,12 +159,12 @@ def closures(rank: int, world: int) -> dict[str, float]:
             found[f"{name} routed"] = relative_error(given, wanted)
         alone = trained(network(), make(**options), whole, by_closure=True)
         found[f"{name} alone"] = relative_error(ends["global"], alone)
-        assert make is ERM or relative_error(ends["local"], ends["global"]) > 1e-3, "nothing is told apart here"
+        assert make is ERM or relative_error(ends["local"], ends["global"]) > 1e-3, "local and global do not differ"
     return found
 
 
 def unwrapped(rank: int, world: int) -> dict[str, str]:
-    """The error of a closure that uses DDP where the optimizer was given the model inside; plain training is right."""
+    """The error of a closure that uses DDP while the optimizer has the model inside; plain training is right."""
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in batches(world))
     found = {}
     for name, method in {"plain": ERM(), "local": SAM(), "global": SAM(scope="global")}.items():
@@ -186,31 +186,31 @@ def unwrapped(rank: int, world: int) -> dict[str, str]:
 
 
 class Framework(nn.Module):
-    """Trains inside of its own forward, as Lightning's modules do under DDP with manual optimization."""
+    """Trains inside its forward, as Lightning's modules do under DDP with manual optimization."""
 
     def __init__(self) -> None:
         super().__init__()
         self.network = network()
-        self.said = ""
+        self.message = ""
 
     def forward(self, batch: Any) -> Tensor:
         try:
             SAM().backward(self.network, batch, objective)
         except ValueError as error:
-            self.said = str(error)
-        SAM().backward(network(), batch, objective)  # another model, none of DDP's
+            self.message = str(error)
+        SAM().backward(network(), batch, objective)  # another model, which is not in DDP
         return self.network(batch[0])
 
 
 def inside(rank: int, world: int) -> dict[str, str]:
-    """The sentence for a part of a model in the middle of DDP's forward."""
+    """The message for a part of a model inside DDP's forward."""
     framework = Framework()
     DistributedDataParallel(framework)(batches(world))
-    return {"part": framework.said}
+    return {"part": framework.message}
 
 
 def uneven(rank: int, world: int) -> dict[str, Any]:
-    """Inputs of different numbers under DDP's ``join``: what DDP alone exchanges, and the sentence for more."""
+    """Uneven inputs under DDP's ``join``: steps with only DDP's exchanges, and the message for others."""
     found: dict[str, Any] = {}
     whole = batches(world)
     mine = tuple(value[3 * rank : 3 * rank + 3] for value in whole)

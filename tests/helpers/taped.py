@@ -1,8 +1,8 @@
-"""A CUDA graph played on the CPU: every operation of a step goes onto a tape, and a replay runs the tape.
+"""A simulated CUDA graph on the CPU: every operation of a step is recorded on a tape, and a replay runs the tape.
 
-It keeps what matters about a graph. A replay runs no Python of the step. It reads and writes the memory that was
-recorded. Writes of the recording itself to older memory are undone. Kernels of ``deltasam.step.fused`` run in replays
-only, when their table of addresses has been sent. An operation on an empty list of tensors raises, as on a GPU.
+It has the properties of a graph that matter. A replay runs no Python of the step. It reads and writes the memory that
+was recorded. Writes of the recording itself to older memory are undone. Kernels of ``deltasam.step.fused`` run only in
+replays, when their table of addresses has been sent. An operation on an empty list of tensors raises, as on a GPU.
 
 It cannot show synchronisation with the device, nor parallel branches.
 """
@@ -35,7 +35,7 @@ from deltasam.step.rounding import add_rounded
 
 
 class Tape(TorchDispatchMode):
-    """Records what runs while it is entered."""
+    """Records the operations that run inside."""
 
     current: Tape | None = None
 
@@ -50,7 +50,7 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if "_foreach_" in func.__name__ and any(isinstance(arg, (list, tuple)) and not arg for arg in args):
             raise RuntimeError("Tensor list must have at least one tensor.")
-        # Aliases: a parameter that borrows other memory now has its own again when the tape is played.
+        # Aliases: a parameter that has other memory now has its own again when the tape is replayed.
         recorded = tree_map(_alias, (tuple(args), kwargs))
         given = dict(zip((a.name for a in func._schema.arguments), recorded[0], strict=False)) | recorded[1]
         for argument in func._schema.arguments:
@@ -65,7 +65,7 @@ class Tape(TorchDispatchMode):
         return out
 
     def undo(self) -> None:
-        """Puts back what was in memory from before the recording."""
+        """Restores the values of memory from before the recording."""
         for place, value in reversed(self._overwritten):
             place.copy_(value)
         self._overwritten.clear()
@@ -87,12 +87,12 @@ def _alias(leaf: Any) -> Any:
 def _again(func: Any, recorded: tuple[Any, Any], places: list[Any]) -> None:
     found = tree_flatten(func(*recorded[0], **recorded[1]))[0]
     for place, value in zip(places, found, strict=bool(places)):
-        if isinstance(place, Tensor) and not place._is_zerotensor():  # those of forward mode, which hold no memory
+        if isinstance(place, Tensor) and not place._is_zerotensor():  # those of forward mode, which have no memory
             place.copy_(value)
 
 
 class Kernel:
-    """Stands in for the Triton kernel: sees a table of addresses, whose contents arrive after the recording."""
+    """Replaces the Triton kernel: gets a table of addresses, which is filled after the recording."""
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(table: Tensor, step: Tensor, seed: Tensor, number: int, **options: Any) -> None:
@@ -154,7 +154,7 @@ def is_recorded(device: torch.device) -> bool:
 
 
 def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the CPU pass for a device with graphs."""
+    """Treats the CPU as a device with graphs."""
     for name, value in {"CUDAGraph": Tape, "graph": _recording, "synchronize": lambda device: None}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(_captured, "Pool", lambda: SimpleNamespace(handle=None, stream=None))

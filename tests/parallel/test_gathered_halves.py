@@ -1,4 +1,4 @@
-"""Float32 shards that are gathered or used in half precision: perturbations arrive, and poor probes are warned of."""
+"""Float32 shards that are gathered or used in half precision: perturbations arrive, and imprecise probes warn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not CAN_SHARD, reason="this version of torch can
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """This process alone, as a group."""
+    """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
@@ -37,10 +37,10 @@ def test_probes_of_shards_that_are_gathered_in_bfloat16(halves: bool) -> None:
 
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if halves else None))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         DeltaSAM(scope="global").backward(model, torch.randn(4, 3), objective)
-    found = [str(each.message) for each in told if "probe" in str(each.message)]
+    found = [str(each.message) for each in caught if "probe" in str(each.message)]
     assert len(found) == halves
     assert all("bfloat16" in message and "MixedPrecisionPolicy" in message for message in found)
 

@@ -1,4 +1,4 @@
-"""Shards whose exchange of gradients is held back, as for accumulation: it is made all the same, unlike DDP's."""
+"""Shards with ``set_requires_gradient_sync(False)``, as for accumulation: a step exchanges gradients anyway."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @pytest.fixture
 def mesh() -> Iterator[Any]:
-    """This process alone, as a group."""
+    """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield dist.device_mesh.init_device_mesh("cpu", (1,))
@@ -54,7 +54,7 @@ def test_gradients_that_wait_are_not_mixed_with_the_ascent(mesh: Any, make: Call
         fully_shard(module, mesh=mesh)
     alone, batches = network(), torch.randn(2, 5, 3).double()
     for k, batch in enumerate(batches):
-        model.set_requires_gradient_sync(k == 1)  # as one accumulates with FSDP
+        model.set_requires_gradient_sync(k == 1)  # accumulation with FSDP
         make().backward(model, batch, objective, scale=0.5)
         make().backward(alone, batch, objective, scale=0.5)
         found = {name: grad.full_tensor() for name, grad in grads(model).items()}

@@ -1,4 +1,4 @@
-"""The mean over processes, of which the others are stood in for."""
+"""The mean over processes; the others are simulated."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from deltasam.parallel.ranks import Ranks
 
 
-def test_the_mean_is_not_the_sum_and_leaves_the_value_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delta-SAM scales by it to keep half precision in range, which a direction of unit length does not show."""
+def test_the_mean_is_not_the_sum_and_does_not_change_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta-SAM divides the weights by it, for half precision; the normalised direction does not show the factor."""
 
     def all_reduce(value: torch.Tensor, group: Any) -> None:
-        value += group  # what the others hold
+        value += group  # the values of the others
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     ranks = Ranks(torch.nn.Linear(1, 1))
@@ -26,7 +26,7 @@ def test_the_mean_is_not_the_sum_and_leaves_the_value_alone(monkeypatch: pytest.
 
 
 def test_a_gradient_that_only_another_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the first parameter is not used, there it is; nobody uses the third."""
+    """This process does not use the first parameter, the other does; no process uses the third."""
 
     def all_reduce(value: torch.Tensor, group: Any, op: Any = torch.distributed.ReduceOp.SUM) -> None:
         if op == torch.distributed.ReduceOp.MAX:

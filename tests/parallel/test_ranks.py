@@ -1,4 +1,4 @@
-"""Two processes, or four (gloo, CPU), against one, in float64: see ``helpers/rank_cases.py`` for what they do."""
+"""Two or four processes (gloo, CPU) against one, in float64; the cases are in ``helpers/rank_cases.py``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ shards = pytest.mark.skipif(not CAN_SHARD, reason="this version of torch cannot 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world}-processes")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What every process of a world found."""
+    """The results of every process of a world."""
     world: int = request.param
     folder = tmp_path_factory.mktemp("ranks")
     paths = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])
@@ -50,7 +50,7 @@ def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: s
     assert not wrong
 
 
-def test_what_is_compared(ranks: list[dict[str, Any]]) -> None:
+def test_the_comparisons_are_complete(ranks: list[dict[str, Any]]) -> None:
     named = ("erm", "sam", "delta-sam", "asam", "gsam", "friendly-sam", "momentum-sam", "freelb", "rdrop")
     for name in (*named, "look-sam", "per-instance", "per-instance-loop"):
         assert {f"{name} local", f"{name} global"} <= ranks[0]["replicas"].keys()
@@ -65,9 +65,7 @@ def test_local_perturbations_cost_no_communication(ranks: list[dict[str, Any]]) 
         assert plain > 0
         extra = {name: size for name, size in sent.items() if not name.endswith("global") and size != plain}
         assert not extra
-        assert (
-            sent["per-instance global"] == sent["freelb global"] == plain
-        )  # each instance's own, whatever the option
+        assert sent["per-instance global"] == sent["freelb global"] == plain  # per instance, whatever the option
         assert sent["sam global"] == 2 * plain
         assert sent["delta-sam global"] == 2 * plain + 8  # and the mean of the weights
 
@@ -92,12 +90,12 @@ def test_random_directions(ranks: list[dict[str, Any]]) -> None:
 
 @shards
 def test_refusals(ranks: list[dict[str, Any]]) -> None:
-    said = ranks[0]["refusals"]
-    assert "scope='global'" in said["local"]
-    assert "DistributedDataParallel" in said["shards"]
-    assert "tensor parallelism" in said["tensor-parallel"]
-    assert "fully_shard" in said["fsdp1"]
-    assert "DeepSpeed" in said["deepspeed"]
+    messages = ranks[0]["refusals"]
+    assert "scope='global'" in messages["local"]
+    assert "DistributedDataParallel" in messages["shards"]
+    assert "tensor parallelism" in messages["tensor-parallel"]
+    assert "fully_shard" in messages["fsdp1"]
+    assert "DeepSpeed" in messages["deepspeed"]
 
 
 @shards
@@ -108,21 +106,21 @@ def test_a_state_of_shards_belongs_to_its_process(ranks: list[dict[str, Any]]) -
             assert "every process must save and load its own file" in rank["kept"][f"{name} other"]
 
 
-def test_a_part_of_a_model_inside_of_its_forward(ranks: list[dict[str, Any]]) -> None:
+def test_a_part_of_a_model_inside_its_forward(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert "self.trainer.strategy.model" in rank["inside"]["part"]
 
 
 def test_a_closure_whose_model_is_wrapped_elsewhere(ranks: list[dict[str, Any]]) -> None:
-    """DDP would average the gradients of the ascent unnoticed."""
+    """DDP would silently average the gradients of the ascent."""
     for rank in ranks:
-        said = rank["unwrapped"]
-        assert "pass the wrapped model" in said["local"]
-        assert said["plain"] == said["global"] == ""
+        messages = rank["unwrapped"]
+        assert "pass the wrapped model" in messages["local"]
+        assert messages["plain"] == messages["global"] == ""
 
 
-def test_inputs_of_different_numbers(ranks: list[dict[str, Any]]) -> None:
-    assert len({rank["uneven"]["local"] for rank in ranks}) == 1  # replicas that have stayed equal
+def test_uneven_inputs(ranks: list[dict[str, Any]]) -> None:
+    assert len({rank["uneven"]["local"] for rank in ranks}) == 1  # the replicas are still equal
     for rank in ranks:
         for case in ("global", "gsam"):
             assert "join()" in rank["uneven"][case]

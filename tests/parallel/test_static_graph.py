@@ -1,4 +1,4 @@
-"""DDP's ``static_graph=True``: steps whose passes are all exchanged work, others are refused in one sentence."""
+"""DDP's ``static_graph=True``: steps whose passes are all synchronised work, others are refused."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def of_two_steps(model: nn.Module, method: Method, batch: object) -> dict[str, T
 
 
 @pytest.mark.parametrize("method", [ERM(), SAM(), DeltaSAM(), GSAM(), PerInstanceSAM()], ids=str)
-def test_one_exchange(method: Method) -> None:
+def test_one_synchronised_pass(method: Method) -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
     found = of_two_steps(DistributedDataParallel(network(), static_graph=True), method, x)
     method.load_state_dict({})
     assert relative_error(found, of_two_steps(network(), method, x)) < 1e-10
 
 
-def test_gradients_that_are_exchanged_at_the_end() -> None:
+def test_gradients_that_are_synchronised_at_the_end() -> None:
     parts = MicroBatches(torch.randn(2, 4, 3, dtype=torch.float64).unbind())
     found = of_two_steps(DistributedDataParallel(network(), static_graph=True), GSAM(), parts)
     assert relative_error(found, of_two_steps(network(), GSAM(), parts)) < 1e-10
@@ -81,14 +81,14 @@ def by_closure(model: nn.Module, method: Method, x: Tensor) -> dict[str, Tensor]
 
 
 @pytest.mark.parametrize("method", [ERM(), SAM(scope="global"), GSAM(scope="global")], ids=str)
-def test_closures_whose_passes_are_all_exchanged(method: Method) -> None:
+def test_closures_whose_passes_are_all_synchronised(method: Method) -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
     found = by_closure(DistributedDataParallel(network(), static_graph=True), method, x)
     assert relative_error(found, by_closure(network(), method, x)) < 1e-10
 
 
 @pytest.mark.parametrize("method", [SAM(), GSAM()], ids=str)
-def test_closures_whose_ascent_is_not_exchanged_are_refused(method: Method) -> None:
+def test_closures_whose_ascent_is_not_synchronised_are_refused(method: Method) -> None:
     model = DistributedDataParallel(network(), static_graph=True)
     with pytest.raises(ValueError, match=r"static_graph=True.*scope='local' in a closure"):
         by_closure(model, method, torch.randn(4, 3, dtype=torch.float64))

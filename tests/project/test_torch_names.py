@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -108,56 +108,21 @@ def without_module(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
 
 
-def pair() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    return [torch.tensor([1.0, 2.0]), torch.tensor([3.0])], [torch.tensor([5.0, 6.0]), torch.tensor([7.0])]
+@pytest.mark.parametrize("name", ["foreach_copy_", "foreach_lerp", "foreach_lerp_", "foreach_mul_", "foreach_norm"])
+def test_a_missing_kernel_is_an_error_at_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = loaded(monkeypatch, (torch, f"_{name}"))
+    with clear_error(f"torch._{name}"):
+        getattr(names, name)([torch.ones(1)], [torch.ones(1)], 2.0)
 
 
-def copied(names: Any) -> Any:
-    a, b = pair()
-    names.foreach_copy_(a, b, non_blocking=True)
-    return a
+@pytest.mark.parametrize(("step", "expected"), [(0.5, [3.5, 5.0]), (0.0, [1.0, 2.0])])
+def test_the_fused_ascent(step: float, expected: list[float]) -> None:
+    weights, direction = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 6.0 if step else float("inf")])
+    deltasam._torch.fused_ascent_([weights], [direction], torch.tensor(step))
+    assert weights.tolist() == expected
 
 
-def mirrored(names: Any) -> Any:
-    a, b = pair()
-    names.foreach_lerp_(a, b, 2.0)
-    return a
-
-
-def multiplied(names: Any) -> Any:
-    a, _ = pair()
-    names.foreach_mul_(a, torch.tensor(2.0))
-    return a
-
-
-def ascended(names: Any, step: float = 0.5) -> Any:
-    a, b = pair()
-    b[0][0] = float("inf") if step == 0 else 5.0
-    names.fused_ascent_(a, b, torch.tensor(step))
-    return a
-
-
-KERNELS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "copy": ("_foreach_copy_", copied),
-    "lerp": ("_foreach_lerp", lambda names: names.foreach_lerp(*pair(), 2.0)),
-    "lerp in place": ("_foreach_lerp_", mirrored),
-    "mul": ("_foreach_mul_", multiplied),
-    "norm": ("_foreach_norm", lambda names: names.foreach_norm(pair()[0], 2, dtype=torch.float64)),
-    "ascent": ("_fused_sgd_", ascended),
-    "ascent of zero": ("_fused_sgd_", lambda names: ascended(names, 0.0)),
-}
-
-
-@pytest.mark.parametrize(("name", "call"), KERNELS.values(), ids=KERNELS.keys())
-def test_kernels_have_public_fallbacks(name: str, call: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = call(deltasam._torch)
-    found = call(loaded(monkeypatch, (torch, name)))
-    assert [t.dtype for t in found] == [t.dtype for t in expected]
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_fallbacks_are_cautious(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_cautious_where_names_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     functorch, ddp = torch._C._functorch, nn.parallel.DistributedDataParallel
     names = loaded(
         monkeypatch,
@@ -180,7 +145,7 @@ def test_fallbacks_are_cautious(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not names.joins_uneven_inputs(bare)
 
 
-def test_names_with_this_torch() -> None:
+def test_the_names_of_this_torch() -> None:
     names, linear = deltasam._torch, nn.Linear(2, 3)
     x = torch.ones(4, 2)
     before = names.version_of(x)
@@ -248,17 +213,13 @@ def test_missing_products_of_the_compiler_are_not_used(monkeypatch: pytest.Monke
     assert not deltasam._torch.inductor_multiplies_to_float32()
 
 
-def test_a_missing_checkpoint_function_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_function_is_restored() -> None:
     from torch.utils import checkpoint
 
     own = checkpoint._checkpoint_without_reentrant_generator
-    with deltasam._torch.checkpoints_wrapped(lambda function: function) as is_possible:
-        assert is_possible
+    with deltasam._torch.recomputed_by(lambda compute: compute()):
         assert checkpoint._checkpoint_without_reentrant_generator is not own
     assert checkpoint._checkpoint_without_reentrant_generator is own
-    monkeypatch.delattr(checkpoint, "_checkpoint_without_reentrant_generator")
-    with deltasam._torch.checkpoints_wrapped(lambda function: function) as is_possible:
-        assert not is_possible
 
 
 @pytest.mark.parametrize(

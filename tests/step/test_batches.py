@@ -18,7 +18,7 @@ TEXTS = {"text": ["a", "bb", "ccc", "dddd"], "labels": torch.tensor([0, 1, 2, 0]
 
 
 def lengths(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """Reads its texts itself, as an objective with a tokenizer inside does."""
+    """Gets texts, as an objective with a tokenizer inside does."""
     inputs = torch.tensor([[float(len(text)), 1.0] for text in batch["text"]])
     return cross_entropy(model(inputs), batch["labels"], reduction="none")
 
@@ -27,17 +27,17 @@ def test_texts_go_with_their_instances() -> None:
     some = take(TEXTS, torch.tensor([3, 1]), 4)
     assert some["text"] == ["dddd", "bb"]
     assert some["labels"].tolist() == [0, 1]
-    assert some["size"] == (224, 224, 3, 1)  # no texts: nobody can tell whether these are instances
+    assert some["size"] == (224, 224, 3, 1)  # not texts: these may or may not be instances
     assert take((["a", "b"], torch.arange(2)), torch.tensor([1]), 2)[0] == ["b"]
     assert repeat(TEXTS, 2, 4)["text"] == [*TEXTS["text"], *TEXTS["text"]]
     assert take({"text": ["one", "two"], "x": torch.zeros(3)}, torch.tensor([0]), 3)["text"] == ["one", "two"]
 
 
-def test_the_labels_say_how_many_instances_there_are() -> None:
-    """Images of a batch may come all in one tensor, several an instance."""
+def test_labels_determine_the_number_of_instances() -> None:
+    """The images of a batch may be in one tensor, several per instance."""
     patches = torch.zeros(6, 3)
     assert batch_size({"pixel_values": patches, "labels": torch.tensor([0, 1])}) == 2
-    assert batch_size({"pixel_values": patches, "labels": torch.tensor(0.5)}) == 6  # one number is nobody's label
+    assert batch_size({"pixel_values": patches, "labels": torch.tensor(0.5)}) == 6  # a scalar has no instances
     assert batch_size({"pixel_values": patches}) == batch_size([torch.tensor(1.0), patches]) == 6
     assert batch_size({"text": ["a"]}) is None
 
@@ -55,7 +55,7 @@ def test_named_tuples_stay_named_tuples() -> None:
     assert found.inner[1] == "all"
 
 
-def test_shares_add_up_and_are_zero_where_there_is_nothing() -> None:
+def test_shares_add_up_and_are_zero_without_items() -> None:
     counts = [torch.tensor(n) for n in (1, 0, 2)]
     assert [float(share) for share in shares(counts)] == [1 / 3, 0.0, 2 / 3]  # in double precision
     assert [float(share) for share in shares([torch.tensor(0)] * 2)] == [0.0, 0.0]
@@ -73,7 +73,7 @@ class CountsSome:
         return cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def test_parts_of_which_one_cannot_be_counted_count_by_their_instances() -> None:
+def test_parts_are_weighted_by_instances_if_one_has_no_count() -> None:
     model = nn.Linear(2, 3).double()
     x, y = torch.randn(5, 2, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
     parts = MicroBatches([(x[:4], y[:4]), (x[4:], y[4:])])
@@ -84,13 +84,13 @@ def test_parts_of_which_one_cannot_be_counted_count_by_their_instances() -> None
 
 
 @pytest.mark.parametrize("known", [[None, None], [3, None]], ids=["none", "one"])
-def test_parts_that_nobody_can_count_are_refused(known: list[int | None]) -> None:
+def test_parts_without_any_count_are_refused(known: list[int | None]) -> None:
     with pytest.raises(ValueError, match=r"MicroBatches without tensors.*items\(batch\)"):
         shares(known)
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
-def test_one_batch_in_the_place_of_several(kind: Any) -> None:
+def test_one_batch_instead_of_several_is_refused(kind: Any) -> None:
     with pytest.raises(TypeError, match=r"MicroBatches got one mapping \(with x, labels\).*MicroBatches\(\[first"):
         MicroBatches(kind({"x": torch.zeros(2, 3), "labels": torch.zeros(2)}))
 
@@ -114,7 +114,7 @@ def test_a_batch_of_texts_is_split_when_memory_runs_out() -> None:
     torch.testing.assert_close(split.weight.grad, whole.weight.grad)
 
 
-def test_a_share_of_a_batch_is_not_one_more_by_rounding() -> None:
+def test_the_portion_of_a_batch_is_not_rounded_up_by_a_rounding_error() -> None:
     assert 0.55 * 100 > 55
     assert [portion(0.55, 100), portion(0.55, 101), portion(0.25, 5), portion(1e-9, 5), portion(1.0, 7)] == [
         55,

@@ -1,4 +1,4 @@
-"""Where nothing is recorded, a branch is what stands in its place; w - eps beside w + eps leaves the latter alone."""
+"""Branches without a recording run in order; a recorded w - eps is a second copy and does not overwrite w + eps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_nothing_is_recorded_on_a_cpu() -> None:
     assert not is_recorded(cpu)
 
 
-def test_both_sides_of_w_lie_beside_each_other() -> None:
+def test_a_recorded_move_keeps_both_sides_of_w() -> None:
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(5, 3))
     w, r, step = p.detach().clone(), torch.randn(5, 3), torch.tensor(0.3)
@@ -45,8 +45,8 @@ def test_both_sides_of_w_lie_beside_each_other() -> None:
     assert torch.equal(p, w)
 
 
-def test_several_draws_hold_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is launched aside keeps its copy of the weights until the join: two of a draw, however many draws."""
+def test_several_draws_need_the_memory_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A concurrent pass keeps its copy of the weights until the join: two copies per draw, freed before the next."""
     open_, most = [0], []
 
     @contextmanager
@@ -64,8 +64,8 @@ def test_several_draws_hold_the_weights_of_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("way", [_lending, _in_place, _recorded])
-def test_every_way_to_move_comes_back_after_an_exception_and_is_seen_by_autocast(way: Any) -> None:
-    """On a GPU weights move in place, so that the way of the CPU says nothing of it."""
+def test_every_way_of_moving_restores_the_weights_and_clears_the_autocast_cache(way: Any) -> None:
+    """On a GPU weights move in place, so a test of the way of the CPU does not cover it."""
     model, x = nn.Linear(8, 2), torch.randn(4, 8)
     before = [p.detach().clone() for p in model.parameters()]
     moved = [p + 1000 for p in before]  # large enough that w is lost in rounding

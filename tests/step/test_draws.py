@@ -1,4 +1,4 @@
-"""Python's and NumPy's random streams belong to all threads: those that a model does not use are left alone."""
+"""All threads share Python's and NumPy's random streams: those that a model does not use are not touched."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ each_draw = pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
 
 @contextmanager
 def thread(work: Callable[[], Any]) -> Iterator[None]:
-    """Another thread that does this over and over again."""
+    """Another thread that calls a function repeatedly."""
     done = threading.Event()
 
     def loop() -> None:
@@ -75,7 +75,7 @@ def batch() -> Tensor:
 
 
 class Drawing:
-    """An objective that draws, and keeps what it drew."""
+    """An objective that draws, and keeps its draws."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self.draw = draw
@@ -90,7 +90,7 @@ class Drawing:
 @pytest.mark.parametrize("randomness", ["shared", "independent"])
 @pytest.mark.parametrize("draw", [DRAWS["random.random"], DRAWS["numpy.random.rand()"]], ids=["python", "numpy"])
 @each_method
-def test_a_thread_that_draws_meanwhile_never_draws_a_number_twice(
+def test_another_thread_never_draws_a_number_twice(
     make: Callable[[], Method], draw: Callable[[], float], randomness: str
 ) -> None:
     drawn: list[float] = []
@@ -115,10 +115,10 @@ def test_a_thread_that_draws_meanwhile_never_draws_a_number_twice(
 
 @each_draw
 @each_method
-def test_passes_share_what_the_model_draws_while_another_thread_is_alive(
+def test_passes_share_draws_while_another_thread_is_alive(
     make: Callable[[], Method], draw: Callable[[], float]
 ) -> None:
-    """In every step, from the first, and the step consumes what plain training does."""
+    """In every step, including the first; and the step consumes the draws of plain training."""
     random.seed(3)
     np.random.seed(3)  # noqa: NPY002
     plain, model, objective, method = Drawing(draw), net(), Drawing(draw), make()
@@ -138,7 +138,7 @@ def test_passes_share_what_the_model_draws_while_another_thread_is_alive(
 
 @each_draw
 @each_method
-def test_parts_of_a_batch_share_theirs(make: Callable[[], Method], draw: Callable[[], float]) -> None:
+def test_parts_of_a_batch_share_their_draws(make: Callable[[], Method], draw: Callable[[], float]) -> None:
     plain, objective, model = Drawing(draw), Drawing(draw), net()
     parts = MicroBatches([batch()[:3], batch()[3:]])
     start = RandomState.now(())
@@ -169,7 +169,7 @@ def test_independent_passes_draw_other_numbers_and_consume_nothing(draw: Callabl
 
 @each_draw
 @pytest.mark.parametrize("failing", [1, 2], ids=["at w", "extra"])
-def test_an_error_puts_streams_profile_and_functions_back(draw: Callable[[], float], failing: int) -> None:
+def test_an_error_restores_streams_profile_and_functions(draw: Callable[[], float], failing: int) -> None:
     own, model, objective, start = dict(vars(np.random)), net(), Drawing(draw), RandomState.now(())
     draw()
     after = RandomState.now(())
@@ -188,8 +188,8 @@ def test_an_error_puts_streams_profile_and_functions_back(draw: Callable[[], flo
     assert dict(vars(np.random)) == own
 
 
-def test_a_profile_function_is_left_alone() -> None:
-    """Then it cannot be told who draws, and the streams are replayed."""
+def test_a_profiler_is_not_replaced() -> None:
+    """The thread that draws is unknown then, and the streams are replayed."""
 
     def profile(*_: Any) -> None:
         pass
@@ -207,7 +207,7 @@ def test_a_profile_function_is_left_alone() -> None:
             sys.setprofile(None)
 
 
-def test_another_mode_is_another_matter() -> None:
+def test_each_mode_is_watched_separately() -> None:
     """A model that draws in training mode only, seen in evaluation mode first."""
     model, drawn = net(), []
 
@@ -242,7 +242,7 @@ class Words(nn.Module):
 
 @each_draw
 @pytest.mark.parametrize("method", [ERM(), SAM()], ids=str)
-def test_passes_of_a_regulariser_share_theirs(method: Method, draw: Callable[[], float]) -> None:
+def test_passes_of_a_regulariser_share_their_draws(method: Method, draw: Callable[[], float]) -> None:
     model, objective = Words(draw), R3F(Classification(), masks="shared", embeddings="embeddings")
     words = {"input_ids": torch.arange(6).view(2, 3), "labels": torch.tensor([0, 1])}
     with idle():

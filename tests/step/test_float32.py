@@ -1,4 +1,4 @@
-"""Float32 is float32 inside ``full_float32``, and afterwards what the user had set, in either of torch's two ways."""
+"""``full_float32`` disables TF32, and restores the settings of the user, made in either of torch's two ways."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from helpers.float32_settings import NEW, WAYS
 from helpers.problems import CNN, TRANSFORMER
 
 CUDA = torch.device("cuda")
-Told = dict[str, dict[str, Any]]
+Answers = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def told() -> Told:
-    """The answers of all processes, way by way."""
+def answers() -> Answers:
+    """The answers of all processes by way of setting."""
     script = Path(float32_settings.__file__)
     path = os.pathsep.join([str(script.parents[1]), *filter(None, sys.path)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -40,8 +40,8 @@ def told() -> Told:
     return json.loads(result.stdout)
 
 
-def answer(told: Told, way: str, question: str) -> Any:
-    found = told[way][question]
+def answer(answers: Answers, way: str, question: str) -> Any:
+    found = answers[way][question]
     assert not (isinstance(found, dict) and "error" in found), found["error"]
     return found
 
@@ -51,36 +51,36 @@ AFTER = ["after cuda", "after cpu", "after an error", "after blocks in blocks", 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("question", AFTER)
-def test_afterwards_nothing_is_different_now_or_later(told: Told, way: str, question: str) -> None:
-    assert answer(told, way, question) == answer(told, way, "untouched")
+def test_the_settings_are_restored(answers: Answers, way: str, question: str) -> None:
+    assert answer(answers, way, question) == answer(answers, way, "untouched")
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_inside_nothing_is_rounded(told: Told, way: str, device: str) -> None:
-    found, before = answer(told, way, f"inside {device}"), answer(told, way, "untouched")[0]
+def test_inside_nothing_is_rounded(answers: Answers, way: str, device: str) -> None:
+    found, before = answer(answers, way, f"inside {device}"), answer(answers, way, "untouched")[0]
     assert found["rounded"] == []
     if NEW:
         backend = {"cuda": "cuda", "cpu": "mkldnn"}[device]
-        assert {found["said"][f"{backend} {op}"] for op in ("matmul", "conv", "rnn")} <= {"ieee", "none"}
-    if device == "cuda" and way != "new everything bf16":  # which is nothing to a CUDA device
-        assert found["said"]["precision"] == "highest"  # also torch.compile asks in the older way (torch 2.10)
-        assert found["said"]["products"] is False
-        if found["said"]["convolutions"] == "raises":  # torch's own choice cannot be set again, so it was not unset
+        assert {found["getters"][f"{backend} {op}"] for op in ("matmul", "conv", "rnn")} <= {"ieee", "none"}
+    if device == "cuda" and way != "new everything bf16":  # which does not affect a CUDA device
+        assert found["getters"]["precision"] == "highest"  # torch.compile reads the older setting, too (torch 2.10)
+        assert found["getters"]["products"] is False
+        if found["getters"]["convolutions"] == "raises":  # torch's default cannot be restored, so it was not changed
             assert before["convolutions"] == "raises" or not way.startswith(("forbidden", "allowed both"))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_analyses_and_keys_work(told: Told, way: str) -> None:
-    found = answer(told, way, "works")["rounded"]
-    untouched = answer(told, way, "untouched")[0]
+def test_steps_analyses_and_keys_work(answers: Answers, way: str) -> None:
+    found = answer(answers, way, "works")["rounded"]
+    untouched = answer(answers, way, "untouched")[0]
     if NEW:
         assert found == sorted(op for op in ("matmul", "conv", "rnn") if untouched[f"cuda {op}"] == "tf32")
     elif untouched["products"]:
         assert "matmul" in found
 
 
-def test_a_torch_that_knows_the_older_way_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_with_only_the_older_way(monkeypatch: pytest.MonkeyPatch) -> None:
     class Torch:
         products = "medium"
 
@@ -104,10 +104,10 @@ def test_a_torch_that_knows_the_older_way_alone(monkeypatch: pytest.MonkeyPatch)
     (CNN.make, {"conv", "rnn"}, True), (CNN.make, set(), False),
     (lambda dtype: (nn.LSTM(2, 2), torch.zeros(1, 2), None), {"rnn"}, True),
 ])  # fmt: skip
-def test_a_forward_more_only_where_the_model_is_rounded(
+def test_an_extra_forward_only_if_the_model_is_rounded(
     make: Callable[..., Any], kinds: set[str], differs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cuDNN rounds convolutions unless told otherwise: a model without any pays nothing for that."""
+    """cuDNN rounds convolutions by default, which does not matter for a model without any."""
     model, batch, objective = make(torch.float32)
     monkeypatch.setattr("deltasam.weighting._finite_difference.rounded", lambda device: frozenset(kinds))
     passes = Passes(model, batch, objective)

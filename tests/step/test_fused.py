@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Slow:
-    """What the kernel does, block by block, in Python: it sees numbers and addresses only."""
+    """The kernel in Python, block by block; it gets only numbers and addresses."""
 
     def __init__(self) -> None:
         self.waiting: list[Any] = []
@@ -65,19 +65,19 @@ def pairs(*shapes: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
     return [torch.randn(s) for s in shapes], [torch.randn(s) for s in shapes]
 
 
-def test_the_table_leads_every_block_to_its_tensor(slow: Slow) -> None:
+def test_every_block_finds_its_tensor(slow: Slow) -> None:
     w, d = pairs((3, 4), (16,), (5, 20), (64,))
     tables = fused.Tables(CPU)
     with tables.open():
         out = fused.moved(w, d, torch.tensor(0.25))
-    slow.replay()  # as a graph is: after the recording, when the table has been sent
+    slow.replay()  # as in a graph: after the recording, when the table has been sent
     assert slow.launches == 1
     for w_k, d_k, out_k in zip(w, d, out, strict=True):
         assert out_k is not None
         torch.testing.assert_close(out_k, w_k + 0.25 * d_k)
 
 
-def test_a_step_of_zero_keeps_what_is_not_finite_out(slow: Slow) -> None:
+def test_a_zero_step_ignores_directions_that_are_not_finite(slow: Slow) -> None:
     w, d = pairs((4, 4))
     d[0][1, 2] = float("nan")
     with fused.Tables(CPU).open():
@@ -87,7 +87,7 @@ def test_a_step_of_zero_keeps_what_is_not_finite_out(slow: Slow) -> None:
     assert torch.equal(out, w[0])
 
 
-def test_what_the_kernel_does_not_take_is_left_to_torch(slow: Slow) -> None:
+def test_unsupported_tensors_are_left_to_torch(slow: Slow) -> None:
     w, d = pairs((4, 4), (5,), (4, 8), (8, 4), (8,), (0,))
     w[2], d[2] = w[2].double(), d[2].double()
     d[3] = torch.randn(4, 8).t()  # another layout
@@ -107,7 +107,7 @@ def test_transposed_weights_keep_their_layout(slow: Slow) -> None:
     torch.testing.assert_close(out, w[0] + 0.5 * d[0])
 
 
-def test_several_launches_and_then_no_room(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_launches_until_the_table_is_full(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_MOST", 2)
     monkeypatch.setattr(fused, "_ROOM", 35)
     w, d = pairs(*[(4,)] * 5)
@@ -120,12 +120,12 @@ def test_several_launches_and_then_no_room(slow: Slow, monkeypatch: pytest.Monke
     assert second == [None] * 5
 
 
-def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
+def test_a_recorded_move_of_supported_and_unsupported_tensors(slow: Slow) -> None:
     params = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(8))]
     before = [p.detach().clone() for p in params]
     direction = [torch.randn_like(p) for p in params]
     wanted = [p + 0.5 * d for p, d in zip(before, direction, strict=True)]
-    kept = list(direction)  # a graph has its memory for itself
+    kept = list(direction)  # a graph does not share its memory
     with fused.Tables(CPU).open(), _recorded(params, direction, torch.tensor(0.5)):
         values = [p.data for p in params]
     slow.replay()
@@ -135,7 +135,7 @@ def test_a_recorded_move_joins_both_kinds_and_comes_back(slow: Slow) -> None:
     assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
 
 
-def test_the_table_names_the_grid_of_every_tensor(slow: Slow) -> None:
+def test_the_table_contains_the_grid_of_every_tensor(slow: Slow) -> None:
     w, d = pairs((4, 4), (8,), (16,), (4,))
     with fused.Tables(CPU).open():
         kept = fused.moved(w, d, torch.tensor(0.5), ["bf16", None, "fp16", "tf32"], torch.tensor(3))
@@ -144,7 +144,7 @@ def test_the_table_names_the_grid_of_every_tensor(slow: Slow) -> None:
     assert slow.codes == [[1, 0, 2, 3]]
 
 
-def test_a_recorded_move_of_which_the_kernel_takes_everything(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_move_of_supported_tensors_only(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU torch's kernels for several tensors refuse an empty list."""
     own = torch._foreach_copy_
 
@@ -162,7 +162,7 @@ def test_a_recorded_move_of_which_the_kernel_takes_everything(slow: Slow, monkey
     torch.testing.assert_close(values, [p.detach() + 0.5 * d for p, d in zip(params, kept, strict=True)])
 
 
-def test_without_a_gpu_or_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_or_triton_it_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     fused.is_ready.cache_clear()
     assert not fused.is_ready(CPU)
     monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", None)

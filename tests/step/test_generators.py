@@ -1,5 +1,4 @@
-"""Noise from generators that modules own: the same in every pass of a step, and afterwards they go on as in plain
-training."""
+"""Generators that modules own: the same noise in every pass of a step, and the draws of plain training afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 class Noisy(nn.Module):
-    """Dropout from a generator of its own; keeps the masks it drew, or takes those it is given."""
+    """Dropout from a separate generator; keeps the masks that it drew, or uses given ones."""
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ def gradient(model: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 def test_every_pass_sees_the_noise_of_plain_training(make: Callable[[], Method]) -> None:
-    """In each of three steps, against the same model with the masks of plain training put in by hand."""
+    """In each of three steps, against the same model with given masks, those of plain training."""
     plain, noise = Noisy(), Noisy()
     trained, model, method, other = model_with(plain), model_with(noise), make(), make()
     for step in range(3):
@@ -85,7 +84,7 @@ def test_every_pass_sees_the_noise_of_plain_training(make: Callable[[], Method])
 
 
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
-def test_micro_batches_follow_on_each_other(make: Callable[[], Method]) -> None:
+def test_micro_batches_continue_the_draws(make: Callable[[], Method]) -> None:
     plain, noise = Noisy(), Noisy()
     parts = MicroBatches([batch()[:3], batch()[3:]])
     ERM().backward(model_with(plain), parts, objective)
@@ -106,7 +105,7 @@ def test_independent_passes_draw_other_noise_in_every_pass_and_step_and_consume_
     assert len({tuple(mask.flatten().tolist()) for mask in noise.drawn}) == 4
 
 
-def test_an_error_in_an_extra_pass_puts_the_generator_back() -> None:
+def test_an_error_in_an_extra_pass_restores_the_generator() -> None:
     plain, noise = Noisy(), Noisy()
     model_with(plain)(batch())
     calls = []
@@ -124,7 +123,7 @@ def test_an_error_in_an_extra_pass_puts_the_generator_back() -> None:
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
-def test_analysis_sees_one_noise(engine: str) -> None:
+def test_an_analysis_sees_the_same_noise_in_all_passes(engine: str) -> None:
     noise = Noisy()
     adversarial_risk(model_with(noise), [batch()], objective, rho=0.1, engine=engine)
     assert all(torch.equal(mask, noise.drawn[0]) for mask in noise.drawn)
@@ -133,7 +132,7 @@ def test_analysis_sees_one_noise(engine: str) -> None:
     assert all(torch.equal(mask, noise.drawn[0]) for mask in noise.drawn)
 
 
-def test_a_generator_that_is_exchanged_shared_or_added_later_is_found() -> None:
+def test_a_replaced_shared_or_added_generator_is_found() -> None:
     noise = Noisy()
     model = nn.Sequential(noise, Noisy(noise.generator), nn.Linear(2, 2))
     for _ in range(3):
@@ -148,7 +147,7 @@ def test_a_generator_that_is_exchanged_shared_or_added_later_is_found() -> None:
     assert generators_of(model) == (model[1].late,)
 
 
-def test_one_that_the_first_pass_makes_is_found_in_the_next_step() -> None:
+def test_a_generator_made_by_the_first_pass_is_found_in_the_next_step() -> None:
     model = nn.Linear(2, 2)
     model.generator = None
     assert generators_of(model) == ()
@@ -156,7 +155,7 @@ def test_one_that_the_first_pass_makes_is_found_in_the_next_step() -> None:
     assert generators_of(model) == (model.generator,)
 
 
-def test_attributes_are_gone_through_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_are_searched_only_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     class Searches(dict):  # type: ignore[type-arg]
         written = 0
 

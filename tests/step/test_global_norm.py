@@ -1,4 +1,4 @@
-"""The norm that every radius is measured by, against float64."""
+"""The global norm, against float64."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def exact(tensors: list[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(2**23,), (2**15, 2**8), (2**4, 2**19)], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_many_entries_lose_no_digits(shape: tuple[int, ...], transposed: bool) -> None:
-    """torch's own norm of so many float32 numbers is off by 6e-4 on a CPU: it adds them one after the other."""
+def test_many_entries_are_added_precisely(shape: tuple[int, ...], transposed: bool) -> None:
+    """On a CPU the error of torch's norm of so many float32 numbers is 6e-4: it adds them one after the other."""
     table = torch.randn(shape)
     found = [table.mT if transposed and table.ndim > 1 else table, torch.randn(3, 2)]
     for tensors in (found, found[:1]):
@@ -28,14 +28,14 @@ def test_many_entries_lose_no_digits(shape: tuple[int, ...], transposed: bool) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_dtypes_scalars_and_what_is_empty(dtype: torch.dtype) -> None:
+def test_dtypes_scalars_and_empty_tensors(dtype: torch.dtype) -> None:
     tensors = [torch.randn(300, 400).to(dtype), torch.tensor(3.0, dtype=dtype), torch.empty(0, 4, dtype=dtype)]
     found = global_norm(tensors)
     assert found.dtype is torch.promote_types(dtype, torch.float32)
     assert float(found) == pytest.approx(float(exact(tensors)), rel=1e-5)
 
 
-def test_what_is_not_finite_is_not_hidden() -> None:
+def test_the_norm_of_values_that_are_not_finite() -> None:
     tensors = [torch.randn(2**18), torch.randn(4)]
     tensors[0][-1] = float("inf")
     assert not torch.isfinite(global_norm(tensors))
@@ -102,7 +102,7 @@ class Complex(nn.Module):
 
 
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
-def test_complex_parameters_are_refused_in_one_sentence(make: Callable[[], Method]) -> None:
+def test_complex_parameters_are_refused(make: Callable[[], Method]) -> None:
     with pytest.raises(TypeError, match=r"'w' is complex.*params="):
         make().backward(Complex(), torch.randn(4, 3), lambda model, x: model(x))
 
@@ -116,7 +116,7 @@ def test_complex_parameters_that_stay_at_w_are_trained(method: Method) -> None:
     assert model.w.grad is not None
 
 
-def test_what_look_sam_remembers_follows_a_model_whose_dtype_was_changed() -> None:
+def test_the_state_of_look_sam_follows_the_dtype_of_the_model() -> None:
     model, method = nn.Linear(3, 1), LookSAM(k=3)
     for dtype in (torch.float64, torch.float32):
         model = model.to(dtype)
@@ -126,8 +126,8 @@ def test_what_look_sam_remembers_follows_a_model_whose_dtype_was_changed() -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_norm_that_is_too_small_to_divide_by_is_no_step(dtype: torch.dtype) -> None:
-    """rho over the smallest number there is would be infinite, and so would be the weights."""
+def test_a_norm_that_is_too_small_to_divide_by_gives_a_zero_step(dtype: torch.dtype) -> None:
+    """rho over the smallest float would be infinite, and so would the weights."""
     smallest = torch.tensor(5e-324 if dtype is torch.float64 else 1e-45, dtype=dtype)
     assert smallest > 0
     for norm in (smallest, torch.zeros_like(smallest), smallest / 0, torch.full_like(smallest, float("nan"))):

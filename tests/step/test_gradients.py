@@ -1,4 +1,4 @@
-"""Gradients that are set aside and added again, dense and sparse ones."""
+"""``set_aside`` adds the earlier gradients again, dense and sparse ones."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def test_a_dense_gradient_keeps_its_address() -> None:
 
 
 def test_a_gradient_of_two_parameters_is_added_up_for_each() -> None:
-    """Autograd hands one tensor to both summands of a sum: added to in place, it would be counted twice."""
+    """Autograd gives both terms of a sum the same tensor: an addition in place would count it twice."""
     a, b, c = (nn.Parameter(torch.randn(3, dtype=torch.float64)) for _ in range(3))
-    total, wanted = module.Gradient([a, b, c]), torch.zeros(3, dtype=torch.float64)
+    collected, wanted = module.Gradient([a, b, c]), torch.zeros(3, dtype=torch.float64)
     for k in range(3):
         x = torch.randn(3, dtype=torch.float64)
-        total.add(((a + b) * x).sum())
+        collected.add(((a + b) * x).sum())
         wanted += x
-        assert total.sum()[2] is None, k
-    for found in total.sum()[:2]:
+        assert collected.total[2] is None, k
+    for found in collected.total[:2]:
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
     assert a.grad is b.grad is None

@@ -1,4 +1,4 @@
-"""An interruption (Ctrl-C, a signal handler that raises) may come at any line, also while things are put back."""
+"""An interruption (Ctrl-C, a signal handler that raises) at any line, including those that restore something."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import deltasam
 from deltasam.methods import SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.objectives.regularisers import perturbed_embeddings
 from deltasam.per_instance import record
-from deltasam.step.buffers import Buffers
 from deltasam.step.gradients import set_aside
+from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.moving import _in_place, perturbed
 
 ROOT = str(deltasam.__path__[0])
 CONTEXTS = str(contextlib.__file__)
 MODES = str(torch.autograd.grad_mode.__file__)
-OURS = ("_torch.py", "step/moving.py", "step/norms.py", "step/buffers.py", "step/randomness.py", "per_instance/")
+OURS = ("_torch.py", "step/moving.py", "step/norms.py", "step/model_buffers.py", "step/randomness.py", "per_instance/")
 LENDING = (CONTEXTS, MODES, *(f"{ROOT}/{name}" for name in OURS))
 
 
@@ -35,7 +35,7 @@ class Net(nn.Sequential):
 
 
 def places(model: nn.Module) -> list[Any]:
-    """Whatever a pass may be lent in the place of the model's own."""
+    """Everything of a model that a pass may replace for a time."""
     own: list[Any] = [(type(p), p.data_ptr()) for p in model.parameters()]
     return own + [b.data_ptr() for b in model.buffers()]
 
@@ -46,7 +46,7 @@ def moved(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def rewound(model: nn.Module) -> AbstractContextManager[Any]:
-    return Buffers(model).rewound()
+    return ModelBuffers(model).rewound()
 
 
 def instances(model: nn.Module) -> AbstractContextManager[Any]:
@@ -58,7 +58,7 @@ def instances(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 @pytest.mark.parametrize("lend", [moved, rewound, instances])
-def test_nothing_is_ever_put_back_by_halves(lend: Callable[[nn.Module], AbstractContextManager[Any]]) -> None:
+def test_all_is_restored_or_nothing(lend: Callable[[nn.Module], AbstractContextManager[Any]]) -> None:
     model = Net()
     own = places(model)
     context = lend(model)
@@ -84,7 +84,7 @@ def test_nothing_is_ever_put_back_by_halves(lend: Callable[[nn.Module], Abstract
 
 
 class Interruption:
-    """Ctrl-C at the k-th place where Python looks for signals: a function begins, or one written in C has returned."""
+    """Ctrl-C at the k-th point where Python checks signals: a function begins, or a C function has returned."""
 
     def __init__(self, k: int, *files: str) -> None:
         self.left, self.files = k, files
@@ -97,9 +97,9 @@ class Interruption:
                 raise KeyboardInterrupt
 
     def comes(self, step: Callable[[], Any], look: Callable[[], None]) -> bool:
-        """Whether it came while the step was made; ``look`` is called while it is handled, as people save a model.
+        """Whether it came during the step; ``look`` is called in the handler, where users save a model.
 
-        Python itself drops one that comes while a generator is thrown away.
+        Python itself drops an interruption that comes while a generator is deleted.
         """
         sys.setprofile(self)
         try:
@@ -118,7 +118,7 @@ def objective(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", [SAM(), DeltaSAM(), PerInstanceSAM()], ids=lambda m: type(m).__name__)
-def test_whoever_saves_the_model_after_an_interruption_saves_its_own_weights(method: Method) -> None:
+def test_a_checkpoint_after_an_interruption_holds_the_weights_at_w(method: Method) -> None:
     model, x = Net(), torch.randn(4, 3)
     own, values = places(model), [p.detach().clone() for p in model.parameters()]
     method.backward(model, x, objective)
@@ -137,8 +137,8 @@ def test_whoever_saves_the_model_after_an_interruption_saves_its_own_weights(met
     look()
 
 
-def test_weights_that_move_in_place_are_put_back_first() -> None:
-    """As on a GPU: before the copy nothing is called that could be interrupted."""
+def test_weights_that_move_in_place_are_restored_first() -> None:
+    """As on a GPU: nothing that could be interrupted is called before the copy."""
     params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
 
     def step() -> None:
@@ -146,13 +146,13 @@ def test_weights_that_move_in_place_are_put_back_first() -> None:
             assert not torch.equal(params[0], torch.ones(3))
 
     k = 0
-    while Interruption(k, "").comes(step, lambda: None):  # what a frame still holds is let go after it
+    while Interruption(k, "").comes(step, lambda: None):  # locals of a frame are freed after it
         assert all(torch.equal(p, torch.ones_like(p)) for p in params)
         k += 1
     assert k > 10
 
 
-def test_gradients_are_added_up_or_what_they_were() -> None:
+def test_gradients_are_added_or_unchanged() -> None:
     params = {str(size): nn.Parameter(torch.ones(size)) for size in (1, 2, 3)}
 
     def step() -> None:

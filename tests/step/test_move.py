@@ -1,4 +1,4 @@
-"""The move to w + eps writes into no memory but its own, whoever else holds the gradients."""
+"""The move to w + eps does not write to the gradients, which others may hold, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sam_by_hand(model: nn.Module, x: Tensor, rho: float) -> list[Tensor]:
 
 
 class Joined(nn.Module):
-    """Autograd hands a and b views into the gradient that c gets whole."""
+    """The gradients of a and b are views of the gradient of c."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def test_gradients_that_share_memory() -> None:
         torch.testing.assert_close(p.grad, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_gradient_that_a_hook_keeps_stays_what_it_was() -> None:
+def test_a_gradient_that_a_hook_keeps_is_unchanged() -> None:
     model, kept, copies = nn.Linear(3, 1), [], []
     model.weight.register_hook(kept.append)
     model.weight.register_hook(lambda g: copies.append(g.clone()))
@@ -66,7 +66,7 @@ class _Dot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        return ctx.saved_tensors[0], None  # a gradient that somebody else owns
+        return ctx.saved_tensors[0], None  # a gradient in the memory of another owner
 
 
 class WithStatistics(nn.Module):
@@ -81,7 +81,7 @@ class WithStatistics(nn.Module):
 
 
 @pytest.mark.parametrize("view", [False, True])
-def test_a_buffer_that_is_returned_as_a_gradient_stays_what_it_was(view: bool) -> None:
+def test_a_buffer_that_is_returned_as_a_gradient_is_unchanged(view: bool) -> None:
     model = WithStatistics(view)
     before = model.mean.clone()
     SAM().backward(model, torch.ones(2, 1), lambda m, x: m(x).squeeze(-1))
@@ -98,8 +98,8 @@ LAID_OUT = {
 
 @pytest.mark.parametrize("of_direction", LAID_OUT)
 @pytest.mark.parametrize("of_weights", ["alike", "transposed"])
-def test_one_kernel_for_all_goes_by_places_and_not_by_memory(of_weights: str, of_direction: str) -> None:
-    """Gradients of ``einsum``, of sums, and of convolutions over channels-last images lie otherwise than weights."""
+def test_the_fused_kernel_gets_directions_with_the_strides_of_the_weights(of_weights: str, of_direction: str) -> None:
+    """Gradients of ``einsum``, of sums and of channels-last convolutions have other strides than the weights."""
     weights = [LAID_OUT[of_weights]().clone(), torch.zeros(2, 3)]
     direction = [LAID_OUT[of_direction](), torch.ones(2, 3)]
     wanted = [w + 0.5 * d for w, d in zip(weights, direction, strict=True)]
@@ -111,7 +111,7 @@ def test_one_kernel_for_all_goes_by_places_and_not_by_memory(of_weights: str, of
 
 
 @pytest.mark.gpu
-def test_gradients_laid_out_in_other_ways_on_a_gpu() -> None:
+def test_gradients_with_other_strides_on_a_gpu() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -134,8 +134,8 @@ def test_gradients_laid_out_in_other_ways_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_step_of_zero_keeps_out_what_is_not_finite(sparse: bool) -> None:
-    """Zero times infinity is not a number; weights of several kinds, which no single kernel takes."""
+def test_a_zero_step_ignores_directions_that_are_not_finite(sparse: bool) -> None:
+    """Zero times infinity is NaN. The weights have several dtypes, which one kernel does not support."""
     weights = [torch.randn(3, 2), torch.randn(2, dtype=torch.float64)]
     before = [w.clone() for w in weights]
     bad = torch.full((3, 2), torch.inf)
@@ -146,8 +146,8 @@ def test_a_step_of_zero_keeps_out_what_is_not_finite(sparse: bool) -> None:
     assert all(torch.equal(w, b + 0.5) for w, b in zip(weights, before, strict=True))
 
 
-def test_weights_of_several_kinds_have_numbers_of_their_own() -> None:
-    """Each kind is drawn in one call; float64 has float32's numbers, so that one stream for both would be seen."""
+def test_each_dtype_has_its_own_random_numbers() -> None:
+    """Each dtype is drawn in one call; float64 gets the numbers of float32, so sharing one stream would show."""
     params = [torch.zeros(4, 3), torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, 3)]
     first, second, third = random_direction(params, Seed(3, 0))
     assert [r.dtype for r in (first, second, third)] == [p.dtype for p in params]

@@ -1,4 +1,4 @@
-"""What a pass leaves behind: nothing if it is an extra one or repeated, also in the buffers of a model."""
+"""Extra and repeated passes have no side effects on random streams and buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deltasam.step.randomness import RandomState, Replay, Seed
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no thread of another test were alive; what is different then is in ``test_draws.py``."""
+    """Pretends that no other thread is alive; ``test_draws.py`` tests the other case."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 
@@ -26,11 +26,11 @@ def objective(model: nn.Module, x: Tensor) -> Tensor:
 
 
 class Counting(nn.Module):
-    """Counts its calls, in place or with a new tensor, and fills what is empty at first."""
+    """Counts its calls, in place or with a new tensor, and fills a buffer that is None at first."""
 
     def __init__(self, in_place: bool = True) -> None:
         super().__init__()
-        self.rnn = nn.GRU(3, 3, batch_first=True)  # what the low-rank engine gives up
+        self.rnn = nn.GRU(3, 3, batch_first=True)  # the low-rank engine falls back to the loop here
         self.out = nn.Linear(3, 1)
         self.in_place = in_place
         self.register_buffer("calls", torch.zeros(()))
@@ -48,7 +48,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("method", [SAM(), PerInstanceSAM(engine="loop"), PerInstanceSAM()], ids=str)
 @pytest.mark.filterwarnings("ignore:.*one after the other")
-def test_a_step_that_is_started_over_counts_once(method: Method) -> None:
+def test_a_restarted_step_counts_once(method: Method) -> None:
     for in_place in (True, False):
         model = Counting(in_place)
         for _ in range(2):
@@ -63,7 +63,7 @@ def test_a_buffer_that_is_filled_in_a_pass_has_the_value_at_w(method: Method) ->
     assert torch.equal(model.cache, model.out.weight)
 
 
-def test_rewinding_puts_values_and_tensors_back() -> None:
+def test_rewinding_restores_values_and_tensors() -> None:
     for in_place in (True, False):
         model = Counting(in_place)
         own = model.calls
@@ -77,8 +77,8 @@ def test_rewinding_puts_values_and_tensors_back() -> None:
         assert model.cache is None
 
 
-def test_parts_of_a_sweep_without_a_trace_see_what_the_sweep_at_w_sees() -> None:
-    """Masks and buffers of the second part follow on those of the first, also where both are probed alone."""
+def test_parts_that_are_probed_one_by_one_see_the_draws_of_the_sweep_at_w() -> None:
+    """Masks and buffers of the second part continue those of the first, even if both are probed separately."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 1))
     model.register_buffer("calls", torch.zeros(()))
     x, seen = torch.randn(8, 6), []
@@ -111,7 +111,7 @@ def _parts(x: Tensor):
 
 
 def test_seeds_below_zero_differ() -> None:
-    """Python's hash(-1) is hash(-2)."""
+    """In Python hash(-1) == hash(-2)."""
     values = [
         Seed(user, step, path).value for user in range(-4, 3) for step in (0, 1) for path in ((), (0,), (-1,), (-2,))
     ]
@@ -119,7 +119,7 @@ def test_seeds_below_zero_differ() -> None:
     assert all(0 <= value < 2**63 for value in values)
 
 
-def test_other_seeds_draw_what_they_always_drew() -> None:
+def test_other_seeds_are_unchanged() -> None:
     for parts in ((0, 0), (7, 3), (-2, 5), (3, 1, 4, 1)):
         assert Seed(parts[0], parts[1], parts[2:]).value == hash(parts) & (2**63 - 1)
 
@@ -128,8 +128,8 @@ def _draws() -> tuple[float, ...]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 - what a model may draw from
 
 
-def test_independent_passes_draw_from_streams_of_their_own_and_consume_nothing() -> None:
-    """Of Python, of NumPy and of torch: other draws than at w, others in every pass, and those again from there."""
+def test_independent_passes_draw_from_separate_streams_and_consume_nothing() -> None:
+    """Python, NumPy, torch: the draws differ from those at w and between passes, and can be repeated."""
     before, found = RandomState.now(()), []
     for replay in [Replay(nn.Identity(), (), "independent") for _ in range(2)]:
         for _ in range(2):
@@ -141,7 +141,7 @@ def test_independent_passes_draw_from_streams_of_their_own_and_consume_nothing()
         assert len({first, second, at_w}) == 3
 
 
-def test_shared_passes_draw_what_the_pass_at_w_draws() -> None:
+def test_shared_passes_repeat_the_draws_of_the_pass_at_w() -> None:
     replay, found = Replay(nn.Identity(), ()), []
     for _ in range(2):
         with replay.extra():
@@ -150,7 +150,7 @@ def test_shared_passes_draw_what_the_pass_at_w_draws() -> None:
 
 
 class Sharing(nn.Module):
-    """Two modules with one buffer: what the first counts the second reads."""
+    """Two modules with one buffer: the first counts in it, the second reads it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Sharing(nn.Module):
         return float(self.second.calls)
 
 
-def test_a_buffer_of_two_modules_stays_one_in_an_extra_pass() -> None:
+def test_a_shared_buffer_stays_shared_in_an_extra_pass() -> None:
     model = Sharing()
     replay = Replay(model, ())
     for _ in range(2):

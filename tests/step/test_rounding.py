@@ -16,7 +16,7 @@ grids = pytest.mark.parametrize("grid", GRIDS)
 
 
 def weights() -> Tensor:
-    """All sizes: zero, powers of two and their neighbours, what float16 has only few bits for, both signs."""
+    """All sizes: zero, powers of two and their neighbours, subnormal numbers of float16, both signs."""
     torch.manual_seed(0)
     sizes = torch.tensor([0.0, 1.0, 0.5, 2.0, 0.9999, 1e-3, 3e-5, 1e-6, 0.0371, 7.5])
     return torch.cat([sizes, -sizes])
@@ -33,7 +33,7 @@ def test_the_mean_over_many_seeds_is_the_move(grid: Grid, share: float) -> None:
     move = share * 2.0**-9 * torch.where(w == 0, torch.tensor(1e-3), w.abs())
     draws = 20_000
     many = add_rounded(w.repeat(draws, 1), move.repeat(draws, 1), grid, generator(1)).double()
-    # Between two neighbours p of the way: a variance of p (1 - p). What is meant is w + move in float32.
+    # At a share p of the way between two neighbours the variance is p (1 - p). The target is w + move in float32.
     low, high, meant = many.amin(0), many.amax(0), (w + move).double()
     spacing = torch.maximum(high - low, (meant.abs() * 2.0 ** (-7 if grid == "bf16" else -10)))
     error = (spacing * (meant - low).abs()).sqrt() / draws**0.5
@@ -41,7 +41,7 @@ def test_the_mean_over_many_seeds_is_the_move(grid: Grid, share: float) -> None:
 
 
 @grids
-def test_the_result_lies_on_the_grid_beside_the_target(grid: Grid) -> None:
+def test_the_result_is_a_neighbour_of_the_target_on_the_grid(grid: Grid) -> None:
     w = torch.randn(2000) * torch.logspace(-7, 1, 2000)
     move = 0.01 * torch.randn(2000) * w.abs()
     found = add_rounded(w, move, grid, generator(0))
@@ -52,7 +52,7 @@ def test_the_result_lies_on_the_grid_beside_the_target(grid: Grid) -> None:
 
 
 @grids
-def test_what_does_not_move_keeps_its_value(grid: Grid) -> None:
+def test_entries_that_do_not_move_keep_their_values(grid: Grid) -> None:
     w = torch.randn(100)
     assert torch.equal(add_rounded(w, torch.zeros(100), grid, generator(0)), w)
 
@@ -65,7 +65,7 @@ def test_stored_weights_keep_their_dtype_and_move_as_float32_ones_do(grid: Grid)
     assert torch.equal(found.float(), add_rounded(w.float(), move, grid, generator(0)))
 
 
-def test_nearest_is_what_a_cast_gives() -> None:
+def test_nearest_equals_a_cast() -> None:
     w = torch.randn(1000) * torch.logspace(-6, 2, 1000)
     assert torch.equal(nearest(w, "bf16"), w.bfloat16().float())
     assert torch.equal(nearest(w, "fp16"), w.half().float())
@@ -74,7 +74,7 @@ def test_nearest_is_what_a_cast_gives() -> None:
     assert bool((tf32.view(torch.int32) & 0x1FFF == 0).all())
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_place_others() -> None:
+def test_the_random_bits_depend_on_the_seed_and_the_position() -> None:
     found = []
     for seed in (Seed(0, 1), Seed(0, 1), Seed(0, 2)):
         params = [torch.nn.Parameter(torch.ones(1000)), torch.nn.Parameter(torch.ones(1000))]

@@ -1,5 +1,4 @@
-"""Two parameters in one memory (``b.data = a.data``): each would be moved by its own gradient, or one that is frozen
-with the other; so they are refused."""
+"""Two parameters that share memory (``b.data = a.data``) are refused: a move of one would move the other."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 class Tied(nn.Module):
-    """A table and a head, tied by their values as people do it."""
+    """A table and a head, tied by ``.data``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,22 +45,22 @@ def objective(model: nn.Module, ids: Tensor) -> Tensor:
 IDS = torch.arange(4)
 
 
-def refused(method: Method, model: Tied, said: str) -> None:
+def refused(method: Method, model: Tied, message: str) -> None:
     before = model.table.weight.detach().clone()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         method.backward(model, IDS, objective)
     assert torch.equal(model.table.weight, before)
     assert torch.equal(model.head.weight, before)
 
 
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
-def test_they_are_refused_in_one_sentence(make: Callable[[], Method]) -> None:
-    said = r"'table.weight' and 'head.weight' share memory.*\.weight = .*\.data\.clone\(\).*params="
-    refused(make(), Tied(), said)
+def test_they_are_refused(make: Callable[[], Method]) -> None:
+    message = r"'table.weight' and 'head.weight' share memory.*\.weight = .*\.data\.clone\(\).*params="
+    refused(make(), Tied(), message)
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
-def test_by_the_analysis_too(engine: str) -> None:
+def test_the_analysis_refuses_them_too(engine: str) -> None:
     with pytest.raises(ValueError, match="share memory"):
         adversarial_risk(Tied(), [IDS], objective, rho=0.1, engine=engine)
     with pytest.raises(ValueError, match="share memory"):
@@ -73,7 +72,7 @@ def test_by_the_analysis_too(engine: str) -> None:
     [ERM(), SAM(rho=0.0), FreeLB(embeddings="table"), SAM(params=lambda name, p: "weight" not in name)],
     ids=["erm", "rho=0", "freelb", "left out"],
 )
-def test_what_stays_at_w_may_share(method: Method) -> None:
+def test_parameters_that_stay_at_w_may_share_memory(method: Method) -> None:
     model = Tied()
     model.head.bias = nn.Parameter(torch.zeros(5))
     method.backward(model, IDS, objective)
@@ -81,19 +80,19 @@ def test_what_stays_at_w_may_share(method: Method) -> None:
 
 
 @pytest.mark.parametrize("left", ["table.weight", "head.weight"])
-def test_one_that_is_left_out_would_be_moved_with_the_other(left: str) -> None:
+def test_an_excluded_one_would_be_moved_with_the_other(left: str) -> None:
     with pytest.raises(ValueError, match=r"share memory.*exclude both"):
         SAM(params=lambda name, p: name != left).backward(Tied(), IDS, objective)
 
 
 @pytest.mark.parametrize("frozen", ["table.weight", "head.weight"])
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
-def test_a_frozen_one_would_be_moved_in_place_and_not_elsewhere(make: Callable[[], Method], frozen: str) -> None:
-    """On a CPU the parameter borrows other memory and the frozen one stays, on a GPU both would move."""
+def test_a_frozen_one_would_be_moved_with_the_other(make: Callable[[], Method], frozen: str) -> None:
+    """On a CPU the parameter gets other memory and the frozen one stays; on a GPU both would move."""
     model = Tied()
     model.get_parameter(frozen).requires_grad_(False)
-    said = rf"'table.weight' and 'head.weight' share memory.*'{frozen}' is frozen.*\.data\.clone\(\).*params="
-    refused(make(), model, said)
+    message = rf"'table.weight' and 'head.weight' share memory.*'{frozen}' is frozen.*\.data\.clone\(\).*params="
+    refused(make(), model, message)
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
@@ -108,14 +107,14 @@ def test_a_frozen_one_in_the_analysis(engine: str) -> None:
         line_slice(model, [IDS], objective, [torch.ones(5, 3)], [0.1])
 
 
-def test_the_low_rank_engine_looks_at_those_that_are_left_out_too() -> None:
+def test_the_low_rank_engine_checks_excluded_parameters_too() -> None:
     with pytest.raises(ValueError, match=r"share memory.*exclude both"):
         PerInstanceSAM(engine="low-rank", params=lambda name, p: name != "head.weight").backward(
             Tied(), IDS, objective
         )
 
 
-def test_frozen_ones_may_share_among_themselves() -> None:
+def test_frozen_ones_may_share_memory_with_each_other() -> None:
     model = nn.Sequential(Tied().requires_grad_(False), nn.Linear(5, 5))
     for make in METHODS.values():
         make().backward(model, IDS, objective)
@@ -128,7 +127,7 @@ def test_tied_as_parameters_they_are_one() -> None:
 
 
 def test_views_into_one_buffer_that_do_not_overlap() -> None:
-    """As recurrent layers on a GPU and flattening optimizers keep them, some interleaved, some of no size."""
+    """As in recurrent layers on a GPU and in flattening optimizers; some are interleaved, some empty."""
     flat = torch.randn(20)
     square = torch.randn(4, 4)
     kept = [flat[:8].view(2, 4), flat[8:12], flat[12:], square[:, ::2], square[:, 1::2], flat[:0], flat[:0]]
@@ -145,7 +144,7 @@ def test_a_view_that_begins_where_another_parameter_does() -> None:
 
 
 def test_a_view_that_begins_elsewhere_in_another_parameter() -> None:
-    """Also behind one that lies between them in memory, and for the whole or the part alone."""
+    """Also if another one is between them in memory, and if only one of the two is moved."""
     flat = torch.randn(20)
     views = {"first": flat[2:4], "last": flat[16:].view(2, 2), "whole": flat}
     params = {name: nn.Parameter(view) for name, view in views.items()}
@@ -157,15 +156,15 @@ def test_a_view_that_begins_elsewhere_in_another_parameter() -> None:
 
 
 def test_one_whose_memory_was_freed() -> None:
-    """As sharded training does it: what is left of the address says nothing."""
+    """As in sharded training: the remaining address means nothing."""
     one, other = (nn.Parameter(torch.randn(20)[4:]) for _ in range(2))
     for p in (one, other):
         p.untyped_storage().resize_(0)
     require_apart([one, other], {"one": one, "other": other})
 
 
-def test_parameters_without_memory_of_their_own_are_let_through() -> None:
-    """As sparse ones are, which have indices and values."""
+def test_parameters_without_plain_memory_are_not_checked() -> None:
+    """Sparse ones, for example, which have indices and values."""
 
     class Sparse(nn.Module):
         def __init__(self) -> None:

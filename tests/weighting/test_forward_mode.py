@@ -21,7 +21,7 @@ from deltasam.weighting._directional import derivatives_along
 
 
 class Then(nn.Module):
-    """A linear layer, an operation with a weight and a bias, and something that is not linear."""
+    """A linear layer, an operation with a weight and a bias, and a nonlinearity."""
 
     def __init__(self, operation: Callable[..., Tensor], channels: int = 6) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "glu over tokens": lambda x: F.glu(torch.cat([x, x.sin()], 1), dim=1),
     "prelu": lambda x: F.prelu(x, x[0, 0, :1]),
 }
-CONSTANTS: dict[str, Callable[..., Tensor]] = {  # refused only where the weights are behind them
+CONSTANTS: dict[str, Callable[..., Tensor]] = {  # refused only if they depend on the weights
     "logdet of a constant": lambda x, w, b: (x * w + b) * torch.logdet(2 * torch.eye(3)),
     "linalg.slogdet of a constant": lambda x, w, b: (x * w + b) * torch.linalg.slogdet(A=2 * torch.eye(3)).logabsdet,
     "cumprod of a constant": lambda x, w, b: (x * w + b) * torch.arange(6.0, dtype=x.dtype).cumprod(0),
@@ -97,7 +97,7 @@ def _regular(x: Tensor) -> Tensor:
 
 
 def _with_zeros(x: Tensor) -> Tensor:
-    """Zeros that move with the weights, in one place and in two."""
+    """One or two entries that are zero and depend on the weights."""
     away = torch.zeros_like(x)
     away[..., 2] = 1
     away[:, 1, 4] = 1
@@ -127,7 +127,7 @@ def test_both_derivatives(operation: Callable[..., Tensor]) -> None:
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch has no linear_cross_entropy")
 def test_a_cross_entropy_in_chunks() -> None:
-    """Its derivatives were 0, and with them all weights."""
+    """In chunks its derivatives are 0, and so are all weights."""
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
     labels = torch.tensor([0, 1, 2, 0])
 
@@ -145,7 +145,7 @@ def test_a_cross_entropy_in_chunks() -> None:
         torch.testing.assert_close(one, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_in_place_is_in_place() -> None:
+def test_operations_in_place_stay_in_place() -> None:
     seen: list[Any] = []
 
     def operation(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class _WithoutForwardMode(_Own):
 
 
 def _adversarial(y: Tensor) -> Tensor:
-    """What SMART and VAT do in every pass."""
+    """Takes gradients in every pass, as SMART and VAT do."""
     with torch.enable_grad():
         noise = torch.zeros_like(y).requires_grad_()
         return y + torch.autograd.grad((y.detach() + noise).square().sum(), noise)[0]
@@ -210,7 +210,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("name", LACKING)
-def test_what_has_no_second_derivative_is_refused(name: str) -> None:
+def test_operations_without_a_second_derivative_are_refused(name: str) -> None:
     model, x = Then(LACKING[name]), torch.randn(4, 5, 6)
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(NotImplementedError, match=rf"Directional.*{name}.*FiniteDifference\(\)"):
@@ -221,7 +221,7 @@ def test_what_has_no_second_derivative_is_refused(name: str) -> None:
 @pytest.mark.skipif(
     hasattr(torch.utils.checkpoint, "_NoopSaveInputs"), reason="this torch has no forward mode of checkpoints"
 )
-def test_activation_checkpointing_and_what_it_asks_of_the_input() -> None:
+def test_activation_checkpointing_and_its_hook_on_the_input() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=3,
@@ -233,7 +233,7 @@ def test_activation_checkpointing_and_what_it_asks_of_the_input() -> None:
         torch.manual_seed(0)
         weights.append(DeltaSAM(weighting=Directional()).backward(model, batch, Classification()).weights)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.enable_input_require_grads()  # which adapters need, and later versions of transformers do themselves
+        model.enable_input_require_grads()  # for adapters; later versions of transformers do it themselves
     torch.testing.assert_close(weights[0], weights[1])
 
 

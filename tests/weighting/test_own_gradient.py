@@ -81,11 +81,11 @@ def test_micro_batches_are_probed_with_the_masks_they_are_trained_with() -> None
         return losses
 
     DeltaSAM(weighting=OwnGradient()).backward(model, MicroBatches([x[:4], x[4:]]), objective)
-    probes, trained = seen[:-6], seen[-4:-2]  # between them all losses at w, after them those at w + eps
+    probes, trained = seen[:-6], seen[-4:-2]  # between them are all losses at w, after them those at w + eps
     assert all(any(torch.equal(losses, one) for one in probes) for losses in trained)
 
 
-def test_a_small_gradient_is_not_divided_by() -> None:
+def test_a_small_gradient_is_clamped_to_eta() -> None:
     """Below eta the weight is the second difference over eta: l = (w x)^2 / 2 has (h x)^2 for any w."""
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 1e-3)
@@ -95,7 +95,7 @@ def test_a_small_gradient_is_not_divided_by() -> None:
     torch.testing.assert_close(step.weights, (0.1 * x.squeeze(1)).square() / 10, rtol=1e-9, atol=0)
 
 
-def test_a_model_that_no_rule_covers_is_gone_through_one_instance_after_the_other() -> None:
+def test_a_model_that_no_rule_covers_runs_one_instance_at_a_time() -> None:
     architecture = BY_NAME["LSTM tagger"]
     model, _, batch = make(architecture, 5)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""Instance weights: against Hessian-vector products, the paper's own derivation, and for any losses at all."""
+"""Instance weights: against Hessian-vector products, the derivation of the paper, and for arbitrary losses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_finite_difference_of_a_small_radius_agrees_with_directional() -> None:
     difference = weigh(FiniteDifference(radius=1e-3), model, batch, objective, 0.05)
     assert torch.allclose(difference, exact, rtol=1e-4)
     coarse = weigh(FiniteDifference(radius=1e-1), model, batch, objective, 0.05)
-    assert not torch.allclose(coarse, 100 * exact, rtol=1e-4)  # else the radius is not used
+    assert not torch.allclose(coarse, 100 * exact, rtol=1e-4)  # otherwise the radius is not used
 
 
 class OneNumber(nn.Module):
@@ -136,7 +136,7 @@ def test_directional_works_in_bfloat16_where_differences_do_not() -> None:
         weigh(FiniteDifference(), low, batch, objective, 0.05)
 
 
-def test_probes_run_in_float32_under_autocast_with_a_centre_of_their_own() -> None:
+def test_probes_run_in_float32_under_autocast_with_a_separate_centre() -> None:
     model, batch, objective = TRANSFORMER.make(torch.float32)
     wanted = weigh(FiniteDifference(radius=1.0), model, batch, objective, 0.05)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -186,7 +186,7 @@ def test_bad_options(cls: type[Weighting], option: str, values: list[float]) -> 
             cls(**{option: value})
 
 
-def test_a_radius_in_words_and_a_weighting_that_is_none() -> None:
+def test_options_of_a_wrong_type() -> None:
     for cls in (FiniteDifference, Directional, OwnGradient):
         with pytest.raises(ValueError, match=r"radius='0.1'"):
             cls(radius="0.1")
@@ -224,8 +224,8 @@ def test_losses_that_are_not_finite_fall_back_to_uniform(losses: list[float]) ->
         assert torch.equal(weights, torch.ones_like(a))
 
 
-def test_the_other_side_of_w_is_seen_under_autocast() -> None:
-    """Autocast keeps its casts of the weights; a stale one would make the probe at w - r see w + r."""
+def test_the_probe_at_w_minus_r_under_autocast() -> None:
+    """Autocast caches its casts of the weights; with a stale one the probe at w - r would be at w + r."""
     model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32)
     params = [p for p in model.parameters() if p.requires_grad]
     draws = random_direction(params, SEED.child(0))
@@ -255,8 +255,8 @@ class Given(Weighting):
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), 1e-30, 1e30])
-def test_weights_are_taken_relative_to_their_mean_and_unusable_ones_are_uniform(value: float) -> None:
-    """The gradient that is followed has the magnitude of SAM's, whatever that of the weights: float16 needs it."""
+def test_weights_are_divided_by_their_mean_and_unusable_ones_are_uniform(value: float) -> None:
+    """The gradient of the ascent has the magnitude of SAM's, whatever that of the weights, as float16 needs it."""
     results = []
     for method in (DeltaSAM(rho=0.1, weighting=Given(value=value)), SAM(rho=0.1)):
         model, batch, objective = TRANSFORMER_NO_DROPOUT.make(torch.float32)
@@ -277,6 +277,6 @@ def test_several_derivatives_are_the_expectations_of_the_derivation() -> None:
         r = [0.05 * d / global_norm(r) for d in r]
         found.append(derivatives_along(passes, dict(zip(passes.params, r, strict=True))))
     first, second = (torch.stack(values) for values in zip(*found, strict=True))
-    assert (second.sign().sum(0).abs() < 3).any()  # else it makes no difference where the absolute value is taken
+    assert (second.sign().sum(0).abs() < 3).any()  # otherwise the order of mean and absolute value would not matter
     wanted = second.mean(0).abs() / (2 * first.square().mean(0).sqrt())
     torch.testing.assert_close(weigh(Directional(samples=3), model, batch, objective, 0.05), wanted, rtol=1e-9, atol=0)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.step.batches import batch_size, ratio
+from deltasam.step.batches import batch_size, part_of_a_step, ratio
 from deltasam.step.checks import readable
-from deltasam.step.parts import part_of_a_step
 
 _Base: Any = object  # a Trainer, once a class mixes this in
 

@@ -12,7 +12,7 @@ from deltasam.integrations._accumulation import Scale
 from deltasam.integrations._precision import visible_autocast
 from deltasam.methods import Step
 from deltasam.speed.capture import Captured
-from deltasam.step.parts import part_of_a_step
+from deltasam.step.batches import part_of_a_step
 
 _Base: Any = object  # a Trainer, once a class mixes this in
 

@@ -1,4 +1,7 @@
-"""Tensors that a method keeps between steps."""
+"""The buffers of a method: state tensors that it keeps between steps, such as an average of gradients.
+
+(Those of the model, such as BatchNorm's statistics: :mod:`deltasam.step.model_buffers`.)
+"""
 
 from __future__ import annotations
 

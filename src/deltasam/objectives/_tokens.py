@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from deltasam.objectives._base import Supervised, at_least_float32, directed_kl, symmetric_kl
 from deltasam.objectives._checks import check_choice, check_integer, check_range, check_smoothing
+from deltasam.step.batches import is_part_of_a_step
 from deltasam.step.checks import readable
-from deltasam.step.parts import is_part_of_a_step
 
 Reduction = Literal["token", "sequence"]
 

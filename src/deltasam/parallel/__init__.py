@@ -1,1 +1,1 @@
-"""Training in several processes: ranks, shards, and what is refused there."""
+"""Training in several processes: ranks, shards, and the setups that are refused."""

@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they exchange.
+"""The processes that train one model together, and the tensors that they exchange.
 
 Replicas (``DistributedDataParallel``) each hold the whole model; shards (``fully_shard``, FSDP2) hold a part of every
 parameter. A perturbation that is shared by all processes is averaged over the replicas here. Everything else is left
@@ -23,7 +23,7 @@ from deltasam.parallel.refusals import (
     refuse_static_graph,
     refuse_tensor_parallel,
 )
-from deltasam.parallel.shards import is_shard, sharded_modules
+from deltasam.parallel.shards import is_distributed, is_shard, sharded_modules
 
 Scope = Literal["local", "global"]
 
@@ -53,7 +53,7 @@ class Ranks:
         self._wrapper: DistributedDataParallel | None = None
         self._shards: list[Any] = []
         self._gathered: list[tuple[Any, Any, Any]] = []
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if is_distributed():
             self._find(model)
             if gather and self.sharded:
                 self._gather()
@@ -83,11 +83,7 @@ class Ranks:
             module.set_requires_gradient_sync(True)
 
     def check(self, scope: Scope) -> None:
-        """Refuses to perturb shards by one process's gradient.
-
-        Raises:
-            ValueError: The parameters are sharded and ``scope`` is ``"local"``.
-        """
+        """Raises a ValueError if shards would be perturbed by the gradient of one process."""
         if self.sharded and scope == "local":
             raise ValueError(
                 "scope='local' needs whole parameters on every process, and these are sharded: pass "
@@ -117,11 +113,7 @@ class Ranks:
             module.reshard()
 
     def no_sync(self, wanted: bool = True) -> AbstractContextManager[None]:
-        """Inside, replicas accumulate their gradients; the first backward outside averages them over all replicas.
-
-        Raises:
-            ValueError: DDP has a static graph.
-        """
+        """Inside, replicas accumulate their gradients; the first backward outside averages them over all replicas."""
         if not wanted or self._wrapper is None:
             return nullcontext()
         refuse_static_graph(self._wrapper)
@@ -138,12 +130,7 @@ class Ranks:
         return total / self.size
 
     def mean_gradients(self, values: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
-        """The mean of gradients over the replicas, None only if it is None on all of them.
-
-        Args:
-            values: One gradient per parameter.
-            like: The parameters.
-        """
+        """The mean of the gradients of parameters (``like``) over the replicas; None only if None on all of them."""
         present = [value is not None for value in values]
         wrapper = self._wrapper
         assert wrapper is not None
@@ -154,7 +141,8 @@ class Ranks:
             present = [bool(flag) for flag in flags.tolist()]
         found: list[Tensor | None] = [None] * len(values)
         for members in _buckets([i for i, is_there in enumerate(present) if is_there], values, like):
-            flat = torch.cat([_dense(values[i], like[i]).flatten() for i in members])
+            given = [torch.zeros_like(like[i]) if (v := values[i]) is None else v for i in members]
+            flat = torch.cat([(value.to_dense() if value.is_sparse else value).flatten() for value in given])
             torch.distributed.all_reduce(flat, group=wrapper.process_group)
             flat /= self.size
             parts = torch.split(flat, [like[i].numel() for i in members])
@@ -184,13 +172,7 @@ class Ranks:
 
 def rank() -> int:
     """The number of this process; 0 if there is only one."""
-    known = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if known else 0
-
-
-def _dense(value: Tensor | None, like: Tensor) -> Tensor:
-    given = torch.zeros_like(like) if value is None else value
-    return given.to_dense() if given.is_sparse else given
+    return torch.distributed.get_rank() if is_distributed() else 0
 
 
 def _buckets(which: Sequence[int], values: Sequence[Tensor | None], like: Sequence[Tensor]) -> Iterator[list[int]]:

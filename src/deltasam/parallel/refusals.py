@@ -1,4 +1,4 @@
-"""Ways to spread a model over processes that no method supports: each raises one clear error."""
+"""Ways to distribute a model that no method supports: each raises one ValueError with the remedy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from deltasam.parallel.shards import is_shard
 
 
 def refuse_foreign(model: nn.Module) -> None:
-    """Refuses wrappers that keep the parameters where no method can reach them.
-
-    Raises:
-        ValueError: The model is wrapped by DeepSpeed or by the first version of FSDP.
-    """
+    """Refuses DeepSpeed and the first version of FSDP, which keep the parameters where no method can reach them."""
     if type(model).__module__.split(".")[0] == "deepspeed" or hasattr(next(model.parameters(), None), "ds_id"):
         raise ValueError(
             "the model belongs to DeepSpeed, whose engine owns the parameters and the backward pass: use "
@@ -40,27 +36,17 @@ def inside_ddp_forward(model: nn.Module) -> bool:
 
 
 def refuse_inside_ddp_forward(model: nn.Module) -> None:
-    """Refuses a part of a replica while DDP is in its forward: nothing would average its gradients.
-
-    Lightning calls ``training_step`` there, and its ``manual_backward`` prepares DDP for the backward.
-
-    Raises:
-        ValueError: The model is such a part.
-    """
+    """Refuses a part of a replica inside the forward of its DDP (Lightning): nothing would average its gradients."""
     if inside_ddp_forward(model):
         raise ValueError(
             f"model ({type(model).__name__}) is a part of a model in DistributedDataParallel, inside its forward: "
-            "the gradients would stay in each process. Pass the wrapped model; in a LightningModule with manual "
+            "its gradients would not be averaged. Pass the wrapped model; in a LightningModule with manual "
             "optimization that is self.trainer.strategy.model, which calls the module's forward()"
         )
 
 
 def refuse_tensor_parallel(parts: Sequence[Any], *, fully_sharded: bool) -> None:
-    """Refuses tensor parallelism, alone or together with ``fully_shard``.
-
-    Raises:
-        ValueError: A parameter is split along several dimensions, or not by ``fully_shard``.
-    """
+    """Refuses tensor parallelism, alone or together with ``fully_shard``."""
     split = any(sum(placement.is_shard() for placement in p.placements) > 1 for p in parts)
     if split or not fully_sharded:
         raise ValueError(
@@ -70,25 +56,17 @@ def refuse_tensor_parallel(parts: Sequence[Any], *, fully_sharded: bool) -> None
 
 
 def refuse_join(ddp: Any) -> None:
-    """Refuses an exchange under DDP's ``join``: processes without a batch answer only DDP's own exchanges.
-
-    Raises:
-        ValueError: ``DistributedDataParallel.join()`` is open.
-    """
+    """Refuses to exchange anything while ``DistributedDataParallel.join()`` is open."""
     if joins_uneven_inputs(ddp):
         raise ValueError(
-            "under DistributedDataParallel.join() processes without a batch answer only what DDP itself exchanges, "
-            "and would leave the others waiting here: pass scope='local' to a method that perturbs weights "
-            "and does not edit the final gradient, or give all processes the same number of batches"
+            "under DistributedDataParallel.join() processes without a batch take part in DDP's own exchanges only, so "
+            "the others would wait here forever: pass scope='local' to a method that perturbs weights and does not "
+            "edit the final gradient, or give all processes the same number of batches"
         )
 
 
 def refuse_static_graph(ddp: Any) -> None:
-    """Refuses ``no_sync()`` of a DDP with a static graph.
-
-    Raises:
-        ValueError: It was made with ``static_graph=True``.
-    """
+    """Refuses ``no_sync()`` of a DDP with a static graph."""
     if getattr(ddp, "static_graph", False):
         raise ValueError(
             "DistributedDataParallel(static_graph=True) fails, or gives wrong gradients, in no_sync(), which "
@@ -102,5 +80,5 @@ def require_whole(what: str, params: Sequence[Any]) -> None:
     if any(is_shard(p) for p in params):
         raise ValueError(
             f"{what} needs whole parameters on every process, and these are sharded: pass scope='local', which "
-            "gathers them for the length of a step, or use DistributedDataParallel"
+            "gathers them during a step, or use DistributedDataParallel"
         )

@@ -1,7 +1,4 @@
-"""Sharded parameters (``fully_shard``, FSDP2): which part lies here, and sums over all parts.
-
-Norms and inner products are computed from whole tensors, so the numbers of all parts are added up here.
-"""
+"""Sharded parameters (``fully_shard``, FSDP2): the part that this process holds, and sums over all parts."""
 
 from __future__ import annotations
 
@@ -13,9 +10,14 @@ import torch
 from torch import Tensor, nn
 
 
+def is_distributed() -> bool:
+    """Whether several processes may train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules that ``fully_shard`` was called on, whether or not their parameters are gathered at the moment."""
-    return [module for module in model.modules() if is_sharded_module(module)]
+    return [module for module in model.modules() if is_sharded_module(module)] if is_distributed() else []
 
 
 def is_sharded_module(module: nn.Module) -> bool:
@@ -27,12 +29,12 @@ def is_sharded_module(module: nn.Module) -> bool:
 
 def is_shard(tensor: Any) -> bool:
     """Whether this process holds only a part of the tensor."""
-    module = sys.modules.get("torch.distributed.tensor")  # whoever made a sharded tensor has imported it
+    module = sys.modules.get("torch.distributed.tensor")  # imported if there is a sharded tensor
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies here, sharing its memory; an ordinary tensor itself."""
+    """The part of a tensor that this process holds, sharing its memory; an ordinary tensor itself."""
     part: Tensor = tensor.detach().to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
@@ -72,7 +74,7 @@ def remembered(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def shard_number(parameter: Any) -> tuple[int, ...]:
-    """Which part lies here: the same for processes that hold the same part; () for an ordinary tensor."""
+    """Which part this process holds; () for an ordinary tensor. Processes with the same part have the same number."""
     if not is_shard(parameter):
         return ()
     place = parameter.device_mesh.get_coordinate()  # of a mesh from a checkpoint: where it was saved
@@ -85,14 +87,14 @@ def _describe(tensor: Tensor) -> str:
 
 
 def _place(shard: Any) -> tuple[Any, ...]:
-    """Which part of a tensor this is, and of which division of it."""
+    """Which part of a tensor this is, and how the tensor is divided."""
     return shard_number(shard), shard.shape, tuple(shard.placements), shard.device_mesh.mesh.shape
 
 
 def total(values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The sum of numbers that were computed from tensors, given as ``(number, tensor)``; adds up all parts of shards.
+    """The sum of numbers that were computed from tensors, given as ``(number, tensor)``, over all parts of shards.
 
-    Tensors that are laid out alike share one message of one number.
+    Tensors that are sharded in the same way share one message of one number.
     """
     here = [value for value, tensor in values if not is_shard(tensor)]
     sharded: dict[Any, list[Tensor]] = {}

@@ -16,9 +16,9 @@ from deltasam.per_instance.interception.memory import warn_once
 from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.recording import perturbed, record
 from deltasam.step.branches import is_recorded
-from deltasam.step.buffers import Buffers
 from deltasam.step.checks import check_losses, require_apart
 from deltasam.step.draws import use_of
+from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.moving import perturbed as moved
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
@@ -107,7 +107,7 @@ def _repeatable(part: Passes) -> Callable[[], Tensor]:
     def run() -> Tensor:
         if start is not None:
             start.restore(use_of(part.inner).streams())
-        with nullcontext() if once else Buffers(part.inner).rewound():
+        with nullcontext() if once else ModelBuffers(part.inner).rewound():
             losses = part.evaluate()
         check_losses(losses, graph=True)
         return losses

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from deltasam._torch import BATCH_NORM
 from deltasam.methods import Method, Step
 from deltasam.objectives import Objective
+from deltasam.parallel.shards import is_distributed
 from deltasam.step.batches import MicroBatches, are_texts, batch_size, take, tensors
-from deltasam.step.buffers import Buffers
 from deltasam.step.checks import check_number
 from deltasam.step.draws import use_of
 from deltasam.step.gradients import set_aside
+from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.passes import ObjectiveLike, Scaler, prepare_objective
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
@@ -92,12 +93,11 @@ class Splitting:
                 "from the whole batch: use 'stop' and a smaller batch"
             )
         if processes is None:
-            initialised = torch.distributed.is_available() and torch.distributed.is_initialized()
-            processes = torch.distributed.get_world_size() if initialised else 1
+            processes = torch.distributed.get_world_size() if is_distributed() else 1
         if processes > 1:
             raise ValueError(
-                f"on_out_of_memory='split' works in one process, but there are {processes}: those with memory left "
-                "would wait in an exchange of gradients for the one without. Use 'stop' and a smaller batch, or "
+                f"on_out_of_memory='split' works in one process, but there are {processes}: the others would wait "
+                "for the gradients of the one that ran out of memory. Use 'stop' and a smaller batch, or "
                 "deltasam.MicroBatches in all of them"
             )
 
@@ -113,7 +113,7 @@ class Splitting:
         prepare_objective(objective, model)
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]), generators_of(model))
-        buffers = Buffers(model)
+        buffers = ModelBuffers(model)
         given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         parts = self._parts(given) if self.largest is not None else given
         while True:
@@ -124,12 +124,14 @@ class Splitting:
                 why = str(error)  # the error itself keeps the frames alive, and those the graph
             streams.restore(use_of(model).streams())
             buffers.restore()
-            _free_memory(next(iter(trainable.values())).device)
+            gc.collect()  # the memory of the failed attempt
+            device = next(iter(trainable.values())).device
+            if device.type not in ("cpu", "meta"):
+                torch.get_device_module(device).empty_cache()
             self._halve(model, parts, why)
             parts = self._parts(given)
 
     def _halve(self, model: nn.Module, parts: MicroBatches, why: str) -> None:
-        """Halves the parts from here on."""
         sizes = [_size(part) for part in parts]
         group = int(getattr(self.method, "group", 1))  # instances that share a perturbation stay together
         fits = (max(size or 0 for size in sizes) // 2) // group * group
@@ -195,10 +197,3 @@ def _obstacle(model: nn.Module, parts: MicroBatches) -> str | None:
         if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             return f"{name} ({type(module).__name__}) uses statistics of the whole batch; put it in eval mode"
     return None
-
-
-def _free_memory(device: torch.device) -> None:
-    """Frees the memory of the failed attempt."""
-    gc.collect()
-    if device.type not in ("cpu", "meta"):
-        torch.get_device_module(device).empty_cache()

@@ -1,9 +1,10 @@
-"""Batches in nested containers: the number of instances, a part of them, and several batches that make up one."""
+"""Batches in nested containers: their instances, parts of them, and several batches that make up one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -99,11 +100,7 @@ def repeat(batch: Any, times: int, size: int) -> Any:
 
 
 def shares(counts: list[Any]) -> list[Any]:
-    """Each count over their sum.
-
-    Raises:
-        ValueError: One of them is unknown (None).
-    """
+    """Each count over their sum. Raises a ValueError if one of them is unknown (None)."""
     if any(count is None for count in counts):
         raise ValueError("MicroBatches without tensors: give the objective a method items(batch) that counts")
     total = sum(counts)
@@ -124,7 +121,7 @@ def one_more(batch: Any) -> Any:
 
 
 def versions(batch: Any) -> list[int]:
-    """Numbers that change when the tensors of a batch are changed in place."""
+    """The versions of the tensors of a batch, which change when a tensor is changed in place."""
     return [version_of(tensor) for tensor in tensors(batch) if not tensor.is_inference()]
 
 
@@ -145,3 +142,26 @@ def tree_map(function: Callable[[Any], Any], batch: Any) -> Any:
 def are_texts(value: Any) -> bool:
     """Whether this is a list of strings, as a ``DataLoader`` makes from the texts of a batch."""
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(text, str) for text in value)
+
+
+_in_a_part = False
+
+
+@contextmanager
+def part_of_a_step(is_one: bool = True) -> Iterator[None]:
+    """Inside, objectives are called with a part of a batch, which may have no target, unlike a whole batch.
+
+    This is global state and not an argument, because objectives are arbitrary callables that wrap each other. A
+    context inside a part is in the part, too.
+    """
+    global _in_a_part  # noqa: PLW0603
+    before, _in_a_part = _in_a_part, _in_a_part or is_one
+    try:
+        yield
+    finally:
+        _in_a_part = before
+
+
+def is_part_of_a_step() -> bool:
+    """Whether objectives are called with a part of a batch at the moment."""
+    return _in_a_part

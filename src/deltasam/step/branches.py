@@ -1,4 +1,4 @@
-"""Passes of a recorded step that do not wait for each other: parallel branches of its CUDA graph.
+"""Passes of a recorded step that run concurrently, as parallel branches of its CUDA graph.
 
 The probes of delta-SAM and the pass at w do not depend on each other until the instance weights are computed from the
 losses of both. A small batch does not fill the GPU; as branches of the graph such passes share it.
@@ -21,16 +21,8 @@ def is_recorded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
 class Branches:
-    """Side streams of a recorded step, until :meth:`join`. In a step that is not recorded, all work runs in order.
-
-    Args:
-        device: The device of the step.
-    """
+    """Side streams of a recorded step, until :meth:`join`. In a step that is not recorded, all work runs in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -41,7 +33,7 @@ class Branches:
     def concurrent(self, reads: Iterable[Tensor]) -> Iterator[None]:
         """Kernels that are launched inside may run at the same time as those that follow.
 
-        Their results are valid after :meth:`join`. Autocast caches no casts of the weights meanwhile: those of the
+        Their results are valid after :meth:`join`. Inside, autocast does not cache casts of the weights: those of the
         main stream may not be finished, and a pass without a graph needs each of them once.
 
         Args:
@@ -51,7 +43,8 @@ class Branches:
             yield
             return
         if self._device not in _sides:
-            _sides[self._device] = [_new_stream(self._device) for _ in range(_BRANCHES)]
+            streams = [torch.cuda.Stream(self._device) for _ in range(_BRANCHES)]  # type: ignore[no-untyped-call]
+            _sides[self._device] = streams
         side = _sides[self._device][len(self._open) % _BRANCHES]
         side.wait_stream(torch.cuda.current_stream(self._device))
         self._open.append(side)

@@ -1,4 +1,4 @@
-"""Checks of what a step is given and of what an objective returns, with one clear error for each mistake."""
+"""Checks of the arguments of a step and of the losses that an objective returns: one clear error for each mistake."""
 
 from __future__ import annotations
 
@@ -23,16 +23,7 @@ def shown(value: object) -> str:
 def check_number(
     name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False, whole: bool = False
 ) -> None:
-    """Raises a ValueError that names the hyperparameter, its value and the allowed range.
-
-    Args:
-        name: The hyperparameter.
-        value: Its value.
-        low: The smallest allowed value.
-        high: The largest allowed value.
-        open_low: Whether ``low`` itself is not allowed.
-        whole: Whether it must be an integer.
-    """
+    """Raises a ValueError if a hyperparameter is not in [low, high], or (low, high] with ``open_low``."""
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not low <= value <= high or (open_low and value == low):
         bounds = f"{'(' if open_low or math.isinf(low) else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
@@ -42,11 +33,7 @@ def check_number(
 
 
 def check_step(model: Any, objective: Any) -> None:
-    """Checks the model and the objective.
-
-    Raises:
-        TypeError: The model is not a module, or the objective cannot be called with a model and a batch.
-    """
+    """Raises a TypeError if the model is not a module, or the objective cannot be called with a model and a batch."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model={shown(model)} must be a torch.nn.Module; the order is backward(model, batch, objective)"
@@ -66,12 +53,7 @@ def check_step(model: Any, objective: Any) -> None:
 
 
 def check_scale(scale: Any) -> None:
-    """Checks the loss scale, as far as possible without a synchronisation.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is zero, negative or not finite.
-    """
+    """Raises if the loss scale is not a number greater than 0. The value of a tensor is not read: that would wait."""
     number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     one = isinstance(scale, Tensor) and scale.numel() == 1
     if not (number or one or (not isinstance(scale, Tensor) and callable(getattr(scale, "scale", None)))):
@@ -84,16 +66,12 @@ def check_scale(scale: Any) -> None:
 
 
 def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
-    """Checks what an objective returned.
+    """Raises if an objective returned something else than floating-point losses of shape (N,).
 
     Args:
-        losses: What it returned.
+        losses: The value that it returned.
         graph: Whether the losses must have a graph.
         batch: The batch, if the number of instances is not known yet.
-
-    Raises:
-        TypeError: Not a floating-point tensor.
-        ValueError: Not of shape (N,), empty, one for a batch of several instances, or without a graph.
     """
     if not isinstance(losses, Tensor):
         raise TypeError(f"the objective returned {type(losses).__name__}, not a tensor of losses of shape (N,)")
@@ -123,11 +101,7 @@ def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
 
 
 def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
-    """Refuses complex parameters, for which no method defines a perturbation.
-
-    Raises:
-        TypeError: One of the parameters is complex.
-    """
+    """Raises a TypeError if a parameter is complex: perturbations are defined for real ones."""
     for p in params:
         if p.is_complex():
             name = next((name for name, other in named.items() if other is p), "?")
@@ -138,38 +112,29 @@ def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
 
 
 def require_apart(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
-    """Refuses parameters that share memory: one of them cannot be moved alone.
+    """Raises a ValueError if a parameter to move shares memory with another one: it cannot be moved alone.
 
     Args:
         params: The parameters to move.
         named: All parameters by name, including those that stay at w (frozen or excluded).
-
-    Raises:
-        ValueError: A parameter to move overlaps another one, see :func:`sharing`.
     """
     found = sharing(params, named.values())
     if found is None:
         return
     one, other = (name for name, p in named.items() if p is found[0] or p is found[1])
-    tied = f"tie the parameters themselves, model.{other} = model.{one}, give one of them its own memory, "
-    if all(p.requires_grad for p in found):
-        raise ValueError(
-            f"the parameters {one!r} and {other!r} share memory (.data), and one cannot be perturbed without the "
-            f"other: {tied}p.data = p.data.clone(), or exclude both with params=lambda name, p: ..."
-        )
-    frozen = other if named[one].requires_grad else one
+    frozen = "".join(f" ({name!r} is frozen)" for name in (one, other) if not named[name].requires_grad)
     raise ValueError(
-        f"the parameters {one!r} and {other!r} share memory (.data), and {frozen!r} is frozen "
-        f"(requires_grad=False) while the other would be perturbed: {tied}p.data = p.data.clone(), freeze both, or "
-        "exclude the trainable one with params=lambda name, p: ..."
+        f"the parameters {one!r} and {other!r} share memory (.data), and one cannot be perturbed without the "
+        f"other{frozen}: tie the parameters themselves, model.{other} = model.{one}, give one of them its own memory, "
+        "p.data = p.data.clone(), or exclude both with params=lambda name, p: ..."
     )
 
 
 def sharing(params: Iterable[Tensor], others: Iterable[Tensor]) -> tuple[Tensor, Tensor] | None:
     """Two parameters that overlap in memory, at least one of them in ``params``, which are to be moved; or None.
 
-    Views into one buffer that do not overlap are no such pair, and neither are interleaved ones: of a tensor that is
-    not contiguous only the first element counts. Shards are not checked: FSDP owns their memory.
+    Views of one tensor may be disjoint or interleaved without overlap: of a tensor that is not contiguous only the
+    first element counts. Shards are not checked: FSDP owns their memory.
     """
     moved = {id(p): p for p in params}
     every = {**moved, **{id(p): p for p in others}}
@@ -195,12 +160,7 @@ def _span(p: Tensor) -> tuple[int, int, int]:
 
 
 def check_move(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
-    """Refuses parameters that cannot be moved: complex ones, and those that share memory.
-
-    Args:
-        params: The parameters to move.
-        named: All parameters by name.
-    """
+    """Refuses parameters that cannot be moved: complex ones, and those that share memory."""
     require_real(params, named)
     require_apart(params, named)
 
@@ -219,7 +179,7 @@ def _instances(batch: Any) -> int:
     """The number of instances of the batch, if all its tensors agree on it; else 1.
 
     They disagree for graphs, bags and packed sequences, and if one of them is a scalar. Vectors of one length are
-    taken as one entry per instance (users, items, ratings): a single sequence can be given a batch dimension.
+    assumed to have one entry per instance (users, items, ratings).
     """
     sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in tensors(batch)}
     return sizes.pop() if len(sizes) == 1 else 1

@@ -19,7 +19,7 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
 
     All parameters of a device and dtype are drawn in one call. Their tensors are views of one block of memory, aligned
     for vectorised kernels. Processes that hold the same parameters draw the same numbers; of sharded parameters each
-    process draws its part. Float64 gets float32's numbers, so that precisions can be compared along one r.
+    process draws its part. Float64 gets the numbers of float32, so that precisions can be compared along one r.
     """
     direction: list[Tensor | None] = [None] * len(params)
     here = [local(p) for p in params]

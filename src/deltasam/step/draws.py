@@ -1,4 +1,4 @@
-"""Which of the process-wide random streams (``random``, ``numpy.random``) the passes of a model draw from.
+"""Finds which of the process-wide random streams (``random``, ``numpy.random``) the passes of a model draw from.
 
 All threads share these streams. If one is rewound while a data-loading thread draws from it, the thread draws the
 same numbers again. Few models use them, so while other threads are alive, only the streams that a model uses are
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from deltasam.step.buffers import modes_of
+from deltasam.step.model_buffers import modes_of
 
 STREAMS: Set[str] = frozenset(("python", "numpy"))
 
@@ -127,27 +127,25 @@ class Use:
         self._watches = 0
 
     def found(self) -> Set[str]:
-        """The streams that it has drawn from so far, and those for which this is unknown."""
+        """The streams that it has drawn from so far, or may have."""
         self._found |= {name for name, watch in self._watching.items() if watch.may_have_drawn()}
         return frozenset(self._found)
 
     def streams(self) -> Set[str]:
-        """The streams to rewind around an extra pass: all of them if there is no other thread."""
+        """The streams to rewind around an extra pass: all of them if no other thread is alive."""
         return STREAMS if threading.active_count() == 1 else self.found()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Finds out which streams the pass inside draws from, unless that is known or there is no other thread."""
+        """Finds which streams the pass inside draws from, unless that is known or no other thread is alive."""
         if not self._open or self._watching or threading.active_count() == 1:
             yield
             return
         self._found -= self._open
         self._watches += 1
-        python, numpy = _PythonWatch(), _NumpyWatch()
         try:
-            self._watching = {
-                name: watch for name, watch in (("python", python), ("numpy", numpy)) if name in self._open
-            }
+            watches: dict[str, _PythonWatch | _NumpyWatch] = {"python": _PythonWatch(), "numpy": _NumpyWatch()}
+            self._watching = {name: watches[name] for name in self._open}
             with ExitStack() as stack:
                 for watch in self._watching.values():
                     stack.enter_context(watch)
@@ -163,11 +161,6 @@ _USES: WeakKeyDictionary[nn.Module, dict[bytes, Use]] = WeakKeyDictionary()
 
 
 def use_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Use:
-    """What is known about a model in its current mode.
-
-    Args:
-        model: The model.
-        modules: All its modules, if the caller has them already.
-    """
+    """The use of a model in its current mode; ``modules`` are all its modules, if the caller has them already."""
     modes = modes_of(list(model.modules()) if modules is None else modules)
     return _USES.setdefault(model, {}).setdefault(modes, Use())

@@ -90,7 +90,7 @@ class _Float32:
 
     @classmethod
     def now(cls) -> _Float32:
-        """Reads the settings; meanwhile most of them are set to full precision."""
+        """Reads the settings, which sets most of them to full precision for a moment."""
         if not HAS_FP32_PRECISION:
             return cls({}, *_older_way())
         chosen: dict[tuple[str, str], str] = {}

@@ -1,4 +1,4 @@
-"""Gradients that leave ``.grad`` alone, for the ascent; and ``.grad`` set aside, so that a method can modify it."""
+"""Gradients for the ascent, which do not touch ``.grad``; and ``.grad`` set aside, so that a method can modify it."""
 
 from __future__ import annotations
 
@@ -31,22 +31,28 @@ def scaled(value: Tensor, scale: float | Tensor | Scaler) -> Tensor:
     return scale.scale(value)
 
 
+_searched: Any = WeakIdKeyDictionary()  # parameters without a gradient, for which the graph was searched once
+
+
 class Gradient:
-    """The sum of the gradients of several losses with respect to some parameters; ``.grad`` is left alone."""
+    """The sum of the gradients of several losses with respect to some parameters, without touching ``.grad``.
+
+    Attributes:
+        total: One tensor per parameter, None if it was not used.
+    """
 
     def __init__(self, targets: Sequence[nn.Parameter]) -> None:
         self._targets = targets
-        self._total: list[Tensor | None] = [None] * len(targets)
+        self.total: list[Tensor | None] = [None] * len(targets)
 
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss."""
         grads = grad(loss, self._targets, allow_unused=True)
-        _refuse_hidden(loss, [p for p, found in zip(self._targets, grads, strict=True) if found is None])
-        self._total = [added(a, b) for a, b in zip(self._total, grads, strict=True)]
-
-    def sum(self) -> list[Tensor | None]:
-        """The sum, None for a parameter that was not used."""
-        return self._total
+        without = [p for p, found in zip(self._targets, grads, strict=True) if found is None]
+        if any(p not in _searched for p in without):
+            refuse_reentrant(loss)
+            _searched.update(dict.fromkeys(without, True))
+        self.total = [added(a, b) for a, b in zip(self.total, grads, strict=True)]
 
 
 class ShardedGradient(Gradient):
@@ -55,16 +61,7 @@ class ShardedGradient(Gradient):
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss, the mean of those of all processes."""
         loss.backward()  # type: ignore[no-untyped-call]
-        self._total = [p.grad for p in self._targets]
-
-
-_checked: Any = WeakIdKeyDictionary()  # parameters without a gradient, for which the graph was searched once
-
-
-def _refuse_hidden(loss: Tensor, without: list[nn.Parameter]) -> None:
-    if any(p not in _checked for p in without):
-        refuse_reentrant(loss)
-        _checked.update(dict.fromkeys(without, True))
+        self.total = [p.grad for p in self._targets]
 
 
 class ReentrantError(RuntimeError):
@@ -72,11 +69,7 @@ class ReentrantError(RuntimeError):
 
 
 def grad(loss: Tensor, inputs: Sequence[Any], **options: Any) -> tuple[Tensor, ...]:
-    """:func:`torch.autograd.grad`, with a clear error if reentrant checkpointing does not allow it.
-
-    Raises:
-        ReentrantError: The graph contains a checkpoint with ``use_reentrant=True``.
-    """
+    """:func:`torch.autograd.grad`; raises a ReentrantError if reentrant checkpointing does not allow it."""
     try:
         return torch.autograd.grad(loss, inputs, **options)
     except RuntimeError as error:
@@ -110,11 +103,7 @@ def graph_of(loss: Tensor) -> set[Any]:
 
 @contextmanager
 def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Refuses optimizers that step in backward while the weights are moved or the gradient is not final.
-
-    Raises:
-        RuntimeError: A hook has changed a parameter, as optimizers do that step in backward to save memory.
-    """
+    """Refuses optimizers that step in a hook of backward, while the weights are moved or the gradient is not final."""
     hooked = {name: (p, version_of(p)) for name, p in trainable.items() if has_gradient_hooks(p)}
     yield
     for name, (p, version) in hooked.items():

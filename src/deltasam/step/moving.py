@@ -1,7 +1,7 @@
-"""The move to w + eps, which always moves back, bit for bit.
+"""The move to w + eps and back to w, bit for bit.
 
-There are three ways of moving. On the CPU the parameters are lent other memory. Elsewhere their values change in
-place, because compiled and sharded models hold the addresses. While a CUDA graph is recorded, w + eps is a new tensor.
+There are three ways of moving. On the CPU the parameters get other memory. Elsewhere their values change in place,
+because compiled and sharded models hold the addresses. While a CUDA graph is recorded, w + eps is a new tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Moved:
         self._origin = origin
 
     def pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Every moved parameter with its value at w; of a sharded one the part that lies here."""
+        """Every moved parameter with its value at w; of a sharded one the part that this process holds."""
         return zip(self._params, self._origin, strict=True)
 
     @torch.no_grad()
@@ -69,26 +69,20 @@ def perturbed(
 ) -> Iterator[Moved]:
     """Moves the parameters to ``w + step * direction`` and back to w, bit for bit, whatever happens inside.
 
-    If the weights are used, or stored, in fewer bits than the move needs, the move is rounded stochastically, see
-    :mod:`deltasam.step.rounding`.
+    The direction is never written to. It may be the user's memory (a gradient that a hook keeps, a buffer that a
+    custom function returns as its gradient), and gradients of several parameters may be views into one tensor.
 
     Extra memory: one copy of the moved parameters; a second one for :meth:`Moved.mirror` while a CUDA graph is
     recorded.
-
-    The direction is never written to. It may be the user's memory (a gradient that a hook keeps, a buffer that a
-    custom function returns as its gradient), and gradients of several parameters may be views into one tensor.
 
     Args:
         params: The parameters to move.
         direction: One tensor per parameter; None leaves it where it is.
         step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
         consume: Empty the list of directions, so that their memory can be freed.
-        grids: The precision that each parameter is used in, None for float32. A parameter that is stored in half
-            precision is rounded to that in any case.
+        grids: The precision in which each parameter is used, None for float32: the move is rounded to it
+            stochastically, see :mod:`deltasam.step.rounding`. The precision in which it is stored takes precedence.
         seed: The seed of the rounding.
-
-    Yields:
-        A handle that can :meth:`~Moved.mirror` the move.
     """
     grids = [None] * len(params) if grids is None else grids
     chosen = [k for k, d in enumerate(direction) if d is not None]
@@ -101,10 +95,7 @@ def perturbed(
 
 
 def _rounding(params: list[nn.Parameter], grids: list[Grid | None], seed: Seed) -> Rounding | None:
-    """How to round a move of these parameters; None if none of them needs it.
-
-    Processes that hold the same parameters round alike. Different shards are rounded with different random bits.
-    """
+    """How to round a move of these parameters; None if none needs it. All processes round a shard alike."""
     grids = [STORED.get(p.dtype, grid) for p, grid in zip(params, grids, strict=True)]
     if not any(grids):
         return None
@@ -117,7 +108,6 @@ def _rounding(params: list[nn.Parameter], grids: list[Grid | None], seed: Seed) 
 
 
 def _way_to_move(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Moved]]:
-    """The way of moving these parameters."""
     if any(type(p.data) is not Tensor for p in params):
         return _in_place  # shards
     if all(p.device.type == "cpu" for p in params):
@@ -149,7 +139,7 @@ def _lending(
 
 @contextmanager
 def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = Moved) -> Iterator[Moved]:
-    """Lends the parameters other tensors; the memory at w is not touched."""
+    """Gives the parameters other tensors; the memory at w is not touched."""
     origin = [p.data for p in params]
     back = map(setattr, params, repeat("data"), origin)
     try:
@@ -158,7 +148,7 @@ def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = 
         torch.clear_autocast_cache()  # autocast remembers its casts of the weights by parameter, not by value
         yield kind(params, origin)
     finally:
-        deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them moved, or none
+        deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them restored, or none
         torch.clear_autocast_cache()
 
 
@@ -166,7 +156,7 @@ def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = 
 def _in_place(
     params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
 ) -> Iterator[Moved]:
-    """On accelerators: the values change, and come back from a copy."""
+    """On accelerators: the values change in place, and are restored from a copy."""
     weights = [local(p.data) for p in params]
     direction[:] = [local(d) for d in direction]
     origin = _copies(weights)
@@ -203,7 +193,6 @@ def _recorded(
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies of all tensors, in few kernels."""
     if not tensors:  # torch refuses an empty list
         return []
     made = [torch.empty_like(t) for t in tensors]
@@ -256,7 +245,6 @@ def _add_rounded_(weights: list[Tensor], direction: list[Tensor], step: Tensor, 
 
 
 def _rounded(w: Tensor, d: Tensor, step: Tensor, rounding: Rounding, k: int) -> Tensor:
-    """One tensor, moved and rounded."""
     grid = rounding.grids[k]
     assert grid is not None
     return add_rounded(w, _scaled(d.float(), step.float(), w.device), grid, rounding.generators[w.device])
@@ -268,6 +256,6 @@ def _random_number(rounding: Rounding, device: torch.device) -> Tensor:
 
 
 def _add_fused_(weights: list[Tensor], direction: list[Tensor], step: Tensor) -> None:
-    """:func:`add_scaled_` for dense tensors; a direction with other strides than its weight is copied first."""
+    """For dense tensors; a direction with other strides than its weight is copied first."""
     pairs = zip(weights, direction, strict=True)
     fused_ascent_(weights, [d if d.stride() == w.stride() else torch.empty_like(w).copy_(d) for w, d in pairs], step)

@@ -1,4 +1,4 @@
-"""The passes of one step: where the model, the batch and the objective meet, with the same randomness every time.
+"""The passes of one step over the model, the batch and the objective, all with the same randomness.
 
 A method is written in four verbs: ``losses`` (no gradient), ``gradient`` (of the weighted losses, for the ascent),
 ``ascend`` (to w + eps and back), ``accumulate`` (``backward`` into ``.grad``). The verbs handle micro-batches, loss
@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from deltasam.parallel.ranks import Scope
 from deltasam.parallel.refusals import require_whole
-from deltasam.step.batches import one_more, versions
+from deltasam.step.batches import one_more, part_of_a_step, versions
 from deltasam.step.branches import Branches
 from deltasam.step.checks import check_losses, check_move, check_step, require_real, warn_if_changed
 from deltasam.step.gradients import Scaler as Scaler
 from deltasam.step.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.step.moving import Moved, perturbed
 from deltasam.step.norms import global_norm, step_size
-from deltasam.step.parts import part_of_a_step
 from deltasam.step.precision import arrived, grids_of, is_measured, no_autocast, note_grids
 from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Selection, select
@@ -36,11 +35,7 @@ _ROUNDING = 2**32  # separates the seeds of the rounding from those of random di
 
 
 def prepare_objective(objective: ObjectiveLike, model: nn.Module) -> None:
-    """Calls ``objective.prepare(model)``, if it exists; once at the start of a step, with the model at w.
-
-    Raises:
-        TypeError: The objective is not callable, or the model is not a module.
-    """
+    """Checks both, and calls ``objective.prepare(model)``, if it exists; once per step, with the model at w."""
     check_step(model, objective)
     prepare = getattr(objective, "prepare", None)
     if prepare is not None:
@@ -146,7 +141,7 @@ class Passes(StepBatch):
         keep_side_effects: bool = True,
         params: Sequence[nn.Parameter] | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Losses and the gradient of their weighted mean, leaving ``.grad`` alone. One forward, one backward.
+        """Losses and the gradient of their weighted mean, without touching ``.grad``. One forward, one backward.
 
         Args:
             weights: g, shape (N,), or a function of the losses (N,) that returns g; uniform by default. With several
@@ -169,17 +164,17 @@ class Passes(StepBatch):
         with (
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
-            gradient(targets, self.trainable, self.ranks.sharded) as total,
+            gradient(targets, self.trainable, self.ranks.sharded) as collected,
         ):
             for k in range(len(self.batches)):
                 losses = self._evaluate(k, self.inner, graph=True, ascending=True)
                 g = weights(losses.detach()) if callable(weights) else self._weights_of(k, weights)
                 with no_autocast(losses.device):
-                    total.add(self._scaled_mean(losses, k, g))
-                note_grids(self.inner, self.objective_kind, losses, targets, total.sum())
+                    collected.add(self.scaled(self._weighted_mean(losses, k, g)))
+                note_grids(self.inner, self.objective_kind, losses, targets, collected.total)
                 parts.append(losses.detach())
                 del losses
-            grads = total.sum()
+            grads = collected.total
         if self.scope == "global" and self.ranks.replicated:
             grads = self.ranks.mean_gradients(grads, targets)
         self.ranks.reshard()
@@ -233,12 +228,7 @@ class Passes(StepBatch):
     ) -> Iterator[Moved]:
         """Moves to w + step * direction and always back, see :func:`deltasam.step.moving.perturbed`.
 
-        Args:
-            params: The parameters to move.
-            direction: One tensor per parameter; None leaves the parameter at w.
-            step: A scalar.
-            consume: Empty the list of directions, so that their memory can be freed.
-            rounded: Round to the precision in which the gradient pass has used the parameters.
+        With ``rounded``, to the precision in which the gradient pass has used the parameters.
         """
         check_move(params, self.named)
         self.ranks.reshard()
@@ -254,13 +244,10 @@ class Passes(StepBatch):
                 self.ranks.reshard()
 
     def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
-        """Adds the gradient of the mean loss to ``.grad``, as ``backward`` does. One forward, one backward.
+        """Adds the gradient of the mean loss to ``.grad`` and returns the losses. One forward, one backward.
 
         Args:
             keep_side_effects: As in :meth:`losses`.
-
-        Returns:
-            The losses, detached.
         """
         self.count.forwards += 1
         self.count.backwards += 1
@@ -270,7 +257,7 @@ class Passes(StepBatch):
                 with self.ranks.no_sync(k < last and not self.ranks.keeps_gradients):
                     losses = self._evaluate(k, model, graph=True)
                     with no_autocast(losses.device):
-                        self._scaled_mean(losses, k, None).backward()  # type: ignore[no-untyped-call]
+                        self.scaled(self._weighted_mean(losses, k)).backward()  # type: ignore[no-untyped-call]
                     if keep_side_effects and self._moved is not None:  # the only pass: there is no gradient pass
                         targets = list(self.params.values())
                         note_grids(self.inner, self.objective_kind, losses, targets, [p.grad for p in targets])
@@ -365,6 +352,3 @@ class Passes(StepBatch):
             )
         self.sizes[k] = losses.shape[0]
         return losses
-
-    def _scaled_mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
-        return self.scaled(self._weighted_mean(losses, k, weights))

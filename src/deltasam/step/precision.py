@@ -21,7 +21,7 @@ from deltasam.step.rounding import STORED, Grid, nearest
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Leaves the user's autocast region around ``method.backward``, for the backward pass."""
+    """Disables the user's autocast around ``method.backward``, for the backward pass."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -49,18 +49,12 @@ _CONVOLUTIONS = {"Convolution": (1,), "CudnnConvolution": (1,)}
 def note_grids(
     model: nn.Module, objective: Any, losses: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> None:
-    """Finds out from the graph of the losses in which precision parameters are used, for :func:`grids_of`.
+    """Finds in the graph of the losses the precision in which parameters are used, for :func:`grids_of`.
 
     If a weight is cast (by autocast, around the model or inside it), there is a cast between it and the losses. The
-    graph is searched once per parameter, and again if the objective, autocast or TF32 changes. If a parameter is not
-    visible in the graph (compiled models, shards), it is assumed to be cast if autocast casts for its type of layer.
-
-    Args:
-        model: The model.
-        objective: The objective, or what represents it.
-        losses: The losses, or their mean; the graph may have been freed.
-        params: Parameters of the model.
-        grads: Their gradients; a parameter without one was not used, and is searched for another time.
+    graph, which may have been freed, is searched once per parameter that has a gradient, and again if the objective,
+    autocast or TF32 changes. If a parameter is not visible in the graph (compiled models, shards), it is assumed to be
+    cast if autocast casts for its type of layer.
     """
     around = _surroundings(model, objective, losses.device)
     known = _known.setdefault(model, {}).setdefault(around, {})
@@ -72,13 +66,13 @@ def note_grids(
 
 
 def grids_of(model: nn.Module, objective: Any, params: Sequence[Tensor], device: torch.device) -> list[Grid | None]:
-    """The grids of these parameters, as far as known; None for float32, or for the dtype in which they are stored."""
+    """The grids of these parameters; None if unknown, for float32, or for the dtype in which they are stored."""
     known = _known.get(model, {}).get(_surroundings(model, objective, device), {})
     return [known.get(id(p)) for p in params]
 
 
 def _surroundings(model: nn.Module, objective: Any, device: torch.device) -> tuple[Hashable, ...]:
-    """All that decides in which precision weights are used: autocast, TF32, the objective's code, a replaced forward.
+    """Everything that the precision of the weights depends on: autocast, TF32, the objective's code, the forward.
 
     Accelerate replaces the forward by one with autocast. An objective may be a new function in every step, with the
     same code.
@@ -115,7 +109,7 @@ def _found_in(losses: Tensor, around: tuple[Hashable, ...]) -> dict[int, Grid | 
 
 
 def _operation(node: Any) -> str:
-    """``"Addmm"`` for ``AddmmBackward0``."""
+    # "Addmm" for "AddmmBackward0"
     return re.sub(r"Backward\d*$", "", str(node.name()))
 
 

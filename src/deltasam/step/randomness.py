@@ -1,8 +1,8 @@
-"""Every pass of a step sees the same random draws and the same buffers, and the step leaves the traces of one pass.
+"""Every pass of a step sees the same random draws and the same buffers; only one pass has side effects on them.
 
 With dropout drawn anew in every pass, the differences that SAM and delta-SAM look at are dropout noise (a thousand
 times the signal, measured), and rho = 0 is not plain training. So the streams are rewound before every extra pass, and
-put back after it: what a step consumes and what it does to BatchNorm's statistics is what plain training would.
+restored after it: a step consumes the draws of plain training, and updates BatchNorm's statistics as often.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from deltasam.step.buffers import Buffers
 from deltasam.step.draws import STREAMS, Use, are_equal, use_of
+from deltasam.step.model_buffers import ModelBuffers
 
 Randomness = Literal["shared", "independent"]
 
@@ -149,12 +149,7 @@ class RandomState:
             generator.set_state(state)
 
     def fork(self, number: int, host: Set[str] = STREAMS) -> None:
-        """Moves the streams to a state that depends on this one and on ``number``, without consuming draws.
-
-        Args:
-            number: Which of several such states.
-            host: Which of Python's and NumPy's streams to set.
-        """
+        """Moves the streams to a state that depends on this one and on ``number``, without consuming draws."""
         source = torch.Generator()
         source.set_state(self.cpu)
         words = [int(torch.randint(2**62, (), generator=source, device="cpu"))]
@@ -176,10 +171,10 @@ class RandomState:
 
 
 class _Search(NamedTuple):
-    """The generators that modules of a model own (``self.noise = torch.Generator()``), and when this was found."""
+    """Where modules hold generators (``self.noise = torch.Generator()``), and the size of the model at that time."""
 
     size: tuple[int, int]  # the number of modules, and of all their attributes
-    places: tuple[tuple[int, str], ...]  # number of the module and name of the attribute, which keeps nothing alive
+    places: tuple[tuple[int, str], ...]  # number of the module and name of the attribute
     is_repeated: bool
 
 
@@ -190,11 +185,7 @@ def generators_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) 
     """The generators that are attributes of the model's modules, each once.
 
     All attributes are searched the first two times (a module may create its generator in the first pass), and again
-    whenever modules or attributes were added or removed.
-
-    Args:
-        model: The model.
-        modules: All its modules, if the caller has them already.
+    whenever modules or attributes were added or removed. ``modules`` are all modules, if the caller has them already.
     """
     modules = list(model.modules()) if modules is None else modules
     last, size = _SEARCHES.get(model), (len(modules), sum(map(len, map(vars, modules))))
@@ -216,16 +207,11 @@ class Replay:
     ``randomness="independent"`` extra passes draw from separate streams instead (and still consume nothing).
 
     Python's and NumPy's global streams are rewound only if the model draws from them or no other thread is alive, see
-    :mod:`deltasam.step.draws`.
+    :mod:`deltasam.step.draws`. With ``watch`` the state in which the first extra pass ends is kept for
+    :meth:`following`.
 
     Cost: a copy of the buffers that change and of the generators' states (5 kB) per pass; no device synchronisation,
     except once per model if it has large buffers.
-
-    Args:
-        model: The model.
-        devices: The accelerators in use.
-        randomness: Whether extra passes see the same random draws.
-        watch: Whether to remember the state in which the first extra pass ends, for :meth:`following`.
     """
 
     def __init__(
@@ -237,7 +223,7 @@ class Replay:
         watch: bool = False,
     ) -> None:
         self._watch = watch
-        self._end: tuple[RandomState, Buffers] | None = None
+        self._end: tuple[RandomState, ModelBuffers] | None = None
         self._devices = tuple(devices)
         self._randomness = randomness
         modules = list(model.modules())  # one walk for both
@@ -246,7 +232,7 @@ class Replay:
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
         self._use: Use = use_of(model, modules)
-        self._buffers = Buffers(model, modules)
+        self._buffers = ModelBuffers(model, modules)
         self._extras = 0
 
     def _now(self) -> RandomState:
@@ -260,7 +246,7 @@ class Replay:
         self._buffers.restore()
 
     def following(self) -> Replay:
-        """A replay that starts where the first extra pass of this one ended, although that pass has left no trace.
+        """A replay that starts where the first extra pass of this one ended.
 
         Parts of a batch that are probed one by one then see the draws and buffers of one sweep over all of them.
         """
@@ -277,7 +263,7 @@ class Replay:
 
     @contextmanager
     def extra(self) -> Iterator[None]:
-        """One pass that leaves no trace in the random streams and the buffers."""
+        """One pass without side effects on the random streams and the buffers."""
         if self._start is None:
             assert _recording is not None, "the step outlived its recording"
             with _recording.extra(), self._buffers.rewound():

@@ -1,9 +1,9 @@
-"""Stochastic rounding: a small move of the weights survives, in the mean, the few bits that they are used with.
+"""Stochastic rounding: with few bits, a small move of the weights arrives in the mean instead of being lost.
 
 Autocast rounds float32 weights to bfloat16 or float16, to nearest, and TF32 keeps 10 of their 23 bits. A perturbation
-of SAM's size is far smaller than the spacing of these grids, and pretrained weights lie *on* them: a bfloat16
-checkpoint lies on bfloat16 values, so that rounding to nearest takes most of the move away; a float16 checkpoint often
-lies half-way between two bfloat16 values, so that an arbitrarily small move tips an entry by a whole spacing.
+of SAM's size is far smaller than the spacing of these grids, and pretrained weights are *on* them: the values of a
+bfloat16 checkpoint are bfloat16 values, so rounding to nearest removes most of the move; those of a float16 checkpoint
+are often half-way between two bfloat16 values, so an arbitrarily small move changes an entry by a whole spacing.
 
 Rounding up with the probability of the part that is cut off has the right mean for every entry, and the cast that
 follows is exact.
@@ -27,15 +27,10 @@ _FP16_NORMAL, _FP16_SPACING = 2.0**-14, 2.0**-24  # below the first, float16 val
 
 @dataclass(frozen=True)
 class Rounding:
-    """How to round a move.
+    """How to round a move."""
 
-    Attributes:
-        grids: The grid of each tensor, None if it is used as it is stored.
-        generators: The random generator of each device that holds a tensor with a grid.
-    """
-
-    grids: list[Grid | None]
-    generators: dict[torch.device, torch.Generator]
+    grids: list[Grid | None]  #: of each tensor, None if it is used as it is stored
+    generators: dict[torch.device, torch.Generator]  #: of each device that holds a tensor with a grid
 
     def of(self, which: Sequence[int]) -> Rounding:
         """The same, for some of the tensors."""
@@ -62,18 +57,10 @@ def add_rounded(weights: Tensor, move: Tensor, grid: Grid, generator: torch.Gene
               P(\text{up}) = \text{the part of the spacing that is cut off}
 
     The move starts at q, the values that the pass at w has used; so the mean over the random bits is exactly the move.
-    An entry with a move of zero keeps its value w.
+    An entry with a move of zero keeps its value w. The weights are in float32 or in the dtype of the grid, the move is
+    float32 and dense; the result is a new tensor with the dtype of the weights.
 
     Extra memory: three times the tensor in float32, during the call.
-
-    Args:
-        weights: w, in float32 or in the dtype of the grid.
-        move: The move, float32, dense.
-        grid: The grid on which the weights will be used.
-        generator: The source of the random bits.
-
-    Returns:
-        The moved weights, a new tensor with the dtype of ``weights``.
 
     Example:
         >>> w, generator = torch.ones(1_000_000), torch.Generator().manual_seed(0)

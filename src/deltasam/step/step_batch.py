@@ -25,7 +25,7 @@ class StepBatch:
 
     Attributes:
         model: The model.
-        inner: The model without DDP. DDP synchronises in ``backward()``; the ascent goes through the module inside.
+        inner: The model without DDP, which would synchronise in the backward of the ascent.
         named: The parameters by name.
         trainable: Those that require gradients.
         batches: The micro-batches; a single batch is the only one.
@@ -33,13 +33,7 @@ class StepBatch:
         objective: Maps (model, batch) to losses of shape (N,).
         ranks: The processes that train the model.
 
-    Args:
-        model: The model.
-        batch: One batch, or :class:`~deltasam.MicroBatches`.
-        objective: The objective.
-        randomness: Whether extra passes see the same random draws.
-        replay: Remember the random streams and buffers for extra passes.
-        gather: Whether sharded parameters are gathered during the step.
+    The arguments are those of :class:`~deltasam.step.passes.Passes`.
     """
 
     def __init__(
@@ -55,7 +49,7 @@ class StepBatch:
         self.model = model
         self.ranks = Ranks(model, gather=gather)
         self.inner: nn.Module = self.ranks.inner
-        self.named = dict(self.inner.named_parameters())  # a walk through all modules: one is enough
+        self.named = dict(self.inner.named_parameters())
         self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
         self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         self.sizes: list[int | None] = [None] * len(self.batches)
@@ -95,8 +89,8 @@ class StepBatch:
             counts = self.sizes = [batch_size(batch) for batch in self.batches]
         return shares(counts)  # without any item (0 / 0) they are zero, as the losses are
 
-    def _weighted_mean(self, losses: Tensor, k: int, weights: Tensor | None) -> Tensor:
-        """What micro-batch k contributes to the weighted mean over all instances."""
+    def _weighted_mean(self, losses: Tensor, k: int, weights: Tensor | None = None) -> Tensor:
+        """The contribution of micro-batch k to the weighted mean over all instances."""
         mean = losses.mean() if weights is None else (losses * weights.to(losses.dtype)).mean()
         share = self._shares[k]
         if isinstance(share, Tensor):
@@ -104,7 +98,6 @@ class StepBatch:
         return mean if share == 1 else mean * share
 
     def _weights_of(self, k: int, weights: Tensor | None) -> Tensor | None:
-        """The weights of the instances of micro-batch k."""
         if weights is None or len(self.batches) == 1:
             return weights
         sizes = [int(size or 0) for size in self.sizes]

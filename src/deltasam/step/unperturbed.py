@@ -1,4 +1,4 @@
-"""Objectives of which a part stays at w: an adversary on the second of two views, as in the paper's Mirror-BERT.
+"""Objectives of which a part stays at w, such as the first of two views in the paper's Mirror-BERT.
 
 While the weights are moved to w + eps, the unperturbed part (the embeddings of the first view) is computed with the
 *values* of w, and its gradient still goes to the parameters. One backward then serves both parts.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from deltasam.step.checkpointing import computed_again
+from deltasam._torch import recomputed_by
 from deltasam.step.moving import Moved
 
 
@@ -29,13 +29,8 @@ class _AtOrigin(torch.autograd.Function):
         return grads[0], None
 
 
-def _at_origin(parameter: Tensor, origin: Tensor) -> Tensor:
-    value: Tensor = _AtOrigin.apply(parameter, origin)  # type: ignore[no-untyped-call]
-    return value
-
-
 class CallWrapper(nn.Module):
-    """A module that calls any function, so that ``functional_call`` can replace the model's parameters meanwhile."""
+    """A module that calls any function, so that ``functional_call`` can replace the model's parameters in the call."""
 
     def __init__(self, model: nn.Module, function: Callable[[], Any]) -> None:
         super().__init__()
@@ -57,17 +52,17 @@ def unperturbed_part(
         objective: An objective with ``has_unperturbed_part``.
         model: The model, perhaps with its weights moved.
         batch: The batch.
-        moved: The move, None at w. At w the part is a constant: the perturbation does not reach it, so it must not
-            follow its gradient.
+        moved: The move, None at w.
         weights: Without a move: the values at w by name, if a transform calls the model with other weights.
     """
     unperturbed = objective.unperturbed
-    if moved is None:
+    if moved is None:  # a constant: the perturbation does not reach this part, so it must not follow its gradient
         with torch.no_grad():
             return _with(model, weights, lambda: unperturbed(model, batch))
     names = {id(p): name for name, p in model.named_parameters()}
-    back = {names[id(p)]: _at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
-    with computed_again(lambda compute: _with(model, back, compute)):
+    at_origin: Any = _AtOrigin.apply
+    back = {names[id(p)]: at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
+    with recomputed_by(lambda compute: _with(model, back, compute)):
         return _with(model, back, lambda: unperturbed(model, batch))
 
 

@@ -11,5 +11,5 @@ from deltasam.weighting._directional import Directional
 from deltasam.weighting._finite_difference import FiniteDifference
 from deltasam.weighting._own_gradient import OwnGradient
 
-# Also the table of weightings by name: what is not a weighting stays out.
+# Also the table of weightings by name, so it contains only weightings.
 __all__ = ["Directional", "FiniteDifference", "LossWeights", "OwnGradient", "RandomWeights", "Uniform", "Weighting"]

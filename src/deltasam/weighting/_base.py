@@ -1,4 +1,4 @@
-"""What every weighting is: extra passes before the gradient pass, then weights from the losses at w."""
+"""The base of all weightings: extra passes before the gradient pass, then weights from the losses at w."""
 
 from __future__ import annotations
 
@@ -63,10 +63,13 @@ class InstanceWeights:
         return self.values / usable(mean, mean)
 
 
-def check_radius(radius: float | None) -> None:
-    """Raises a ValueError if the radius of probes is neither a positive number nor None, which stands for rho."""
+def check_probes(radius: float | None, *, samples: int = 1, precision: str = "float32") -> None:
+    """Raises a ValueError if one of the options that several weightings have is wrong."""
+    check_number("samples", samples, 1, whole=True)
     if radius is not None:
         check_number("radius", radius, 0, open_low=True)
+    if precision not in ("float32", "ambient"):
+        raise ValueError(f"precision={precision!r} must be 'float32' or 'ambient'")
 
 
 def usable(weights: Tensor, mean: Tensor | None = None) -> Tensor:

@@ -12,13 +12,13 @@ from torch.func import functional_call, jvp
 
 from deltasam._torch import foreach_mul_
 from deltasam.parallel.refusals import require_whole
-from deltasam.step.checks import check_number, require_real
+from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
 from deltasam.step.randomness import Seed
 from deltasam.step.unperturbed import CallWrapper
-from deltasam.weighting._base import Weighting, check_radius
+from deltasam.weighting._base import Weighting, check_probes
 from deltasam.weighting._forward_mode import twice_differentiable
 
 
@@ -32,9 +32,9 @@ class Directional(Weighting):
     and under autocast. Several draws are averaged as there.
 
     Cost: one forward per draw that also computes two derivatives (about the work of four plain forwards, no graph);
-    up to three copies of the parameters while it runs. Attention and normalisation run in elementary operations
-    meanwhile, because torch's fused kernels have no forward mode, or a wrong second derivative. Models with other such
-    operations (solvers, determinants, cumulative products) are refused.
+    up to three copies of the parameters while it runs. Attention and normalisation run in elementary operations then,
+    because torch's fused kernels have no forward mode, or a wrong second derivative. Models with other such operations
+    (solvers, determinants, cumulative products) are refused.
 
     Attributes:
         samples: Number of directions.
@@ -53,8 +53,7 @@ class Directional(Weighting):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_number("samples", self.samples, 1, whole=True)
-        check_radius(self.radius)
+        check_probes(self.radius, samples=self.samples)
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Derivatives along ``samples`` directions; the losses at w are not needed."""
@@ -83,7 +82,7 @@ def derivatives_along(passes: Passes, direction: dict[str, Tensor]) -> tuple[Ten
 
         def losses_at(params: dict[str, Tensor]) -> Tensor:
             moved = {f"model.{n}": p for n, p in params.items()}
-            # A forward may write to buffers, which inside a transform must be its own tensors.
+            # A forward may write to buffers, which torch allows inside a transform only for tensors made there.
             moved |= {f"model.{n}": b.clone() for n, b in passes.inner.named_buffers()}
             losses: Tensor = functional_call(evaluation, moved, (), tie_weights=True)
             return losses

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from deltasam._torch import CONVOLUTION
-from deltasam.step.checks import check_number, require_real
+from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
 from deltasam.step.float32 import full_float32, rounded
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
 from deltasam.step.precision import gathered_as, no_autocast
 from deltasam.step.randomness import Seed
-from deltasam.weighting._base import Weighting, check_radius
+from deltasam.weighting._base import Weighting, check_probes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,7 @@ class FiniteDifference(Weighting):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_number("samples", self.samples, 1, whole=True)
-        check_radius(self.radius)
-        if self.precision not in ("float32", "ambient"):
-            raise ValueError(f"precision={self.precision!r} must be 'float32' or 'ambient'")
+        check_probes(self.radius, samples=self.samples, precision=self.precision)
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Losses on both sides of w, ``samples`` times."""

@@ -4,7 +4,7 @@ torch's forward-mode formulas of ``layer_norm``, and of ``batch_norm`` and ``ins
 the saved mean and deviation as constants when they are differentiated once more. The second derivative is then wrong,
 without an error (pytorch#196700, #196699). ``silu``, ``mish`` and ``glu`` have no second forward mode. Here they are
 written out in elementary operations; the tests compare them with Hessian-vector products. The fused attention kernels
-have no forward mode at all, so attention is unfused meanwhile.
+have no forward mode at all, so attention is not fused here.
 
 Other operations with a wrong second derivative (solvers, determinants, cumulative products, ...) do not occur in the
 models that are fine-tuned. They are refused if their arguments depend on the weights.
@@ -38,8 +38,9 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.
     return (x if bias is None else x + bias).to(dtype)
 
 
-def _per_channel(value: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if value is None else value.view(1, -1, *[1] * (x.ndim - 2))
+def _channel_norm(x: Tensor, dims: list[int], eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    weight, bias = (None if v is None else v.view(1, -1, *[1] * (x.ndim - 2)) for v in (weight, bias))
+    return _affine(_standardised(x, dims, eps), weight, bias, x.dtype)
 
 
 def _layer_norm(
@@ -53,37 +54,20 @@ def _layer_norm(
     return _affine(_standardised(x, list(range(-len(normalized_shape), 0)), eps), weight, bias, x.dtype)
 
 
-def _batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+# torch.nn.functional passes the options of these two by name.
+
+
+def _batch_norm(x: Tensor, mean: Any, variance: Any, *, training: bool, eps: float, **options: Any) -> Tensor:
     if not training:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    # The running statistics are not updated: this is an extra pass, which leaves no trace in them.
-    dims = [d for d in range(x.ndim) if d != 1]
-    return _affine(_standardised(x, dims, eps), _per_channel(weight, x), _per_channel(bias, x), x.dtype)
+        return F.batch_norm(x, mean, variance, training=False, eps=eps, **options)
+    # The running statistics are not updated: this is an extra pass, without side effects on them.
+    return _channel_norm(x, [d for d in range(x.ndim) if d != 1], eps, options["weight"], options["bias"])
 
 
-def _instance_norm(
-    x: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def _instance_norm(x: Tensor, *, use_input_stats: bool, eps: float, **options: Any) -> Tensor:
     if not use_input_stats:
-        return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    dims = list(range(2, x.ndim))
-    return _affine(_standardised(x, dims, eps), _per_channel(weight, x), _per_channel(bias, x), x.dtype)
+        return F.instance_norm(x, use_input_stats=False, eps=eps, **options)
+    return _channel_norm(x, list(range(2, x.ndim)), eps, options["weight"], options["bias"])
 
 
 def _group_norm(x: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -160,7 +144,7 @@ _SCATTERS = {torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_
 
 
 def _is_refused(func: Any, args: Any, named: dict[str, Any]) -> bool:
-    """Whether torch's second derivative of this call is wrong; of constants all derivatives are 0, and right."""
+    """Whether torch's second derivative of this call is wrong. Those of constants are 0, and right."""
     values = (*args, *named.values())
     is_product = func in _SCATTERS and any(isinstance(value, str) and value == "prod" for value in values)
     return (func in _REFUSED or is_product) and any(map(_depends_on_weights, values))

@@ -13,7 +13,7 @@ from deltasam.per_instance import both_sides
 from deltasam.step.checks import require_real
 from deltasam.step.passes import Passes
 from deltasam.step.randomness import Seed
-from deltasam.weighting._base import Weighting, check_radius
+from deltasam.weighting._base import Weighting, check_probes
 from deltasam.weighting._finite_difference import exact
 
 
@@ -56,9 +56,7 @@ class OwnGradient(Weighting):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_radius(self.radius)
-        if self.precision not in ("float32", "ambient"):
-            raise ValueError(f"precision={self.precision!r} must be 'float32' or 'ambient'")
+        check_probes(self.radius, precision=self.precision)
 
     def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Losses on both sides of w along each instance's own gradient; the losses at w come with the gradient."""

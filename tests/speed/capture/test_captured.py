@@ -1,4 +1,4 @@
-"""The capture layer's logic, without a GPU: keys, eviction, fallback, gradients; the graph is played by a stand-in."""
+"""The logic of capture without a GPU, with a fake graph: keys, eviction, fallback, gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILURE = "model.py:7 `x.item()` (operation not permitted)"
 
 
 class PlayedStep:
-    """What a graph does, done by hand: gradients go to fixed places and overwrite what is there."""
+    """A fake graph: gradients go to fixed memory, which they overwrite."""
 
     fail = False
 
@@ -45,7 +45,7 @@ class PlayedStep:
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the CPU pass for a device with graphs."""
+    """Treats the CPU as a device with graphs."""
     monkeypatch.setattr(_captured, "RecordedStep", PlayedStep)
     monkeypatch.setattr(_captured, "Pool", SimpleNamespace)
     monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
@@ -111,7 +111,7 @@ def test_another_radius_is_another_recording() -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_method_that_cannot_be_hashed_is_told_apart_by_identity() -> None:
+def test_a_method_that_cannot_be_hashed_is_compared_by_identity() -> None:
     @dataclass  # not frozen, so without a hash
     class Only:
         names: list[str]
@@ -145,7 +145,7 @@ def test_gradients_accumulate_over_ordinary_and_replayed_steps(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_models_of_the_same_names_do_not_share_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_the_same_names_do_not_share_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     placed(monkeypatch)
     captured, x = Captured(SAM()), torch.randn(4, 3)
     models = [nn.Linear(3, 1), nn.Linear(3, 1)]
@@ -199,9 +199,9 @@ def test_another_shape_mode_or_scale_is_another_graph() -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_the_least_recently_used_graph_goes_first() -> None:
+def test_the_least_recently_used_graph_is_evicted() -> None:
     model, captured = nn.Linear(3, 1), Captured(SAM(), max_graphs=2)
-    for size in (4, 5, 4, 6):  # 5 is the one not used for longest
+    for size in (4, 5, 4, 6):  # 5 is the least recently used one
         captured.backward(model, torch.ones(size, 3), objective)
     assert captured.report.evicted == 1
     ordinary = captured.report.ordinary
@@ -212,7 +212,7 @@ def test_the_least_recently_used_graph_goes_first() -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_what_cannot_be_recorded_runs_ordinarily_and_says_why_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_recorded_is_ordinary_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlayedStep, "fail", True)
     model, captured = nn.Linear(3, 1), Captured(SAM())
     captured.backward(model, torch.ones(4, 3), objective)
@@ -234,7 +234,7 @@ def test_methods_and_batches_that_cannot_be_recorded() -> None:
 
 
 class Weighed(nn.Module):
-    """An objective with a weight, in its own place or beside the model that it holds."""
+    """An objective with a weight, alone or together with the model that it holds."""
 
     def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class Weighed(nn.Module):
 
 @pytest.mark.usefixtures("on_gpu")
 def test_weights_of_an_objective_get_their_gradients() -> None:
-    """A recording puts those of the model into their places, and no others."""
+    """A recording writes only the gradients of the model."""
     model, captured, own = nn.Linear(3, 1), Captured(SAM()), Weighed()
     with pytest.warns(UserWarning, match=r"not captured.*objective=Weighed has trainable weights.*requires_grad_"):
         captured.backward(model, torch.ones(4, 3), own)
@@ -259,20 +259,20 @@ def test_weights_of_an_objective_get_their_gradients() -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_an_objective_with_nothing_of_its_own_to_train_is_recorded() -> None:
+def test_an_objective_without_trainable_weights_is_recorded() -> None:
     model, captured = nn.Linear(3, 1), Captured(SAM())
     holding = Weighed(model)
     holding.factor.requires_grad_(False)
     for _ in range(3):
         captured.backward(model, torch.ones(4, 3), holding)
     assert captured.report.recorded == 1
-    holding.factor.requires_grad_(True)  # from here on it would be left out
+    holding.factor.requires_grad_(True)  # from here on its gradient would be missing
     with pytest.warns(UserWarning, match="has trainable weights"):
         captured.backward(model, torch.ones(4, 3), holding)
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_steps_that_probe_and_steps_that_do_not_are_two_graphs() -> None:
+def test_steps_with_and_without_probes_are_two_graphs() -> None:
     model, captured = nn.Linear(3, 1), Captured(DeltaSAM(probe_every=3))
     for _ in range(6):
         captured.backward(model, torch.rand(4, 3), objective)
@@ -290,7 +290,7 @@ def test_keys() -> None:
     assert model_key(model) != before
 
 
-def test_needs_sees_draws_seeds_and_obstacles() -> None:
+def test_needs_finds_draws_seeds_and_obstacles() -> None:
     model, batch, objective = TRANSFORMER.make()
     needs = Needs(torch.device("cpu"))
     from deltasam.step.randomness import observed
@@ -336,7 +336,7 @@ def test_a_whole_step_on_the_cpu() -> None:
     assert torch.allclose(*results)
 
 
-def test_the_key_of_a_model_sees_every_module_and_parameter() -> None:
+def test_the_key_of_a_model_contains_every_module_and_parameter() -> None:
     shared = nn.Linear(3, 3)
     model = nn.Sequential(shared, nn.Sequential(nn.Dropout(), shared), nn.LayerNorm(3))
     model.register_module("nothing", None)
@@ -358,7 +358,7 @@ def test_the_key_of_a_model_sees_every_module_and_parameter() -> None:
     assert model_key(model) != key
 
 
-def test_a_parameter_that_was_exchanged_gets_the_gradient(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_parameter_gets_the_gradient(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     placed(monkeypatch)
     model, x = nn.Linear(3, 1), torch.randn(4, 3)
     captured = Captured(SAM(rho=0.1))

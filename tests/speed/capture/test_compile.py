@@ -1,4 +1,4 @@
-"""A compiled model under every method: the same gradients, and nothing compiled again after the first step."""
+"""A compiled model with every method: the same gradients, and no recompilation after the first step."""
 
 from __future__ import annotations
 

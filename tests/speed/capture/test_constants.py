@@ -1,4 +1,4 @@
-"""Numbers that are put on the device while a step is recorded."""
+"""Numbers that a model puts on the device while a step is recorded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from deltasam.speed.capture._constants import filled_constants
+from deltasam.speed.capture._graph import filled_constants
 
 
 @pytest.mark.parametrize("data", [0.0, -1.5, 3, True, float("-inf"), [1.0, 2.0]], ids=str)
 @pytest.mark.parametrize(
     "options", [{}, {"dtype": torch.float64}, {"device": "cpu"}, {"requires_grad": True}], ids=str
 )
-def test_they_are_what_torch_makes_of_them(data: Any, options: dict[str, Any], monkeypatch: Any) -> None:
+def test_they_equal_those_of_torch(data: Any, options: dict[str, Any], monkeypatch: Any) -> None:
     if options.get("requires_grad") and not isinstance(data, (float, list)):
         pytest.skip("only floating-point tensors have a gradient")
     wanted = torch.tensor(data, **options)
@@ -34,7 +34,7 @@ def test_they_are_what_torch_makes_of_them(data: Any, options: dict[str, Any], m
     assert len(filled) == (not isinstance(data, list))
 
 
-def test_afterwards_torch_is_as_before() -> None:
+def test_torch_is_restored_afterwards() -> None:
     own = torch.tensor
     with pytest.raises(KeyError), filled_constants():
         raise KeyError

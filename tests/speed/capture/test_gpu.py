@@ -1,4 +1,4 @@
-"""Captured steps against ordinary ones, on a real GPU: the same gradients, the same masks, nothing waiting."""
+"""Captured steps against ordinary ones on a real GPU: the same gradients and masks, no synchronisation."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_captured_equals_ordinary(method: str, objective: str, bf16: bool) -> No
 def test_masks_are_new_in_every_step_and_the_same_in_all_passes(masked: bool) -> None:
     """With lr = 0 and one batch, only the masks change the losses; and at rho near 0 both passes must agree.
 
-    Without an attention mask transformers makes one while a graph is recorded, which takes another kernel than the
-    ordinary step: the masks of dropout are not the ordinary ones, but those of all passes must agree all the same.
+    Without an attention mask transformers makes one while a graph is recorded, and so uses another kernel than in the
+    ordinary step: the dropout masks differ from the ordinary ones, but must still agree in all passes.
     """
     model, (batch,) = bert(), batches(1)
     if not masked:
@@ -127,8 +127,8 @@ def test_masks_are_new_in_every_step_and_the_same_in_all_passes(masked: bool) ->
 
 @pytest.mark.parametrize("precision", ["ambient", "float32"])
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_probes_beside_the_pass_at_w(precision: Any, bf16: bool) -> None:
-    """The branches of the graph wait for what they read, and the weights for all branches, in every replay."""
+def test_probes_concurrent_with_the_pass_at_w(precision: Any, bf16: bool) -> None:
+    """The branches of the graph wait for their inputs, and the weights for all branches, in every replay."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -199,7 +199,7 @@ def test_the_whole_step_with_a_schedule() -> None:
     results = []
     for whole in (False, True):
         model = bert(dropout=0.0)
-        # a large eps: Adam turns gradients that are rounding noise (keys' biases) into full steps otherwise
+        # a large eps: otherwise Adam turns gradients that are rounding noise (biases of keys) into full steps
         options = {"lr": torch.tensor(1e-2).cuda(), "eps": 1e-2, "capturable": True, "fused": True}
         optimizer = torch.optim.AdamW(model.parameters(), **options)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=8)
@@ -218,7 +218,7 @@ def test_the_whole_step_with_a_schedule() -> None:
     assert all(torch.allclose(p, q, rtol=1e-2, atol=2e-4) for p, q in zip(*results, strict=True))
 
 
-def test_weights_come_back_bit_for_bit() -> None:
+def test_weights_are_restored_bit_for_bit() -> None:
     model, (batch,) = bert(), batches(1)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     pointers = {n: p.data_ptr() for n, p in model.named_parameters()}
@@ -262,7 +262,9 @@ def test_a_gradient_that_is_not_finite_falls_back_inside_the_graph() -> None:
 
 
 @pytest.mark.parametrize("method", [SAM, DeltaSAM], ids=["sam", "delta-sam, which has branches"])
-def test_a_model_that_waits_for_the_host_says_where_and_runs_ordinarily(method: Callable[[], Method]) -> None:
+def test_a_model_that_synchronises_is_not_recorded_and_the_warning_names_the_line(
+    method: Callable[[], Method],
+) -> None:
     class Waits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -284,15 +286,15 @@ def test_a_model_that_waits_for_the_host_says_where_and_runs_ordinarily(method: 
     torch.nn.functional.dropout(x, 0.5)  # the generator still works outside
     captured.backward(model, x, objective)
     assert captured.report.ordinary == 3
-    other = Captured(method())  # a recording that broke off leaves the streams usable
+    other = Captured(method())  # the streams are usable after a failed recording
     for _ in range(3):
         other.backward(model.linear, x, objective)
     assert (other.report.obstacles, other.report.replayed) == ({}, 2)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "free-lb"], ids=str)
-def test_no_step_waits_for_the_device(method: str) -> None:
-    """On a model that does not wait itself (Hugging Face's look at the attention mask on the host)."""
+def test_no_step_synchronises(method: str) -> None:
+    """With a model that does not synchronise itself (those of Hugging Face read the attention mask on the host)."""
     model, (ids, labels), objective = TRANSFORMER.make(torch.float32)
     where = {"embeddings": "embeddings"} if method in ("tat", "tavat") else {}
     model, batch, taken = model.cuda(), (ids.cuda(), labels.cuda()), METHODS[method](**where)

@@ -1,6 +1,6 @@
-"""Captured means captured: every capturable method, on every architecture, in float32 and under autocast, on a GPU.
+"""Every capturable method is captured on every architecture, in float32 and under autocast, on a GPU.
 
-``test_taped.py`` runs the same comparisons on the CPU, with the recording played.
+``test_taped.py`` runs the same comparisons on the CPU, with a simulated graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("row", CAPTURABLE, ids=str)
-def test_captured_is_ordinary(row: Row, case: Case, bf16: bool) -> None:
+def test_captured_equals_ordinary(row: Row, case: Case, bf16: bool) -> None:
     compare(case, row, "cuda", bf16=bf16).check(case.tolerance(row, bf16=bf16))
 
 
@@ -41,7 +41,7 @@ def test_trajectories_at_the_size_of_smollm2(name: str, bf16: bool) -> None:
     found = []
     for capture in (True, False):
         model = smol("cuda")
-        # a large eps: Adam turns gradients that are rounding noise into full steps otherwise
+        # a large eps: otherwise Adam turns gradients that are rounding noise into full steps
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, eps=1e-6, capturable=True, fused=True)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
             found.append(trajectory(METHODS[name](), model, optimizer, data, capture=capture))

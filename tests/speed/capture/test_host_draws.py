@@ -1,4 +1,4 @@
-"""A step that draws on the host, from whatever stream, is not recorded: a replay would repeat the draw for ever."""
+"""A step that draws on the host, from any stream, is not recorded: every replay would repeat the draw."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 def needs() -> Needs:
     made = Needs(torch.device("cpu"))
-    made.device = torch.device("cuda")  # the CPU passes for a device with graphs
+    made.device = torch.device("cuda")  # treats the CPU as a device with graphs
     return made
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
-def test_draws_are_noticed(draw: Callable[[], Any]) -> None:
+def test_draws_are_an_obstacle(draw: Callable[[], Any]) -> None:
     np.random.seed(0)  # noqa: NPY002
     np.random.randn()  # noqa: NPY002
     made = needs()

@@ -1,4 +1,4 @@
-"""An ordinary step of a captured method is the method's own in everything: shards come back, errors say the same."""
+"""An ordinary step of a captured method equals that of the method: shards are released, errors are the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def objective(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.fixture
 def mesh() -> Iterator[Any]:
-    """This process alone, as a group."""
+    """A process group of this process alone."""
     if not hasattr(torch.cpu.current_stream(), "record_event"):
         pytest.skip("this version of torch cannot shard a model on a CPU")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -42,7 +42,7 @@ def sharded(mesh: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_shards_are_given_back(mesh: Any, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_released(mesh: Any, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if graphs:
         monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
     x, found = torch.randn(4, 3), []
@@ -61,7 +61,7 @@ def test_shards_are_given_back(mesh: Any, graphs: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_errors_are_told_as_the_method_tells_them(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_the_method(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if graphs:
         monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
     model = nn.Linear(3, 1)
@@ -82,7 +82,7 @@ def test_errors_are_told_as_the_method_tells_them(graphs: bool, monkeypatch: pyt
     assert captured.steps == 0
 
 
-def test_a_whole_step_tells_errors_alike() -> None:
+def test_errors_of_a_whole_step_are_those_of_the_method() -> None:
     model = nn.Linear(3, 1)
     captured = Captured(SAM(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 

@@ -1,4 +1,4 @@
-"""Captured methods that a user wrote: recorded where that is safe, else ordinary steps and a warning."""
+"""Captured methods of a user: recorded if that is safe, otherwise ordinary steps and a warning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Method):
-    """Uphill along what :meth:`direction` makes of the gradient."""
+    """An ascent along :meth:`direction` of the gradient."""
 
     rho: float = 0.3
 
@@ -54,7 +54,7 @@ class Own(Method):
 
 
 class Averaging(Own):
-    """Keeps an average in new tensors: a graph would read those of the step before it was recorded, forever."""
+    """Keeps an average in new tensors: a graph would always read those that existed when it was recorded."""
 
     def direction(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         last = self.state.get("average", gradient)
@@ -76,7 +76,7 @@ class InPlace(Own):
 
 
 class Alternating(Own):
-    """Goes downhill in every other step."""
+    """Descends in every other step."""
 
     def direction(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         return gradient if self.steps % 2 == 0 else {name: -g for name, g in gradient.items()}
@@ -127,7 +127,7 @@ def test_recorded(kind: type[Method]) -> None:
 
 
 @pytest.mark.parametrize("kind", [WithPhases, MyDeltaSAM])
-def test_phases_are_recorded_one_by_one(kind: type[Method]) -> None:
+def test_each_phase_is_recorded(kind: type[Method]) -> None:
     changes: dict[str, Any] = {"probe_every": 2} if kind is MyDeltaSAM else {}
     captured = Captured(kind(**changes))
     if kind is MyDeltaSAM:  # its weights are rounding noise here
@@ -138,7 +138,7 @@ def test_phases_are_recorded_one_by_one(kind: type[Method]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "why"), [(Averaging, r"\['average'\] in its state"), (Alternating, r"self\.steps")])
-def test_what_may_differ_from_step_to_step_is_not_recorded(kind: type[Method], why: str) -> None:
+def test_steps_that_may_differ_are_not_recorded(kind: type[Method], why: str) -> None:
     captured = Captured(kind())
     with pytest.warns(UserWarning, match=rf"not captured.*{kind.__name__}.*{why}.*capturable = True") as warned:
         compare(captured, kind())
@@ -169,7 +169,7 @@ def test_a_declared_buffer_that_is_replaced_by_hand_is_not_recorded() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(Own):
-    """Keeps an average with self.buffer(): right without a word about capturing."""
+    """Keeps an average with self.buffer(), which is right without declaring anything."""
 
     buffers = ("average",)
 
@@ -192,7 +192,7 @@ def test_buffers_are_recorded(kind: type[Method]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Buffered, FriendlySAM, MomentumSAM])
-def test_a_replay_with_inf_leaves_the_buffer_and_a_loaded_state_is_recorded_anew(kind: type[Method]) -> None:
+def test_a_replay_with_inf_keeps_the_buffer_and_a_loaded_state_is_recorded_anew(kind: type[Method]) -> None:
     captured, method = Captured(kind(rho=0.3)), kind(rho=0.3)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
@@ -215,7 +215,7 @@ def test_a_replay_with_inf_leaves_the_buffer_and_a_loaded_state_is_recorded_anew
 
 
 @pytest.mark.parametrize("kind", [FreeLB, TAT, TAVAT])
-def test_those_of_the_package_that_remember_or_count_are_recorded(kind: type[Method]) -> None:
+def test_methods_of_the_package_with_state_are_recorded(kind: type[Method]) -> None:
     case = next(case for case in CASES if case.name == "BERT")
     model, captured, method = case.model(), Captured(kind()), kind()
     for number in range(4):

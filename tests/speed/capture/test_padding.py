@@ -29,8 +29,8 @@ def test_every_tensor_along_the_sequence_is_padded_with_its_own_value() -> None:
     assert batch["tags"][0].tolist()[5:] == [-100] * 3
 
 
-def test_labels_of_classes_are_no_sequence() -> None:
-    """Five classes beside five tokens: the zeros and ones of multi-label classification, which are floats."""
+def test_labels_of_classes_are_not_padded() -> None:
+    """Five classes and five tokens: the zeros and ones of multi-label classification are floats."""
     labels = torch.eye(5)[:2]
     padding = PadToBuckets(lambda rows: {**collate(rows), "labels": labels}, pad_token_id=9, multiple=4)
     batch = padding([[1, 2, 3, 4, 5], [6]])

@@ -1,4 +1,4 @@
-"""Recorded steps, with the recording played on the CPU: every capturable method records, replays and is right."""
+"""Recorded steps with a simulated graph on the CPU: every capturable method is recorded, replayed and right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.taped import play_graphs_on_the_cpu
 
 BY_NAME = {case.name: case for case in CASES}
 ROWS = {row.name: row for row in CAPTURABLE}
-# All parameters of Llama and of adapters are the fused kernel's; with odd sizes some are left to torch.
+# The fused kernel supports all parameters of Llama and of adapters; with odd sizes some are left to torch.
 TABLE = [(row, BY_NAME[case], False) for case in ("Llama", "Llama + LoRA (adapters)") for row in CAPTURABLE]
 SOME = ("Llama + LoRA (base matrices)", "Llama, odd sizes")
 TABLE += [(ROWS[name], BY_NAME[case], False) for case in SOME for name in ("sam", "delta-sam", "gsam", "per-instance")]
@@ -31,7 +31,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize(("row", "case", "bf16"), TABLE, ids=str)
-def test_a_replayed_step_is_the_ordinary_one(row: Row, case: Case, bf16: bool) -> None:
+def test_a_replayed_step_equals_the_ordinary_one(row: Row, case: Case, bf16: bool) -> None:
     compare(case, row, bf16=bf16).check(case.tolerance(row, bf16=bf16))
 
 
@@ -51,7 +51,7 @@ def test_trajectories(method: Callable[..., Method]) -> None:
 
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("case", [BY_NAME["Llama"], BY_NAME["Llama, odd sizes"]], ids=str)
-def test_the_kernel_takes_all_parameters_or_leaves_some_to_torch(case: Case) -> None:
+def test_the_kernel_moves_all_parameters_or_leaves_some_to_torch(case: Case) -> None:
     model, captured = case.model(), Captured(SAM())
     for _ in range(2):
         captured.backward(model, case.batch(), case.objective)

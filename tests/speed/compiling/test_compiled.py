@@ -1,4 +1,4 @@
-"""The whole way: a model compiled with the package's settings, and what a method makes of it."""
+"""A model compiled with the settings of the package, and steps of methods with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deltasam.speed.compiling import _passes, compiled
 
 
 class Branches(nn.Module):
-    """Two layers of one input, as query and key are."""
+    """Two layers with the same input, like query and key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,9 +24,9 @@ class Branches(nn.Module):
         return self.head(self.first(x).tanh() * self.second(x))
 
 
-@pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning")  # torch 2.6, of its own settings
-@pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.slow), True])  # what is changed is bf16
-def test_a_step_with_the_compiled_model_is_that_of_the_model(autocast: bool) -> None:
+@pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning")  # torch 2.6, about its own settings
+@pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.slow), True])  # the changes are in bf16
+def test_a_step_with_the_compiled_model_equals_that_of_the_model(autocast: bool) -> None:
     torch.manual_seed(0)
     model, batch = Branches(), (torch.randn(16, 6), torch.randint(3, (16,)))
     gradients = []
@@ -52,13 +52,13 @@ def test_the_compiler_makes_all_changes(monkeypatch: pytest.MonkeyPatch) -> None
     assert calls == ["merge_layers", "write_out_attention", "keep_float32", "keep_float32"]  # forward and backward
 
 
-def test_the_cache_tells_other_changes_apart() -> None:
+def test_the_cache_key_depends_on_the_changes() -> None:
     before, after = _passes.PASSES.values()
     assert before.uuid() == _passes.BeforeGradients().uuid()
     assert isinstance(after.uuid(), bytes)
 
 
-def test_dynamic_shapes_and_whole_graphs_are_asked_of_torch() -> None:
+def test_dynamic_and_fullgraph_are_passed_to_torch() -> None:
     class Printing(Branches):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             torch._dynamo.graph_break()
@@ -72,7 +72,7 @@ def test_dynamic_shapes_and_whole_graphs_are_asked_of_torch() -> None:
 def test_further_options_reach_the_compiler() -> None:
     with pytest.raises(ValueError, match=r"max_autotune_gem=True.*max_autotune_gemm"):
         compiled(Branches(), max_autotune_gem=True)
-    with pytest.raises(RuntimeError, match="max_autotune_gemm"):  # it looks at the value
+    with pytest.raises(RuntimeError, match="max_autotune_gemm"):  # it checks the value
         compiled(Branches(), max_autotune_gemm="yes")
 
 

@@ -1,4 +1,4 @@
-"""Compiled models on a real GPU: the changed graphs are those that run, and their gradients are the model's."""
+"""Compiled models on a real GPU: the changed graphs run, and their gradients are those of the model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gradients(model: nn.Module, method: Any, callable_: Any, steps: int = 1, dty
 
 
 def far(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
-    """The distance of two gradients, in lengths of the second."""
+    """The distance of two gradients, relative to the norm of the second."""
     difference = sum(float((found[name] - exact[name]).double().square().sum()) for name in exact)
     return (difference / sum(float(g.double().square().sum()) for g in exact.values())) ** 0.5
 
@@ -87,7 +87,7 @@ def test_in_tf32_attention_is_written_out(graphs: list[list[Any]]) -> None:
     assert not any("scaled_dot_product" in str(target) for graph in graphs for target in graph)
 
 
-def test_captured_and_compiled_is_what_compiled_is() -> None:
+def test_captured_and_compiled_equals_compiled() -> None:
     model = bert()
     torch._dynamo.reset()
     ready = compiled(model)

@@ -1,4 +1,4 @@
-"""What is changed in the compiler's graphs, and what is left alone. No GPU is needed to look at a graph."""
+"""Changes to the graphs of the compiler, and graphs that are not changed. No GPU is needed to inspect a graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ has_products_in_float32 = pytest.mark.skipif(not compiler_knows(), reason="produ
 
 
 def merged(model: Callable[..., Any], *inputs: Any, autocast: bool = True) -> tuple[Any, int]:
-    """What a model gives with its layers merged, and how many there are left."""
+    """The outputs of a model with merged layers, and the number of layers that are left."""
     counts = []
 
     def backend(module: GraphModule, examples: list[Tensor]) -> Any:
@@ -49,7 +49,7 @@ def layers(*widths: int, bias: bool = True) -> list[nn.Linear]:
 
 
 def check(model: Callable[..., Any], *, left: int, autocast: bool = True, dtype: torch.dtype = torch.float32) -> None:
-    """The merged model gives what the model gives, and has so many layers."""
+    """Checks that the merged model has the same outputs, and this number of layers."""
     torch.manual_seed(1)
     x = torch.randn(5, 6, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -67,7 +67,7 @@ def test_layers_of_one_input_become_one_product(bias: bool) -> None:
 
 def test_gradients_of_merged_layers_are_those_of_each() -> None:
     a, b = (layer.double() for layer in layers(3, 4))
-    x = torch.randn(5, 6, dtype=torch.float64)  # autocast leaves float64 alone: nothing is rounded
+    x = torch.randn(5, 6, dtype=torch.float64)  # autocast does not cast float64: nothing is rounded
 
     def model(x: Tensor) -> Tensor:
         return a(x).sin().sum() + 2 * b(x).sin().sum()
@@ -111,7 +111,7 @@ IN_PLACE: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("between", IN_PLACE.values(), ids=IN_PLACE)
-def test_an_input_that_changes_in_between_is_two_inputs(between: Callable[[Tensor], object]) -> None:
+def test_layers_are_not_merged_if_their_input_changes_in_between(between: Callable[[Tensor], object]) -> None:
     a, b, c = layers(3, 4, 5)
 
     def model(x: Tensor) -> tuple[Tensor, ...]:
@@ -144,7 +144,7 @@ WANTED_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("use", WANTED_WHOLE.values(), ids=WANTED_WHOLE)
-def test_a_result_that_must_be_a_tensor_of_its_own_stays_one(use: Callable[[Tensor], Tensor]) -> None:
+def test_a_result_that_cannot_be_a_slice_is_not_merged(use: Callable[[Tensor], Tensor]) -> None:
     a, b, c = layers(4, 4, 4)
 
     def model(x: Tensor) -> tuple[Tensor, ...]:
@@ -164,7 +164,7 @@ def test_weights_that_autocast_does_not_copy_are_not_merged() -> None:
     check(lambda x: (a(x).sin(), b(x).sin()), left=2, dtype=torch.bfloat16)
 
 
-def test_a_model_that_switches_autocast_is_left_alone() -> None:
+def test_a_model_that_switches_autocast_is_not_changed() -> None:
     a, b, c, d = layers(3, 4, 3, 4)
 
     def model(x: Tensor) -> tuple[Tensor, ...]:
@@ -187,13 +187,13 @@ def test_layers_on_both_sides_of_no_grad_are_not_merged() -> None:
     check(model, left=3)
 
 
-def test_a_frozen_layer_does_not_join_one_that_learns() -> None:
+def test_a_frozen_layer_is_not_merged_with_a_trainable_one() -> None:
     a, b, c = layers(3, 4, 5)
     b.requires_grad_(False)
     check(lambda x: (a(x).sin(), b(x).sin(), c(x).sin()), left=2)
 
 
-def test_layers_that_do_not_fit_together() -> None:
+def test_layers_that_cannot_be_joined() -> None:
     with_bias, without = layers(3)[0], layers(4, bias=False)[0]
     check(lambda x: (with_bias(x).sin(), without(x).sin()), left=2)
     narrow = layers(5)[0].half()
@@ -207,12 +207,12 @@ def test_layers_that_do_not_fit_together() -> None:
 
 def test_quantised_and_sharded_weights_are_not_joined() -> None:
     a, b = layers(3, 4, bias=False)
-    for layer in (a, b):  # a stand-in for both: tensors made of others, which need not know how to be joined
+    for layer in (a, b):  # represents both: tensors made of others, which may not support torch.cat
         layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach().clone()))
     assert merged(lambda x: (a(x).sin(), b(x).sin()), torch.randn(5, 6))[1] == 2
 
 
-def test_parts_know_what_they_are() -> None:
+def test_parts_keep_their_metadata() -> None:
     a, b = layers(3, 4)
     seen: list[Any] = []
 
@@ -228,7 +228,7 @@ def test_parts_know_what_they_are() -> None:
 
 
 def gpu_graph(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Graph:
-    """The graph of a function of tensors on a GPU, of which only the shapes exist."""
+    """The graph of a function of fake tensors on a GPU, which have shapes but no values."""
     with FakeTensorMode():
         return make_fx(function)(*(torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes)).graph
 
@@ -250,7 +250,7 @@ def targets(graph: Graph) -> list[Any]:
     ],
     ids=["plain", "transposed", "in parts"],
 )
-def test_a_gradient_leaves_its_product_in_float32(gradient: Callable[..., Any], dtype: torch.dtype) -> None:
+def test_the_product_of_a_gradient_returns_float32(gradient: Callable[..., Any], dtype: torch.dtype) -> None:
     graph = gpu_graph(gradient, (8, 4), (8, 3), dtype=dtype)
     keep_float32(graph)
     graph.lint()
@@ -288,14 +288,14 @@ def test_a_gradient_leaves_its_product_in_float32(gradient: Callable[..., Any], 
     ],
     ids=["used inside", "used twice", "float64", "float32", "cast twice", "cast of a part"],
 )
-def test_other_products_stay_as_they_are(why: str, function: Callable[..., Any], dtype: torch.dtype) -> None:
+def test_other_products_are_not_changed(why: str, function: Callable[..., Any], dtype: torch.dtype) -> None:
     graph = gpu_graph(function, (8, 4), (8, 3), dtype=dtype)
     before = targets(graph)
     keep_float32(graph)
     assert targets(graph) == before, why
 
 
-def test_products_on_a_cpu_stay_as_they_are() -> None:
+def test_products_on_a_cpu_are_not_changed() -> None:
     tensors = [torch.randn(8, width, dtype=torch.bfloat16) for width in (4, 3)]
     graph = make_fx(lambda d, a: cast(torch.mm(d.t(), a), torch.float32))(*tensors).graph
     before = targets(graph)
@@ -338,7 +338,7 @@ def test_attention_to_many_tokens_stays_fused(length: int, written_out: bool) ->
     assert (plain_attention in targets(graph)) == written_out
 
 
-def test_attention_written_out_is_attention() -> None:
+def test_attention_written_out_equals_attention() -> None:
     query, key, value = (torch.randn(2, 3, 5, 4) for _ in range(3))
     torch.testing.assert_close(
         plain_attention(query, key, value, is_causal=True),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from deltasam.lab.bench._clock import Spread
 from deltasam.lab.bench._output import print_table, spread_text, write_record
 from deltasam.lab.bench.options import StepOptions, Way
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Report:
         what = "norm + perturb + restore" if options.isolate else "one training step, AdamW included"
         size = f"{int(machine['parameters']) / 1e6:.1f}M parameters"
         shape = "" if options.isolate else f", {options.batch} x {options.length}, dropout {options.dropout:g}"
-        threads = counted(int(machine["threads"]), "thread")
+        threads = pluralized(int(machine["threads"]), "thread")
         where = f"{machine['device']}, {threads}, torch {machine['torch']}"
         return f"{what}: {options.shape}, {size}{shape}, {options.precision}, {where}, {options.clock} clock"
 

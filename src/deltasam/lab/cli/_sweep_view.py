@@ -39,7 +39,7 @@ class SweepView:
 
     def announce(self, runs: Sequence[Planned], known: dict[str, float]) -> None:
         """Adds the runs of a stage; ``known`` has the values of the finished ones."""
-        from deltasam.step.names import counted
+        from deltasam.step.names import pluralized
 
         stage = "with the chosen points: " if self._cell else ""
         for planned in runs:
@@ -51,7 +51,7 @@ class SweepView:
                 self._state.setdefault(name, "waiting")
         done = sum(planned.config.run_name in known for planned in runs)
         if self._live is None:
-            self._console.print(f"{stage}{counted(len(runs), 'run')}, {done} already finished", highlight=False)
+            self._console.print(f"{stage}{pluralized(len(runs), 'run')}, {done} already finished", highlight=False)
 
     def watch(self, event: Event) -> None:
         """Takes one event of the sweep."""
@@ -92,7 +92,7 @@ def summary(outcome: Outcome, console: Console) -> None:
     """Prints the results of the sweep."""
     from rich.table import Table
 
-    from deltasam.step.names import counted
+    from deltasam.step.names import pluralized
 
     cells: dict[tuple[str, str, str], list[Result]] = {}
     for planned, result in outcome.results:
@@ -110,7 +110,7 @@ def summary(outcome: Outcome, console: Console) -> None:
             f"{stdev(values):.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
         )  # fmt: skip
     console.print(table)
-    finished, trained = counted(len(outcome.results), "result"), counted(outcome.trained, "run")
+    finished, trained = pluralized(len(outcome.results), "result"), pluralized(outcome.trained, "run")
     console.print(f"\n{finished}, {trained} trained now, {len(outcome.failed)} failed", highlight=False)
     for name, error in outcome.failed.items():
         console.print(f"failed: {name}: {error}", highlight=False, style="red")

@@ -64,13 +64,13 @@ class Evaluate:
         from rich.console import Console
         from rich.text import Text
 
-        from deltasam.step.names import counted
+        from deltasam.step.names import pluralized
 
         check_positive(rows=self.rows, batch_size=self.batch_size)
         silence_libraries()
         with one_line_errors():
             loaded = self._load()
-        rows = f"{counted(len(loaded.rows), 'row')} of {loaded.origin}"
+        rows = f"{pluralized(len(loaded.rows), 'row')} of {loaded.origin}"
         with Console(stderr=True).status(Text(f"Evaluating on {rows}")):
             metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
         if self.json:

@@ -35,7 +35,7 @@ class ReportCommand:
     def run(self) -> None:
         """Reads the runs and writes the page."""
         from deltasam.lab.report import TABLES, html_report, read_runs
-        from deltasam.step.names import counted
+        from deltasam.step.names import pluralized
 
         check_folders(self.folders)
         runs = read_runs(*self.folders)
@@ -46,6 +46,6 @@ class ReportCommand:
         page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
         write_file(self.output, page)
         size = f"{len(page) / 1e6:.1f} MB" if len(page) > 1e6 else f"{len(page) / 1e3:.0f} kB"
-        print(f"{counted(len(runs.finished), 'run')}, {size}: {self.output}")
+        print(f"{pluralized(len(runs.finished), 'run')}, {size}: {self.output}")
         for problem in runs.problems():  # they are on the page, too
             print(f"- {problem}")

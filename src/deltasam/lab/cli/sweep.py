@@ -129,7 +129,7 @@ def _known(runs: Sequence[Planned], folder: Path) -> dict[str, float]:
 
 def _list(runs: list[Planned], folder: Path, console: Console) -> int:
     from deltasam.lab.experiments import ConfigError, Result
-    from deltasam.step.names import counted
+    from deltasam.step.names import pluralized
 
     for planned in runs:
         name = planned.config.run_name
@@ -142,7 +142,7 @@ def _list(runs: list[Planned], folder: Path, console: Console) -> int:
                 mark = "damaged "
                 print(f"deltasam sweep: {error}", file=sys.stderr)
         console.print(f"{mark}  {name}  {' '.join(f'{k}={v}' for k, v in planned.point)}", highlight=False)
-    console.print(counted(len(runs), "run"), highlight=False)
+    console.print(pluralized(len(runs), "run"), highlight=False)
     return 0
 
 

@@ -113,22 +113,22 @@ class TableCommand:
     def _note_other_tasks(self, runs: Runs) -> None:
         """Prints a line to stderr if there are runs of tasks that are not in the table."""
         from deltasam.lab.report import TABLE_TASKS
-        from deltasam.step.names import counted
+        from deltasam.step.names import pluralized
 
         others = [run.task for run in runs.finished if run.task not in TABLE_TASKS.get(self.table, (run.task,))]
         if others:
-            runs_of = f"{counted(len(others), 'finished run')} of other tasks ({', '.join(sorted(set(others)))})"
+            runs_of = f"{pluralized(len(others), 'finished run')} of other tasks ({', '.join(sorted(set(others)))})"
             where = f"deltasam report {' '.join(map(str, self.folders))}"
             print(f"deltasam table {self.table}: not shown: {runs_of}; see them with: {where}", file=sys.stderr)
 
     def _elsewhere(self, runs: Runs, table: Table) -> str:
         """Returns a line on how to see the runs, if there are some but none is in the table."""
-        from deltasam.step.names import counted
+        from deltasam.step.names import pluralized
 
         if not runs.finished or any(cell.values for row in table.rows for cell in row.cells.values()):
             return ""
         tasks = ", ".join(sorted({run.task for run in runs.finished}))
-        found = f"{counted(len(runs.finished), 'finished run')} ({tasks})"
+        found = f"{pluralized(len(runs.finished), 'finished run')} ({tasks})"
         folders = " ".join(map(str, self.folders))
         return f"- None of the {found} belongs to this table; see them with: deltasam report {folders}\n"
 

@@ -12,7 +12,7 @@ import torch
 
 from deltasam.lab.commit import commit
 from deltasam.lab.plugins import loaded_plugins
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 _PACKAGES = (
     "deltasam", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "scikit-learn", "scipy",
@@ -35,7 +35,7 @@ def device_name() -> str:
     """Returns the name of the GPU, or the CPU with its number of threads."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
+    return f"cpu, {pluralized(torch.get_num_threads(), 'thread')}"
 
 
 def peak_memory() -> int:

@@ -11,7 +11,7 @@ from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._parts import to_method, to_task
 from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
 from deltasam.lab.experiments.plain import is_option
-from deltasam.step.names import spelled
+from deltasam.step.names import normalized
 
 # Mostly the names of transformers' TrainingArguments; case and separators do not matter.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
@@ -42,7 +42,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "checkpoint_every": ("save_every", "save_steps", "save_strategy", "checkpoint_steps"),
     "data": ("data_dir", "data_path", "data_folder"),
 }
-_BY_NAME = {spelled(name): place for place, names in OTHER_NAMES.items() for name in names}
+_BY_NAME = {normalized(name): place for place, names in OTHER_NAMES.items() for name in names}
 
 
 def option_hint(option: str, given: Mapping[str, Any]) -> str:
@@ -60,7 +60,7 @@ def option_hint(option: str, given: Mapping[str, Any]) -> str:
     for section, kind in kinds.items():
         # Not `name`: it selects the task or method, and may equally be meant for the model or the optimizer.
         for name in (f.name for f in dataclasses.fields(kind) if f.name != "name" and is_option(f)):
-            if spelled(option) in (spelled(name), spelled(section + name)):
+            if normalized(option) in (normalized(name), normalized(section + name)):
                 return f"did you mean {section}.{name}?"
-    place = _BY_NAME.get(spelled(option))
+    place = _BY_NAME.get(normalized(option))
     return f"did you mean {place}?" if place is not None else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments.plain import Plain, merge, read_yaml
-from deltasam.step.names import spelled, suggest
+from deltasam.step.names import normalized, suggest
 
 _HERE = Path(__file__).parents[2]
 
@@ -74,7 +74,7 @@ def _variant(variants: dict[str, Any], name: str) -> str | None:
     for known, sections in variants.items():
         method = sections.get("method", {})
         bare = "regularisers" not in sections and isinstance(method, dict) and method.get("name", "")
-        if spelled(name) in (spelled(known), spelled(bare or known)):
+        if normalized(name) in (normalized(known), normalized(bare or known)):
             return known
     return None
 

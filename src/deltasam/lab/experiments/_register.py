@@ -13,7 +13,7 @@ from deltasam.lab.experiments._parts import REGULARISERS, WEIGHTINGS
 from deltasam.lab.tasks import TASKS, Task
 from deltasam.methods import Method
 from deltasam.objectives import Objective
-from deltasam.step.names import spelled
+from deltasam.step.names import normalized
 from deltasam.weighting import Weighting
 
 Part = TypeVar("Part")
@@ -94,7 +94,7 @@ def _put(table: dict[str, Any], name: str, part: Any, what: str) -> None:
     if not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(f"register: the {what} {name!r} must have a name of letters, digits, `.`, `_` and `-`")
     for known, other in table.items():
-        if spelled(known) == spelled(name) and not _is_same(part, other):
+        if normalized(known) == normalized(name) and not _is_same(part, other):
             owner = other if inspect.isclass(other) else type(other)
             raise ValueError(
                 f"register: the name {name!r} is taken by the {what} {known} of {owner.__module__}; choose another"

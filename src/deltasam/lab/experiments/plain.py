@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.step.names import look_up, spelled, suggest
+from deltasam.step.names import look_up, normalized, suggest
 
 Plain = dict[str, Any]
 
@@ -88,7 +88,7 @@ def _as_mapping(key: str, value: Any) -> Any:
 
 
 def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" in new and "name" in old and spelled(str(old["name"])) != spelled(str(new["name"]))
+    return "name" in new and "name" in old and normalized(str(old["name"])) != normalized(str(new["name"]))
 
 
 def choose(kinds: Mapping[str, Any], name: Any, where: str) -> Any:

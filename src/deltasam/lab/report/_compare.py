@@ -7,7 +7,7 @@ from statistics import fmean
 
 from deltasam.lab.report._names import method_name, method_order
 from deltasam.lab.report._statistics import Comparison, Wins, count_wins, holm, pooled_test
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 """(model, method) -> column -> value by seed."""
@@ -52,7 +52,7 @@ def comparison_notes(scores: Scores, *, of_one_run: bool = False, less_of: str =
     return [
         f"{method_name(first)} − {method_name(second)}: {_difference(test, less_of)}, by mean better in {wins} "
         f"{over}; paired permutation test{'' if test.exact else ' (drawn)'} p = {test.p:.3g}, Holm {p:.3g} "
-        f"({counted(test.pairs, 'pair')}; smallest possible p {test.smallest_p:.3g})."
+        f"({pluralized(test.pairs, 'pair')}; smallest possible p {test.smallest_p:.3g})."
         for (first, second, (test, wins)), p in zip(found, adjusted, strict=True)
     ]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 
 class Evaluation(NamedTuple):
@@ -46,9 +46,9 @@ class Evaluation(NamedTuple):
 
     def _rows(self) -> str:
         if self.sample is None:
-            return "on all rows" if self.rows is None else f"on {counted(self.rows, 'row')}"
+            return "on all rows" if self.rows is None else f"on {pluralized(self.rows, 'row')}"
         evaluated = f" ({self.rows})" if self.rows not in (None, self.sample) else ""
-        return f"on a sample of {counted(self.sample, 'row')}{evaluated}"
+        return f"on a sample of {pluralized(self.sample, 'row')}{evaluated}"
 
 
 # The paper's tasks as `deltasam.lab.tasks` defines them; a test compares the two. Not imported from there, since this

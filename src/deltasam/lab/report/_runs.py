@@ -14,7 +14,7 @@ from typing import Any
 
 from deltasam.lab.report._evaluation import Evaluation
 from deltasam.lab.report._measured import FORMS, RISK, is_number, read_measurement
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 _NOT_RUNS = {"model", "checkpoints", "logs", "locks", "tensorboard", "analysis"}
 _RUN_FILES = {"config.yaml", "result.json"}
@@ -99,7 +99,7 @@ class Runs:
             (len(self.unreadable), f"unreadable, such as {next(iter(self.unreadable), '')}"),
             (len(self.diverged), f"left out, a metric is not finite: {_listed(self.diverged)}"),
         )
-        return [f"{counted(count, 'run')} {what}" for count, what in counts if count]
+        return [f"{pluralized(count, 'run')} {what}" for count, what in counts if count]
 
 
 def broken_measurements(runs: Iterable[Run], names: Sequence[str] = tuple(FORMS)) -> list[str]:

@@ -17,7 +17,7 @@ from deltasam.lab.report._runs import Run, Runs, broken_measurements
 from deltasam.lab.report._select import RULE, Cells, by_cell, select
 from deltasam.lab.report._statistics import summarize
 from deltasam.lab.report._table import Table
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,8 +100,8 @@ def summary(runs: PageRuns) -> Section:
     models = {model for _, model, _ in runs.cells}
     methods = sorted({method for _, _, method in runs.cells}, key=method_order)
     names = ", ".join(map(method_name, methods))
-    count = f"{counted(len(finished), 'finished run')} of {counted(len(methods), 'method')} ({names}) "
-    count += f"on {counted(len(tasks), 'task')} with {counted(len(models), 'model')}."
+    count = f"{pluralized(len(finished), 'finished run')} of {pluralized(len(methods), 'method')} ({names}) "
+    count += f"on {pluralized(len(tasks), 'task')} with {pluralized(len(models), 'model')}."
     compared = _comparisons(select(finished, strict=False).cells)
     return Section(name="summary", title="Summary", lines=[count, *compared, *problems])
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from deltasam.lab.report._evaluation import STANDARD, Evaluation, preference, usual
 from deltasam.lab.report._names import short_models
 from deltasam.lab.report._runs import Run
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 Key = tuple[str, str, str]
 """Task, model, method."""
@@ -75,7 +75,7 @@ def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True
         return one is not None and labels[run.task, one] == labels[run.task, run.evaluation]
 
     left = Counter(labels[run.task, run.evaluation] for run in kept if not fits(run))
-    others = "; ".join(f"{counted(count, 'run')} {how}" for how, count in sorted(left.items()))
+    others = "; ".join(f"{pluralized(count, 'run')} {how}" for how, count in sorted(left.items()))
     left_out = (f"Left out because of another evaluation: {others}.",) if left else ()
     return Selection(_cells(filter(fits, kept), lambda run: run.task), unusual, left_out)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from deltasam.step.names import counted
+from deltasam.step.names import pluralized
 
 _ENUMERATED = 6  # up to 6 values, all n^n resamples are taken (46,656); beyond that they are drawn
 _RESAMPLES = 20_000
@@ -131,7 +131,7 @@ class Comparison:
         about = "=" if self.exact else "≈"
         return (
             f"{self.difference:+.4g}, p {about} {self.p:.4g} "
-            f"({counted(self.pairs, 'pair')}{pooled}; no p below {self.smallest_p:.3g} is possible)"
+            f"({pluralized(self.pairs, 'pair')}{pooled}; no p below {self.smallest_p:.3g} is possible)"
         )
 
 
@@ -246,7 +246,7 @@ class Wins:
     setups: int  #: Setups that both methods have.
 
     def __str__(self) -> str:
-        return f"{self.wins} of {self.setups}" + (f" ({counted(self.ties, 'tie')})" if self.ties else "")
+        return f"{self.wins} of {self.setups}" + (f" ({pluralized(self.ties, 'tie')})" if self.ties else "")
 
 
 def count_wins(first: Mapping[Any, float], second: Mapping[Any, float]) -> Wins:

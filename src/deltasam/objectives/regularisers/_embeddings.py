@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import recomputed_by
 from deltasam.objectives.regularisers._find import Embeddings, Side, find_embeddings
-from deltasam.step.checkpointing import computed_again
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def perturbed_embeddings(
             for layer, table in zip(found.layers, _tables(found.layers), strict=True):
                 stack.callback(layer.register_forward_hook(state.adds(noise, detach, table)).remove)
             if noise is not None:
-                stack.enter_context(computed_again(_refusing(found.layers)))
+                stack.enter_context(recomputed_by(_refusing(found.layers)))
             yield state.sites
     finally:
         state.over = True  # if an interruption (Ctrl-C) prevents a hook from being removed, it no longer adds anything

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from deltasam._torch import version_of
 from deltasam.per_instance.errors import ModelError
 from deltasam.per_instance.interception.slots import eager
-from deltasam.step.buffers import Buffers
+from deltasam.step.model_buffers import ModelBuffers
 
 Run = Callable[[], Tensor]
 
@@ -21,7 +21,7 @@ def without_trace(model: nn.Module) -> Iterator[None]:
     """Runs the model uncompiled, and restores its buffers: a pass that rewinds the step writes to the real ones."""
     kept = [(b, _version(b), b.detach().clone()) for b in model.buffers()]
     try:
-        with Buffers(model).rewound(), eager():
+        with ModelBuffers(model).rewound(), eager():
             yield
     finally:
         with torch.no_grad():

@@ -38,7 +38,7 @@ Run = Callable[[Any, Take], Step]
 
 @dataclass
 class CaptureReport:
-    """What a :class:`Captured` has done so far: steps by kind, evicted graphs, and obstacles with their counts."""
+    """The counts of a :class:`Captured` so far: steps by kind, evicted graphs, and steps by obstacle."""
 
     ordinary: int = 0
     recorded: int = 0
@@ -57,8 +57,8 @@ class Captured:
 
     The first batch of a shape runs as an ordinary step, which serves as warm-up; the second is recorded. (A method
     with buffers allocates them in its first step, and needs one ordinary step more.) A step that cannot be recorded
-    (the model synchronises with the host, draws on the host, ...) runs as an ordinary one, and a warning says why. On
-    the CPU every step is an ordinary one.
+    (the model synchronises with the host, draws on the host, ...) runs as an ordinary one, and a warning names the
+    reason. On the CPU every step is an ordinary one.
 
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 
@@ -103,8 +103,8 @@ class Captured:
             _check_capturable(optimizer)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is an attribute of the method: ``state_dict``, ``rho``, ``skipped``, ..."""
-        if name == "method":  # not set yet: a copy under construction
+        """Delegates everything else to the method: ``state_dict``, ``rho``, ``skipped``, ..."""
+        if name == "method":  # a copy under construction has none yet
             raise AttributeError(name)
         return getattr(self.method, name)
 
@@ -119,9 +119,8 @@ class Captured:
             return take(self.method.passes_for(model, batch, objective, scale=scale if factor is None else factor))
 
         number: Hashable = scale if isinstance(scale, (int, float)) else Same(scale) if factor is None else "tensor"
-        kind = ("backward", number)
         prepare_objective(objective, model)
-        return self._take(model, (batch, factor), objective, run, kind)
+        return self._take(model, (batch, factor), objective, run, ("backward", number))
 
     def step(self, model: nn.Module, batch: Any, objective: ObjectiveLike) -> Step:
         """The whole training step: gradients, clipping, the optimizer's step. ``.grad`` is None afterwards.
@@ -172,7 +171,7 @@ class Captured:
         except NotCapturableError as obstacle:
             self._mention(str(obstacle))
             self.report.ordinary += 1
-            step = run(inputs, self.method.run_step)
+            return run(inputs, self.method.run_step)
         return step
 
     def _key(
@@ -187,7 +186,7 @@ class Captured:
             raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise NotCapturableError("DistributedDataParallel communicates outside the graph")
-        if _is_sharded(model):
+        if sharded_modules(model):
             raise NotCapturableError(
                 "fully_shard gathers the parameters outside the graph; call the method itself, without Captured"
             )
@@ -258,7 +257,7 @@ class Captured:
         return known[1]
 
     def _places(self, model: nn.Module) -> dict[str, Tensor]:
-        """Memory for the gradients of this model; a parameter that was unfrozen or replaced gets new memory."""
+        """Memory for the gradients of this model; an unfrozen or replaced parameter gets new memory."""
         places = self._gradients.setdefault(model, {})
         for name, p in model.named_parameters():
             here = places.get(name)
@@ -275,7 +274,7 @@ class Captured:
 
 
 def _may_keep(method: Method, buffers: AbstractSet[str]) -> str | None:
-    """The obstacle if the state of a method may be in other memory in the next step, which buffers are not."""
+    """The obstacle if state of a method, other than buffers, may be in other memory in the next step."""
     names = sorted(method.state.keys() - {"steps", "skipped"} - buffers)
     if not names or "capturable" in vars(type(method)):
         return None
@@ -296,12 +295,6 @@ def _may_count(method: Method) -> str | None:
         "to return what depends on the number; or set capturable = True in the class if nothing does, else "
         "capturable = False"
     )
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    # Without a process group there is no need to walk through the modules.
-    known = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return known and bool(sharded_modules(model))
 
 
 def _check_capturable(optimizer: torch.optim.Optimizer) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from deltasam._torch import foreach_copy_
 from deltasam.methods import Step
-from deltasam.speed.capture._constants import filled_constants
 from deltasam.speed.capture._key import NotCapturableError
 from deltasam.speed.capture._streams import GraphStreams, Needs
 from deltasam.step.batches import tensors, tree_map
@@ -31,18 +30,15 @@ class Pool:
 
 
 class RecordedStep:
-    """A step as a CUDA graph, for inputs of one shape.
+    """A step as a CUDA graph, for inputs of one shape. Raises a NotCapturableError if it cannot be recorded.
 
     Args:
         run: Runs the step on its inputs: fills ``.grad`` and returns the record.
         model: The model.
         inputs: Inputs of the shape; copied.
-        needs: What an observed step of this shape has drawn.
+        needs: The random draws of an observed step of this shape.
         pool: Shared with the other graphs.
-        place: Where the gradients go, by parameter name; None leaves them inside, for an optimizer in the graph.
-
-    Raises:
-        NotCapturableError: The step does something that cannot be recorded.
+        place: Memory for the gradients, by parameter name; None if an optimizer in the graph consumes them.
     """
 
     def __init__(
@@ -94,9 +90,32 @@ class RecordedStep:
         _copy_(list(tensors(self._inputs)), list(tensors(inputs)))
         self._streams.align(steps)
         self._graph.replay()
-        values = {f.name: getattr(self._step, f.name) for f in dataclasses.fields(self._step)}
-        own: dict[str, Any] = {name: v.clone() if isinstance(v, Tensor) else v for name, v in values.items()}
-        return Step(**own)
+        values: dict[str, Any] = {f.name: getattr(self._step, f.name) for f in dataclasses.fields(self._step)}
+        values.update({name: value.clone() for name, value in values.items() if isinstance(value, Tensor)})
+        return Step(**values)
+
+
+@contextmanager
+def filled_constants() -> Iterator[None]:
+    """Inside, ``torch.tensor(0.0, device="cuda")`` fills memory of the device instead of copying from the host.
+
+    A CUDA graph cannot record a copy from memory that is not pinned. Models of transformers with eager attention make
+    such numbers for their masks.
+    """
+    own = torch.tensor
+
+    def tensor(data: Any, *args: Any, **options: Any) -> Tensor:
+        device = options.get("device")
+        on_gpu = device is not None and torch.device(device).type == "cuda"
+        if on_gpu and not args and isinstance(data, (bool, int, float)) and not options.get("pin_memory"):
+            return torch.full((), data, **{key: value for key, value in options.items() if key != "pin_memory"})
+        return own(data, *args, **options)
+
+    torch.tensor = tensor  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.tensor = own
 
 
 def _copy_(places: list[Tensor], values: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Which steps can share a graph: everything that a recording fixes must be the same."""
+"""Keys of recorded steps: two steps share a graph if everything that a recording fixes is the same."""
 
 from __future__ import annotations
 

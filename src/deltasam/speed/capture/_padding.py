@@ -1,4 +1,4 @@
-"""Few shapes, so that few graphs are enough."""
+"""Padding of batches to few lengths, so that few graphs are enough."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PadToBuckets:
 
     Every tensor of two or more dimensions whose second one is as long as ``input_ids`` is padded with its own value:
     ``input_ids`` with ``pad_token_id``, token labels with -100, everything else, masks included, with 0. Padding that
-    the attention mask covers does not change the losses. ``labels`` that are floats are those of classes, and stay.
+    the attention mask covers does not change the losses. Floating-point ``labels`` have one entry per class, and stay.
 
     Args:
         collate: The collator to wrap, for example ``DataCollatorWithPadding(tokenizer)``.

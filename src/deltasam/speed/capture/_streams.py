@@ -17,7 +17,7 @@ from deltasam.step.randomness import Randomness, RandomState, Seed
 
 
 class Needs:
-    """What an observed step has drawn: what a recording of it needs, and what cannot be recorded."""
+    """The random streams that a recording needs, found by observing an ordinary step, or why it cannot be recorded."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -28,7 +28,7 @@ class Needs:
         self._own: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
 
     def replay_starts(self, start: RandomState) -> None:
-        """Extra passes must start where the step starts: there the states of all passes agree before a replay."""
+        """Checks that extra passes start where the step starts: there, replays align the states of all passes."""
         self._own = self._own or start.generators
         here = dict(start.devices)
         for device, state in self._start.devices:

@@ -30,11 +30,7 @@ Take = Callable[[Sequence[Sequence[int]]], Tensor | None]
 
 
 class Tables:
-    """The tables of addresses of one recorded step; keep them as long as the step is replayed.
-
-    Args:
-        device: The device of the step.
-    """
+    """The tables of addresses of one recorded step; keep them as long as the step is replayed."""
 
     _current: Tables | None = None
 
@@ -79,20 +75,12 @@ def moved(
 
     A zero step gives w itself, whatever the direction holds. The kernel supports dense tensors of equal strides whose
     sizes are multiples of four, in float32 or half precision, while a step is recorded by
-    :class:`~deltasam.speed.capture.Captured`.
-
-    Args:
-        weights: w, one tensor per parameter.
-        direction: d, one tensor per parameter.
-        step: A scalar.
-        grids: The grid to round each tensor to, None for no rounding; by default nothing is rounded.
-        seed: The seed of the random bits, a scalar int64 tensor; needed if something is rounded.
+    :class:`~deltasam.speed.capture.Captured`. ``grids`` are the grids to round to, None for no rounding; ``seed``, the
+    seed of the random bits, is a scalar int64 tensor.
     """
     made: list[Tensor | None] = [None] * len(weights)
-    tables = Tables._current
-    if tables is None:
-        return made
-    _launch(weights, direction, made, step, grids, seed, tables.take)
+    if Tables._current is not None:
+        _launch(weights, direction, made, step, grids, seed, Tables._current.take)
     return made
 
 

@@ -1,7 +1,8 @@
-"""Every pass of a step starts with the same buffers, and only buffers that change are copied.
+"""The buffers of the model (``register_buffer``): every pass of a step starts with the same values.
 
-BatchNorm's statistics are small. Quantised models keep their weights in buffers, and copying those for every pass can
-take longer than the passes.
+BatchNorm's statistics are small, and copied. Quantised models keep their weights in buffers, and copying those for
+every pass can take longer than the passes, so large buffers are copied only if a pass changes them. The tensors that a
+*method* keeps between steps are another matter, see :meth:`deltasam.methods.Method.buffer`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SMALL = 64 * 1024  # bytes; smaller buffers are always copied: that is cheap, an
 
 @dataclass
 class _Seen:
-    """What passes did to a large buffer: whether one changed it; if none did, its version and modes at that time."""
+    """Whether a pass has changed a large buffer; if none has, its version and the modes of the modules then."""
 
     changes: bool = False
     version: int = -1
@@ -42,17 +43,14 @@ def modes_of(modules: Sequence[nn.Module]) -> bytes:
     return bytes(module.training for module in modules)
 
 
-class Buffers:
-    """The values of a model's buffers at the start of a step (BatchNorm's statistics, spectral norm's vectors).
+class ModelBuffers:
+    """The values of a model's buffers at the start of a step.
 
     A large buffer is copied until an extra pass has left it unchanged, and again when its version changes between
     steps. If a later pass changes it for the first time, its starting value is lost for that step: a warning names the
     buffer, and from then on it is copied in every step. (Writes through ``.data`` do not change the version; they are
     found by comparing values, in the first step only.) Buffers that are None are included: a pass may fill them.
-
-    Args:
-        model: The model.
-        modules: All its modules, if the caller has them already.
+    ``modules`` are all modules of the model, if the caller has them already.
     """
 
     def __init__(self, model: nn.Module, modules: Sequence[nn.Module] | None = None) -> None:
@@ -73,7 +71,7 @@ class Buffers:
         return [own[name] for own, name in zip(self._owners, self._names, strict=True)]
 
     def _putting(self, values: list[Any]) -> Iterator[None]:
-        """An iterator that puts the values in as it is consumed."""
+        """An iterator that assigns the values as it is consumed."""
         return map(setitem, self._owners, self._names, values)
 
     def _copies(self, buffers: list[Any]) -> list[Any]:
@@ -82,15 +80,15 @@ class Buffers:
         copies = {id(b): b if b is None or id(b) in kept else b.detach().clone() for b in buffers}
         return [copies[id(buffer)] for buffer in buffers]
 
-    def following(self) -> Buffers:
-        """Buffers that start with the current values."""
+    def following(self) -> ModelBuffers:
+        """The same buffers, starting with their current values."""
         other = copy(self)
         other._start = other._copies(other._held())
         return other
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
-        """Lends the modules copies of the starting values, which an extra pass may change."""
+        """Gives the modules copies of the starting values, which an extra pass may change."""
         self._notice("extra passes of this step start with the new value")
         lent = self._copies(self._start)
         pending = [k for k, own in enumerate(self._own) if id(own) in self._large and id(own) not in self._constant]
@@ -101,20 +99,20 @@ class Buffers:
             yield
             found = self._held()
         finally:
-            deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them lent, or none
+            deque(back, maxlen=0)  # one call: an interruption (Ctrl-C) finds all of them restored, or none
         for k, version in zip(pending, versions, strict=True):
             if found[k] is self._own[k]:  # the pass has restarted the step: nothing can be learned from it
                 continue
             self._learn(k, lent[k], written=found[k] is not lent[k] or _version(lent[k]) != version)
-        self._notice("what an extra pass made of it stays")
+        self._notice("it keeps the value that an extra pass has written")
 
     def _learn(self, k: int, lent: Tensor, *, written: bool) -> None:
-        """Remembers what an extra pass did to the copy of a large buffer that it was lent."""
+        """Remembers whether an extra pass has changed its copy of a large buffer."""
         own, version = self._large[id(self._own[k])]
         seen = _SEEN.get(own)
         if is_recorded(own.device) or (seen is not None and seen.changes):
             return
-        inner = _SEEN.get(lent)  # a pass inside the extra one may have been lent a copy of the copy
+        inner = _SEEN.get(lent)  # a pass inside the extra one may have used a copy of the copy
         changes = written or (inner is not None and inner.changes)
         # Writing through `.data` does not change the version. Comparing waits for the device, so it is done once.
         changes = changes or (seen is None and not _are_equal(lent, self._start[k]))

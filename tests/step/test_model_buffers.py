@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deltasam import MicroBatches
 from deltasam.methods import ERM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.speed.splitting import Splitting
-from deltasam.step import buffers
-from deltasam.step.buffers import SMALL
+from deltasam.step import model_buffers
+from deltasam.step.model_buffers import SMALL
 from deltasam.step.randomness import Replay
 from deltasam.weighting import OwnGradient
 
@@ -37,7 +37,7 @@ each_batch = pytest.mark.parametrize("split", [False, True], ids=["batch", "micr
 
 
 class Holding(nn.Module):
-    """A layer with a buffer, and what a pass does to it; keeps the values that passes start with."""
+    """A layer with a buffer that passes change in a given way; keeps the values that passes start with."""
 
     def __init__(self, change: Callable[[Holding], None] | None = None, entries: int = SMALL) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_a_large_buffer_that_never_changes_is_copied_in_the_first_step_only(
 @CHANGES
 @each_batch
 @each_method
-def test_one_that_changes_is_what_plain_training_makes_of_it(
+def test_a_buffer_that_changes_has_the_values_of_plain_training(
     make: Callable[[], Any], split: bool, change: Callable[[Holding], None]
 ) -> None:
     """In every pass of every step."""
@@ -136,7 +136,7 @@ def test_one_that_changes_is_what_plain_training_makes_of_it(
 def test_values_are_compared_once(change: Callable[[Holding], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """On an accelerator a comparison waits for the device."""
     compared = []
-    monkeypatch.setattr(buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
+    monkeypatch.setattr(model_buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
     constant, changing = Holding(), Holding(change)
     for _ in range(4):
         SAM().backward(constant, batch(), objective)
@@ -145,12 +145,12 @@ def test_values_are_compared_once(change: Callable[[Holding], None], monkeypatch
 
 
 def test_nothing_is_compared_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an ordinary step has shown holds there; what it has not is copied."""
+    """Buffers that were constant in an ordinary step are not copied, others are."""
     compared = []
-    monkeypatch.setattr(buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
+    monkeypatch.setattr(model_buffers, "_are_equal", lambda a, b: bool(compared.append(0)) or torch.equal(a, b))
     known, unknown = Holding(), Holding()
     SAM().backward(known, batch(), objective)
-    monkeypatch.setattr(buffers, "is_recorded", lambda device: True)
+    monkeypatch.setattr(model_buffers, "is_recorded", lambda device: True)
     assert copied_by(lambda: SAM().backward(known, batch(), objective)) == 0
     for _ in range(2):
         assert copied_by(lambda: SAM().backward(unknown, batch(), objective)) > 0
@@ -166,7 +166,7 @@ def one_warning() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", [SAM(), DeltaSAM(), PerInstanceSAM(engine="low-rank")], ids=str)
-def test_a_late_change_is_named_and_from_then_on_all_is_right(method: Method) -> None:
+def test_a_late_change_warns_and_later_steps_are_right(method: Method) -> None:
     model, plain = Holding(), Holding(adds)
     for _ in range(2):
         method.backward(model, batch(), objective)
@@ -184,7 +184,7 @@ def test_a_late_change_is_named_and_from_then_on_all_is_right(method: Method) ->
         assert torch.equal(model.held, plain.held)
 
 
-def test_a_late_change_at_w_is_not_made_twice() -> None:
+def test_a_late_change_at_w_happens_once() -> None:
     model = Holding()
     for _ in range(2):
         SAM().backward(model, batch(), objective)
@@ -209,7 +209,7 @@ def test_a_late_replacement_needs_no_copy() -> None:
 
 
 @each_method
-def test_one_that_changes_in_training_mode_only_is_right_after_evaluation_mode(make: Callable[[], Any]) -> None:
+def test_a_buffer_that_changes_in_training_mode_only_is_right_after_evaluation_mode(make: Callable[[], Any]) -> None:
     def in_training(model: Holding) -> None:
         if model.training:
             adds(model)
@@ -223,7 +223,7 @@ def test_one_that_changes_in_training_mode_only_is_right_after_evaluation_mode(m
         assert float(model.held[0]) == value
 
 
-def test_one_that_is_changed_between_steps_starts_with_the_new_value() -> None:
+def test_a_buffer_changed_between_steps_starts_with_the_new_value() -> None:
     model = Holding()
     for step in range(4):
         model.seen.clear()
@@ -236,7 +236,7 @@ def test_one_that_is_changed_between_steps_starts_with_the_new_value() -> None:
     assert set(model.seen) == {9.0}
 
 
-def test_one_that_the_first_pass_fills_has_the_value_at_w_and_is_not_copied_later() -> None:
+def test_a_buffer_filled_by_the_first_pass_has_the_value_at_w_and_is_not_copied_later() -> None:
     def fills(model: Holding) -> None:
         if model.cache is None:
             model.cache = model.out.weight.detach().repeat(SMALL, 1)
@@ -250,7 +250,7 @@ def test_one_that_the_first_pass_fills_has_the_value_at_w_and_is_not_copied_late
 
 
 @pytest.mark.parametrize("changes", [True, False])
-def test_one_of_two_modules_stays_one(changes: bool) -> None:
+def test_a_shared_large_buffer_stays_shared(changes: bool) -> None:
     model = Holding()
     model.other = Holding()
     model.other.held = model.held
