@@ -17,9 +17,9 @@ import torch
 from deltasam.lab.bench import _candidates, report, step
 from deltasam.lab.bench._candidates import Candidate, candidates, of_method
 from deltasam.lab.bench._measure import measure
-from deltasam.lab.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
+from deltasam.lab.bench._output import write_record
 from deltasam.lab.bench._plot import plot
-from deltasam.lab.bench._workbench import Workbench, set_up
+from deltasam.lab.bench._workbench import NO_OPTIMIZER, Optimizer, Workbench, adamw, set_up
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.bench.report import Report
 from deltasam.methods import ERM, SAM, DeltaSAM, FriendlySAM, LookSAM, Method, MomentumSAM
@@ -261,7 +261,7 @@ def test_table_and_files(measured: Report, tmp_path: Path, capsys: pytest.Captur
     assert "x ERM" in shown
     assert "DeltaSAM" in shown
     assert shown.count("±") >= 3 * len(measured.rows)  # spread of the time and of both ratios
-    report.write_json(measured, tmp_path / "new" / "step.json")
+    write_record(report.record(measured), tmp_path / "new" / "step.json")
     stored = json.loads((tmp_path / "new" / "step.json").read_text())
     assert stored["options"]["model"] == "mlp"
     assert [each["name"] for each in stored["rows"]] == [each.name for each in measured.rows]

@@ -135,12 +135,6 @@ def test_former_names_of_options_work_with_a_note(
     assert f"{old_name} is now called {new_name}" in capsys.readouterr().err
 
 
-def test_another_name_for_the_output_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("train", "sweep", "quickstart"):
-        assert main([name, "--runs", "x"]) == 2
-        assert "--runs: unknown option; did you mean --output?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from deltasam.lab.bench._optimizers import Optimizer
-from deltasam.lab.bench._workbench import Workbench
+from deltasam.lab.bench._workbench import Optimizer, Workbench
 from deltasam.lab.bench.options import AdamW, Way
 from deltasam.lab.catalogue import METHODS, find_method
 from deltasam.lab.plugins import load_plugins
