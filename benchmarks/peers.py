@@ -216,7 +216,7 @@ class Transformer(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.norm(self.blocks(self.embeddings(ids))).mean(1)
-        with torch.autocast("cpu", enabled=False):  # bfloat16 logits would be noise compared with so small a rise
+        with torch.autocast("cpu", enabled=False):  # the rise is smaller than the rounding of bfloat16 logits
             return self.head(h.to(self.head.weight.dtype))
 
 

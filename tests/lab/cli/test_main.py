@@ -13,7 +13,7 @@ import deltasam
 from deltasam.lab.cli import main
 from deltasam.lab.cli._arguments import arranged
 from deltasam.lab.cli._commands import COMMANDS
-from deltasam.lab.cli.bench_step import BenchStep
+from deltasam.lab.cli.bench import BenchStep
 from deltasam.lab.cli.sweep import SweepCommand
 from deltasam.lab.cli.train import Train
 

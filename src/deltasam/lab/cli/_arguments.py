@@ -20,7 +20,7 @@ def arranged(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Returns the arguments as tyro expects them: current option names, settings at the end.
 
     Args:
-        kind: The dataclass of the command. With a method ``setting_hint``, its settings may stand anywhere.
+        kind: The dataclass of the command. If it has ``setting_hint``, settings may be anywhere among the arguments.
         arguments: The arguments of the command.
 
     Raises:
@@ -33,7 +33,7 @@ def arranged(kind: Any, arguments: Sequence[str]) -> list[str]:
 
 
 def check_positive(**options: float | None) -> None:
-    """Raises an InputError for an option that is not finite and greater than 0. None stands for the default."""
+    """Raises an InputError for an option that is not finite and greater than 0. None means the default."""
     for name, value in options.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")

@@ -96,7 +96,7 @@ class Landscape(OnRuns):
             "a random direction": {"x": wide, "loss": line_slice(model, batches, objective, one, wide)},
             "SAM's direction": {"x": near, "loss": line_slice(model, batches, objective, sam, near)},
         }
-        if objective.separable:  # in contrastive training an instance has no direction of its own
+        if objective.separable:  # in contrastive training the loss of an instance depends on the others
             own = instance_slice(model, batches, objective, ahead, progress=False)
             lines["each instance's direction"] = {"x": ahead, "loss": own}
         planes = {}
