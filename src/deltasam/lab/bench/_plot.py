@@ -28,7 +28,7 @@ def plot(report: Report, path: Path) -> None:
 
     options, rows = report.options, report.rows
     shape = "" if options.isolate else f", {options.batch} x {options.length}"
-    panels = {
+    panels: dict[str, list[Spread | None]] = {
         "time / deltasam's": [row.times_ours for row in rows],
         "time / eager SAM's": [row.times_sam for row in rows],
         "milliseconds": [_scaled(row.seconds, 1e3) for row in rows],

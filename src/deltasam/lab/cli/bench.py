@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,18 +118,18 @@ class BenchTrain:
 
         def train_one(each: Training, number: int) -> Trained:
             place = (self.output or temporary) / f"{each.name.replace(' ', '-')}-{number + 1}"
-            pace = train.Pace()
+            times: list[float] = []
             with progress_bar(f"{each.name:<24}") as shown:
 
                 def watch(*progress: Any) -> None:
-                    pace()
+                    times.append(time.perf_counter())
                     shown(*progress)
 
                 result = run(configs[each], place, watch=watch, keep_weights=False)
             shutil.rmtree(place / "checkpoints", ignore_errors=True)  # left by a training that was stopped
             return train.Trained(
                 train_seconds=result.train_seconds,
-                seconds_per_update=pace.seconds,
+                seconds_per_update=train.median_gap(times),
                 updates=result.steps,
                 forwards=result.forward_passes,
                 backwards=result.backward_passes,

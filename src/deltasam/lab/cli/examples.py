@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tyro.conf import Positional
@@ -33,7 +34,8 @@ class Examples(OnRuns):
         runs = self.runs()
         silence_libraries()
         console = wide_console()
-        settings = {"rows": self.rows, "batch_size": self.batch_size, "most": self.most, "data": self.data_folder}
-        for _, found in each_run(runs, lambda folder: record_weights(folder, **settings)):
+        most, data = self.most, self.data_folder
+        measure = partial(record_weights, rows=self.rows, batch_size=self.batch_size, most=most, data=data)
+        for _, found in each_run(runs, measure):
             for example in found["examples"][: self.most]:
                 console.print(f"{example['weight']:.4g}  {example['text']}", highlight=False)
