@@ -97,7 +97,8 @@ def ours(name: str, kind: type[Method]) -> Candidate:
         return step, SimpleNamespace(state_dict=save, load_state_dict=load)
 
     perturbs = "rho" in kind.__dataclass_fields__
-    return Candidate(name, build, perturbs, perturbs, moves=perturbs and name != "PerInstanceSAM")
+    ascends = perturbs and kind.cost != "1/1"  # the only backward pass of MomentumSAM is that of the update
+    return Candidate(name, build, perturbs, ascends, moves=perturbs and name != "PerInstanceSAM")
 
 
 def by_closure(

@@ -12,7 +12,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-# The first word that occurs in the name of a kernel decides.
+# The first kind with a part of the name of the kernel.
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention", ("fmha", "flash", "attention", "cudnn_generated")),
     ("products", ("gemm", "nvjet", "cublas", "splitk", "cutlass", "_mm_", "dot_kernel")),
@@ -28,53 +28,35 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def kind_of(kernel: str) -> str:
     """The kind of a kernel, from its name."""
-    for kind, words in KINDS:
-        if any(word in kernel for word in words):
-            return kind
-    return "others (mostly elementwise)"
+    found = (kind for kind, parts in KINDS if any(part in kernel for part in parts))
+    return next(found, "others (mostly elementwise)")
 
 
-def profile(work: Callable[[], None], repeats: int) -> dict[str, tuple[int, float]]:
-    """Calls and microseconds of every kernel in a step."""
+def show(name: str, work: Callable[[], None], repeats: int, top: int) -> None:
+    """Profiles a step, and prints its time, its kinds of kernels, and its slowest kernels."""
     import torch
     from torch.profiler import ProfilerActivity
+    from torch.utils.benchmark import Timer
 
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:
+    seconds = Timer("work()", globals={"work": work}).timeit(4 * repeats).mean
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profile:
         for _ in range(repeats):
             work()
         torch.cuda.synchronize()
-    kernels: dict[str, tuple[int, float]] = {}
-    for event in found.key_averages():
-        if event.self_device_time_total > 0:
-            kernels[event.key] = (round(event.count / repeats), event.self_device_time_total / repeats)
-    return kernels
-
-
-def seconds_per_step(work: Callable[[], None], repeats: int) -> float:
-    """Time of a step in a long sequence of steps."""
-    import torch
-
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(repeats):
-        work()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) / 1e3 / repeats
-
-
-def show(name: str, kernels: dict[str, tuple[int, float]], seconds: float, top: int) -> None:
-    """Prints two tables."""
-    kinds: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for kernel, (count, micros) in kernels.items():
-        kinds[kind_of(kernel)][0] += count
-        kinds[kind_of(kernel)][1] += micros
-    number, total = (sum(column) for column in zip(*kernels.values(), strict=True))
-    print(f"== {name}: {seconds * 1e3:.2f} ms a step, {total / 1e3:.2f} ms in {number} kernels")
-    for kind, (count, micros) in sorted(kinds.items(), key=lambda item: -item[1][1]):
-        print(f"  {micros / 1e3:7.3f} ms  {count:5.0f} x  {kind}")
-    for kernel, (count, micros) in sorted(kernels.items(), key=lambda item: -item[1][1])[:top]:
-        print(f"    {micros / 1e3:7.3f} ms  {count:5d} x {micros / max(1, count):7.1f} us  {kernel[:130]}")
+    kernels = [
+        (event.self_device_time_total / repeats / 1e3, round(event.count / repeats), event.key)
+        for event in profile.key_averages() if event.self_device_time_total > 0
+    ]  # fmt: skip
+    kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for taken, count, kernel in kernels:
+        kinds[kind_of(kernel)][0] += taken
+        kinds[kind_of(kernel)][1] += count
+    total, number = (sum(each[column] for each in kernels) for column in (0, 1))
+    print(f"== {name}: {seconds * 1e3:.2f} ms a step, {total:.2f} ms in {number} kernels")
+    for kind, (taken, count) in sorted(kinds.items(), key=lambda item: -item[1][0]):
+        print(f"  {taken:7.3f} ms  {count:5.0f} x  {kind}")
+    for taken, count, kernel in sorted(kernels, reverse=True)[:top]:
+        print(f"    {taken:7.3f} ms  {count:5d} x {taken / max(1, count) * 1e3:7.1f} us  {kernel[:130]}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,9 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = {name.lower().replace("-", "") for name in options.methods}
     wanted = [one for one in every if one.way != "eager" and one.method.lower().replace("-", "") in names]
     for entry, work in prepared(shape, wanted):
-        seconds = seconds_per_step(work, 4 * options.repeats)
         name = f"{entry.name}, {options.model} {options.size} {options.precision}"
-        show(name, profile(work, options.repeats), seconds, options.top)
+        show(name, work, options.repeats, options.top)
 
 
 if __name__ == "__main__":

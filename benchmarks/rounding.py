@@ -15,11 +15,14 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from deltasam.lab.report import Run, holm, method_name, method_order, pooled_test, read_runs, summarize
 
 Key = tuple[str, str, str]  # precision, method, task
 Cell = dict[int, Run]  # by seed
+Pairs = tuple[list[float], list[float]]
 
 MEASURES: dict[str, Callable[[Run], float]] = {
     "score": lambda run: 100 * run.metrics[run.primary],
@@ -37,22 +40,26 @@ def cells(folder: Path) -> dict[Key, Cell]:
     return found
 
 
-def paired(first: Cell, second: Cell, measure: Callable[[Run], float]) -> tuple[list[float], list[float]]:
-    seeds = [seed for seed in sorted(first.keys() & second.keys()) if first[seed].settings == second[seed].settings]
+def paired(first: Cell, second: Cell, measure: Callable[[Run], float], *, same: bool = True) -> Pairs:
+    """The values of both, by common seeds; ``same``: only runs with the same settings."""
+    seeds = [s for s in sorted(first.keys() & second.keys()) if not same or first[s].settings == second[s].settings]
     return [measure(first[seed]) for seed in seeds], [measure(second[seed]) for seed in seeds]
 
 
-def row(names: Sequence[str], pairs: dict[str, tuple[list[float], list[float]]]) -> tuple[list[str], float]:
-    """The cells of a line, and p; all tasks count the same."""
-    test = pooled_test({task: (b, a) for task, (a, b) in pairs.items()})
-    before, after = ([sum(one[side]) / len(one[side]) for one in pairs.values()] for side in (0, 1))
+def compared(pairs: dict[str, Pairs]) -> tuple[Any, list[float], str]:
+    """The test of second minus first by task, the differences, and their mean with its interval."""
+    test = pooled_test({task: (second, first) for task, (first, second) in pairs.items()})
     differences = [b - a for first, second in pairs.values() for a, b in zip(first, second, strict=True)]
-    same = sum(difference == 0 for difference in differences)
     spread = summarize(differences)
-    means = [f"{sum(side) / len(side):.2f}" for side in (before, after)]
-    interval = f"{test.difference:+.2f} [{spread.low:+.2f}, {spread.high:+.2f}]"
-    largest = f"{max(map(abs, differences)):.2f}"
-    return [*names, str(test.pairs), *means, interval, largest, str(same)], test.p
+    return test, differences, f"{test.difference:+.2f} [{spread.low:+.2f}, {spread.high:+.2f}]"
+
+
+def row(names: Sequence[str], pairs: dict[str, Pairs]) -> tuple[list[str], float]:
+    """The cells of a line, and p; all tasks count the same."""
+    test, differences, interval = compared(pairs)
+    means = [f"{fmean(fmean(one[side]) for one in pairs.values()):.2f}" for side in (0, 1)]
+    largest, same = f"{max(map(abs, differences)):.2f}", str(differences.count(0))
+    return [*names, str(test.pairs), *means, interval, largest, same], test.p
 
 
 def table(first: dict[Key, Cell], second: dict[Key, Cell], measure: Callable[[Run], float]) -> str:
@@ -69,8 +76,8 @@ def table(first: dict[Key, Cell], second: dict[Key, Cell], measure: Callable[[Ru
     adjusted = holm([p for _, p in lines])
     text = "| precision | method | task | pairs | first | second | difference | largest | the same | p | p, Holm |\n"
     text += "|---|---|---|---|---|---|---|---|---|---|---|\n"
-    for (words, p), corrected in zip(lines, adjusted, strict=True):
-        text += f"| {' | '.join(words)} | {p:.3f} | {corrected:.3f} |\n"
+    for (cells, p), corrected in zip(lines, adjusted, strict=True):
+        text += f"| {' | '.join(cells)} | {p:.3f} | {corrected:.3f} |\n"
     return text
 
 
@@ -79,21 +86,13 @@ def effects(cells: dict[Key, Cell], base: str = "ERM") -> str:
     text = "| precision | method | pairs | difference to ERM | p |\n|---|---|---|---|---|\n"
     for precision, method in sorted({key[:2] for key in cells if key[1] != base}):
         pairs = {
-            key[2]: paired_with(cells[key], cells["tf32", base, key[2]])
-            for key in sorted(cells) if key[:2] == (precision, method) and ("tf32", base, key[2]) in cells
+            key[2]: both for key in sorted(cells) if key[:2] == (precision, method)
+            if (both := paired(cells.get(("tf32", base, key[2]), {}), cells[key], MEASURES["score"], same=False))[0]
         }  # fmt: skip
-        pairs = {task: both for task, both in pairs.items() if both[0]}
         if pairs:
-            test = pooled_test(pairs)
-            spread = summarize([a - b for one, two in pairs.values() for a, b in zip(one, two, strict=True)])
-            interval = f"{test.difference:+.2f} [{spread.low:+.2f}, {spread.high:+.2f}]"
+            test, _, interval = compared(pairs)
             text += f"| {precision} | {method_name(method)} | {test.pairs} | {interval} | {test.p:.3f} |\n"
     return text
-
-
-def paired_with(method: Cell, base: Cell) -> tuple[list[float], list[float]]:
-    seeds, measure = sorted(method.keys() & base.keys()), MEASURES["score"]
-    return [measure(method[seed]) for seed in seeds], [measure(base[seed]) for seed in seeds]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,7 +3,6 @@
 All in one process, on a GPU or a CPU; the datasets are in the folder ``--data`` or ``DELTASAM_DATA``:
 
     python benchmarks/weights_run.py --device cuda --rows 512 --batch-size 8
-    python benchmarks/weights_run.py --device cpu --rows 8 --batch-size 4 --updates 1 2 --out runs/tried  # a trial
 
 Existing models are not trained again. Each model has one file in ``--out`` with its result and all measurements. The
 file is written after every measurement, and existing measurements are not repeated. A measurement that fails is
@@ -18,7 +17,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,22 +98,8 @@ def measure(name: str, model: Any, batches: Sequence[Any], objective: Any) -> li
     return [dataclasses.asdict(line) for line in analysis(model, batches, objective, **options)]
 
 
-def planned(sweep_file: Path, updates: Sequence[int]) -> Iterator[tuple[str, Any]]:
-    """The models by label. ``updates`` replaces them: plain training of each length, and SAM of the longest."""
-    from deltasam.lab.sweeps import final_runs, read_sweep
-
-    sweep = read_sweep(sweep_file)
-    if updates:
-        methods: dict[str, Any] = {f"erm-{n}": {"method": "ERM", "schedule": {"steps": n}} for n in updates}
-        methods["sam"] = {"method": {"name": "SAM", "rho": RHO}, "schedule": {"steps": max(updates)}}
-        common = {**sweep.common, "schedule": {**sweep.common.get("schedule", {}), "warmup_steps": 0}}
-        sweep = dataclasses.replace(sweep, methods=methods, common=common)
-    for run in final_runs(sweep, {}):
-        yield run.method, run.config
-
-
-def analyse(label: str, config: Any, options: argparse.Namespace, command: str, until: float) -> None:
-    """Trains one model, unless it exists, and makes the missing measurements until the time is up."""
+def analyse(label: str, config: Any, options: argparse.Namespace) -> None:
+    """Trains one model, unless it exists, and makes the missing measurements."""
     import torch
 
     from deltasam.lab.commit import commit
@@ -129,9 +114,6 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str, 
         print(f"{label}: nothing is missing", flush=True)
         return
     start = time.perf_counter()
-    if start > until:
-        print(f"{label}: skipped, out of time", flush=True)
-        return
     folder = options.runs / config.run_name
     result = run(config, folder)
     print(f"{label}: trained, {result.primary_value:.3f} ({time.perf_counter() - start:.1f} s)", flush=True)
@@ -140,14 +122,11 @@ def analyse(label: str, config: Any, options: argparse.Namespace, command: str, 
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     store.record.update(
         method=result.method, updates=result.steps, metric=result.primary_metric, value=result.primary_value,
-        eval_rows=result.eval_rows, device=device, torch=torch.__version__, commit=options.commit or commit(),
-        command=command,
+        eval_rows=result.eval_rows, device=device, torch=torch.__version__, commit=commit(),
+        command=command_of(options),
     )  # fmt: skip
     batches = loaded.batches(options.batch_size)
     for name in store.missing:
-        if time.perf_counter() > until:
-            print(f"{label}, {name}: skipped, out of time", flush=True)
-            continue
         start = time.perf_counter()
         try:
             lines = measure(name, model, batches, loaded.objective)
@@ -186,33 +165,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/weights"), help="folder of the trained models")
     parser.add_argument("--sweep", type=Path, default=SWEEP, help="sweep file of the models")
     parser.add_argument("--models", nargs="+", metavar="LABEL", help="some of the models of the sweep")
-    parser.add_argument(
-        "--updates", nargs="+", type=int, default=[], help="for a trial: other models, by their updates"
-    )
     parser.add_argument("--data", help="folder with the datasets; DELTASAM_DATA by default")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after this time")
-    parser.add_argument("--commit", help="the measured commit, if the sources are not a checkout")
     options = parser.parse_args(argv)
-    if options.updates and options.out == OUT:
-        parser.error(f"--updates is for trials: pass a folder other than {OUT} with --out")
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the training, too
     import transformers
 
+    from deltasam.lab.sweeps import final_runs, read_sweep
+
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    start = time.perf_counter()
-    wanted = {
-        label: dataclasses.replace(config, data=options.data)
-        for label, config in planned(options.sweep, options.updates)
-    }
-    unknown = [label for label in options.models or () if label not in wanted]
-    if unknown:
-        parser.error(f"--models {unknown[0]}: the sweep has {', '.join(wanted)}")
-    for label in options.models or wanted:
-        analyse(label, wanted[label], options, command_of(options), start + options.seconds)
-    print(f"{time.perf_counter() - start:.0f} s in total: {options.out}", flush=True)
+    planned = {run.method: run.config for run in final_runs(read_sweep(options.sweep), {})}
+    if unknown := set(options.models or ()) - set(planned):
+        parser.error(f"--models {unknown.pop()}: the sweep has {', '.join(planned)}")
+    for label in options.models or planned:
+        analyse(label, dataclasses.replace(planned[label], data=options.data), options)
 
 
 if __name__ == "__main__":

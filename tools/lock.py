@@ -1,4 +1,4 @@
-"""Writes the versions installed in this environment to constraints.txt, the versions the test suite is run with.
+"""Writes the versions installed in this environment to constraints.txt, which the test suite runs with.
 
 Run with ``make lock`` after an upgrade.
 """
@@ -13,12 +13,12 @@ from pathlib import Path
 LEFT_OUT = {"deltasam", "pip", "setuptools", "wheel"}
 PINNED_EVERYWHERE = {"torch"}
 HEADER = """\
-# The versions the test suite is run with; `make` installs with them (pip install -c constraints.txt). Written by
-# `make lock`. Why pin at all:
+# The versions that the test suite runs with; `make` installs them (pip install -c constraints.txt). Written by
+# `make lock`. Reasons to pin:
 #   torch          unconstrained ranges take the newest build, on Linux with its CUDA libraries
 #   transformers   the gradient accumulation of its Trainer has changed between minor versions
-#   all others     a test that fails on an unchanged commit must have its cause in this repository
-# Many of them do not exist for an older Python than the one they were locked with: there, pip is free to choose.
+#   all others     an unchanged commit must not start to fail because of a new release
+# Many versions do not exist for a Python older than the one they were locked with: there, pip is free to choose.
 """
 
 

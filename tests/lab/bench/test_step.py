@@ -6,6 +6,9 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +17,17 @@ import torch
 from deltasam.lab.bench import _candidates, report, step
 from deltasam.lab.bench._candidates import Candidate, candidates, of_method
 from deltasam.lab.bench._measure import measure
-from deltasam.lab.bench._optimizers import NO_OPTIMIZER, Optimizer, adamw
+from deltasam.lab.bench._output import write_record
 from deltasam.lab.bench._plot import plot
-from deltasam.lab.bench._workbench import Workbench
+from deltasam.lab.bench._workbench import NO_OPTIMIZER, Optimizer, Workbench, adamw, set_up
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.bench.report import Report
-from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM
+from deltasam.methods import ERM, SAM, DeltaSAM, FriendlySAM, LookSAM, Method, MomentumSAM
+from deltasam.speed import capture
+from deltasam.speed.capture import Captured
 from helpers.clocks import StoodClock
 from helpers.data import REPOSITORY
+from helpers.taped import play_graphs_on_the_cpu
 
 # Few instances and wide layers: the parameters are larger than the activations.
 SMALL = StepOptions(model="mlp", batch=4, rounds=2, warmup=0, device="cpu", third_party=False)
@@ -114,6 +120,24 @@ def test_the_period_of_a_method() -> None:
     assert of_method(lambda: LookSAM(k=7)).period == 7
     assert of_method(lambda: DeltaSAM(probe_every=3)).period == 3
     assert of_method(SAM).period == 1
+
+
+@pytest.mark.parametrize("make", [SAM, FriendlySAM, MomentumSAM, partial(DeltaSAM, probe_every=3)])
+def test_after_the_first_steps_captured_steps_are_replayed(
+    make: Callable[[], Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_graphs_on_the_cpu(monkeypatch)
+    monkeypatch.setattr(_candidates, "GRAPHS", ("cpu",))
+    built: list[Captured] = []
+    monkeypatch.setattr(capture, "Captured", lambda *given, **more: built.append(Captured(*given, **more)) or built[0])
+    entry = of_method(make, way="captured")
+    step = entry.build(set_up(StepOptions(**{**vars(SMALL), "hidden": 8})), NO_OPTIMIZER)
+    for _ in range(entry.first_steps - 1):  # the last of them is a replay already
+        step()
+    before = replace(built[0].report)
+    for _ in range(entry.period):
+        step()
+    assert built[0].report == replace(before, replayed=before.replayed + entry.period)
 
 
 def test_passes_of_third_party_implementations() -> None:
@@ -237,7 +261,7 @@ def test_table_and_files(measured: Report, tmp_path: Path, capsys: pytest.Captur
     assert "x ERM" in shown
     assert "DeltaSAM" in shown
     assert shown.count("±") >= 3 * len(measured.rows)  # spread of the time and of both ratios
-    report.write_json(measured, tmp_path / "new" / "step.json")
+    write_record(report.record(measured), tmp_path / "new" / "step.json")
     stored = json.loads((tmp_path / "new" / "step.json").read_text())
     assert stored["options"]["model"] == "mlp"
     assert [each["name"] for each in stored["rows"]] == [each.name for each in measured.rows]

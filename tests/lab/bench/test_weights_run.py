@@ -19,7 +19,8 @@ from helpers.pretrained import bert_folder
 SWEEP = """
 tasks: [{{name: docstrings, train_rows: 24, eval_rows: 20}}]
 models: [{model}]
-methods: [ERM]
+methods:
+  sam: {{method: {{name: SAM, rho: 0.05}}, schedule: {{steps: 1}}}}
 seeds: [1]
 common: {{batch: {{size: 8}}, evaluate_every: end, checkpoint_every: never}}
 keep: weights
@@ -44,8 +45,8 @@ def test_models_and_measurements(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     sweep = tmp_path / "tiny.yaml"
     sweep.write_text(SWEEP.format(model=bert_folder(tmp_path / "bert")))
-    words = ["--device", "cpu", "--rows", "4", "--batch-size", "2", "--sweep", str(sweep), "--commit", "abc"]
-    words += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--updates", "1"]
+    words = ["--device", "cpu", "--rows", "4", "--batch-size", "2", "--sweep", str(sweep)]
+    words += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
     measure = script["main"].__globals__["measure"]
 
     def not_by_derivatives(name: str, *rest: Any) -> Any:
@@ -54,33 +55,31 @@ def test_models_and_measurements(
         return measure(name, *rest)
 
     monkeypatch.setitem(script["main"].__globals__, "measure", not_by_derivatives)
-    script["main"]([*words, "--seconds", "-1"])
-    assert capsys.readouterr().out.startswith("erm-1: skipped, out of time\nsam: skipped, out of time\n")
-    script["main"]([*words, "--models", "sam"])
+    script["main"](words)
     output = capsys.readouterr().out
     assert "sam, weights by derivatives: failed after" in output
     assert "Tried to allocate\n" in output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["sam.json"]
 
     monkeypatch.setitem(script["main"].__globals__, "measure", measure)
-    script["main"]([*words, "--models", "sam"])
+    script["main"](words)
     output = capsys.readouterr().out
     assert "sam, weights by derivatives:" in output
     assert "alignment" not in output  # it exists already
     text = (tmp_path / "out" / "sam.json").read_text()
     assert str(tmp_path) not in text
     record = json.loads(text)
-    assert (record["method"], record["updates"], record["rows"], record["commit"]) == ("SAM", 1, 4, "abc")
+    assert (record["method"], record["updates"], record["rows"]) == ("SAM", 1, 4)
     assert record["measurements"].keys() == script["MEASUREMENTS"].keys()
     lines = [line for found in record["measurements"].values() for line in found["lines"]]
     assert {len(values) for line in lines for values in line["by_batch"].values()} == {2}
     assert {line["method"] for line in lines if "method" in line} >= {"SAM", "DeltaSAM FiniteDifference(samples=8)"}
 
-    script["main"]([*words, "--models", "sam"])
+    script["main"](words)
     assert "sam: nothing is missing" in capsys.readouterr().out
     words[3] = "2"
     script["MEASUREMENTS"].clear()
-    script["main"]([*words, "--models", "sam"])
+    script["main"](words)
     assert "has other settings; it is replaced" in capsys.readouterr().out
 
 
@@ -91,10 +90,10 @@ def test_estimators_by_name(script: dict[str, Any]) -> None:
     assert script["weighting"]("OwnGradient") == OwnGradient()
 
 
-def test_a_trial_needs_its_own_folder(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        script["main"](["--updates", "1"])
-    assert "--updates" in capsys.readouterr().err
+        script["main"](["--models", "smart"])
+    assert "--models smart: the sweep has erm-20, " in capsys.readouterr().err
 
 
 def test_the_command_is_that_of_the_repository(script: dict[str, Any]) -> None:
@@ -109,11 +108,16 @@ def test_the_command_is_that_of_the_repository(script: dict[str, Any]) -> None:
 
 
 def test_the_models_of_the_page(script: dict[str, Any]) -> None:
-    sweep = REPOSITORY / "configs" / "sweeps" / "evidence" / "weights.yaml"
-    found = {
-        label: (type(config.method).__name__, config.schedule.steps) for label, config in script["planned"](sweep, [])
-    }
-    assert sorted(found.values()) == [("ERM", 20), ("ERM", 60), ("ERM", 114), ("ERM", 342), ("SAM", 342)]
+    from deltasam.lab.sweeps import final_runs, read_sweep
+
+    configs = [run.config for run in final_runs(read_sweep(script["SWEEP"]), {})]
+    assert sorted((type(config.method).__name__, config.schedule.steps) for config in configs) == [
+        ("ERM", 20),
+        ("ERM", 60),
+        ("ERM", 114),
+        ("ERM", 342),
+        ("SAM", 342),
+    ]
 
 
 def test_the_mean_weight_of_each_label(steps: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import deltasam
 from deltasam.lab.cli import main
 from deltasam.lab.cli._arguments import arranged
 from deltasam.lab.cli._commands import COMMANDS
-from deltasam.lab.cli.bench_step import BenchStep
+from deltasam.lab.cli.bench import BenchStep
 from deltasam.lab.cli.sweep import SweepCommand
 from deltasam.lab.cli.train import Train
 
@@ -133,12 +133,6 @@ def test_former_names_of_options_work_with_a_note(
     assert arranged(kind, old) == new
     old_name, new_name = (words[0].partition("=")[0] for words in (old, new))
     assert f"{old_name} is now called {new_name}" in capsys.readouterr().err
-
-
-def test_another_name_for_the_output_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("train", "sweep", "quickstart"):
-        assert main([name, "--runs", "x"]) == 2
-        assert "--runs: unknown option; did you mean --output?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,6 @@ def test_a_run_with_an_unknown_method_suggests_a_plugin(bert: Path, tmp_path: Pa
     (tmp_path / "run/config.yaml").write_text(
         yaml.safe_dump({"task": "docstrings", "model": str(bert), "method": "zz"})
     )
-    told = here("evaluate", tmp_path / "run", plugins="").stderr
-    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in told
-    assert "add its file to DELTASAM_PLUGINS" in told
+    error = here("evaluate", tmp_path / "run", plugins="").stderr
+    assert f"{tmp_path}/run/config.yaml: method: there is no 'zz'; there are ERM" in error
+    assert "add its file to DELTASAM_PLUGINS" in error

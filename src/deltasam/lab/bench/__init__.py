@@ -20,18 +20,11 @@ if TYPE_CHECKING:
     from deltasam.lab.bench._measure import measure as measure
     from deltasam.lab.bench._measure import prepared as prepared
 
-_HOME = {
-    "Candidate": "_candidates", "candidates": "_candidates", "measure": "_measure", "prepared": "_measure",
-}  # fmt: skip
-
 __all__ = ["Candidate", "candidates", "measure", "prepared"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    module = "_measure" if name in ("measure", "prepared") else "_candidates"
+    return getattr(import_module(f"{__name__}.{module}"), name)

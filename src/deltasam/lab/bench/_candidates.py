@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from deltasam.lab.bench._optimizers import Optimizer
-from deltasam.lab.bench._workbench import Workbench
+from deltasam.lab.bench._workbench import Optimizer, Workbench
 from deltasam.lab.bench.options import AdamW, Way
 from deltasam.lab.catalogue import METHODS, find_method
 from deltasam.lab.plugins import load_plugins
@@ -51,6 +50,7 @@ class Candidate:
         build_eager: The same step in eager mode, to count passes: a replayed graph calls no hooks.
         period: Number of steps until the costs repeat. A method is timed over whole periods.
         adamw: The implementation of AdamW, if it is not the default one.
+        first_steps: Number of steps before the timing.
     """
 
     name: str
@@ -61,11 +61,7 @@ class Candidate:
     build_eager: Callable[[Workbench, Optimizer], Work] | None = None
     period: int = 1
     adamw: AdamW | None = None
-
-    @property
-    def first_steps(self) -> int:
-        """Number of steps before the timing: a captured step runs eagerly, then is recorded, then replayed."""
-        return 1 if self.way == "eager" else 2 * self.period + 1
+    first_steps: int = 1
 
 
 def candidates(
@@ -114,6 +110,9 @@ def of_method(
     """Returns a method of this package in a plain training loop; ``wrap`` may change the objective."""
     sample = make()
     label = name or type(sample).__name__
+    period = max(int(getattr(sample, attribute, 1)) for attribute in PERIODS)
+    # A captured step runs eagerly, then is recorded, then replayed. Buffers take one more eager step to allocate.
+    first_steps = 1 if way == "eager" else 2 * period + 1 + bool(sample.buffers)
 
     def build(bench: Workbench, optimizer: Optimizer) -> Work:
         method = make()  # with fresh state
@@ -138,7 +137,8 @@ def of_method(
         method=label,
         way=way,
         build_eager=None if way == "eager" else of_method(make, label, wrap=wrap).build,
-        period=max(int(getattr(sample, attribute, 1)) for attribute in PERIODS),
+        period=period,
+        first_steps=first_steps,
     )
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from deltasam.lab.bench import isolate
 from deltasam.lab.bench._candidates import Candidate, Work, candidates
 from deltasam.lab.bench._clock import Spread, interleaved, ratios
-from deltasam.lab.bench._engine import layers_by_form
-from deltasam.lab.bench._machine import machine
+from deltasam.lab.bench._facts import layers_by_form, machine
 from deltasam.lab.bench._memory import peak_bytes, release
-from deltasam.lab.bench._optimizers import NO_OPTIMIZER, adamw
 from deltasam.lab.bench._passes import PassCount, counted_passes
-from deltasam.lab.bench._workbench import Workbench, set_up
+from deltasam.lab.bench._workbench import NO_OPTIMIZER, Workbench, adamw, set_up
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.bench.report import Report, Row
 
@@ -105,35 +103,29 @@ def _steps(
     kept = [one.entry for one in tried.values()]
     tried.clear()  # frees CUDA graphs and optimizer states before memory is measured
     peaks = _peaks(kept, bench) if options.memory else {}
-    return tuple(_row(entry, seconds, repeats, passes[entry.name], peaks, bench) for entry in kept), failures
-
-
-def _row(
-    entry: Candidate,
-    seconds: Mapping[str, list[float]],
-    repeats: Mapping[str, int],
-    passes: PassCount,
-    peaks: Mapping[str, int],
-    bench: Workbench,
-) -> Row:
-    peak, plain = peaks.get(entry.name), peaks.get("ERM")
-    sam = peaks.get("SAM" if entry.way == "eager" else f"SAM {entry.way}")
-    return Row(
-        name=entry.name,
-        origin=entry.origin,
-        method=entry.method,
-        way=entry.way,
-        seconds=Spread.of(seconds[entry.name]),
-        times_erm=ratios(seconds, entry.name, "ERM"),
-        times_sam=ratios(seconds, entry.name, "SAM"),
-        forwards=passes.forwards,
-        backwards=passes.backwards,
-        extra_copies=None if peak is None or plain is None else (peak - plain) / bench.parameter_bytes,
-        peak_bytes=peak,
-        memory_times_sam=None if peak is None or sam is None else peak / sam,
-        in_a_row=repeats[entry.name],
-        rounds=tuple(seconds[entry.name]),
-    )
+    rows = []
+    for entry in kept:
+        name, peak, plain = entry.name, peaks.get(entry.name), peaks.get("ERM")
+        sam = peaks.get("SAM" if entry.way == "eager" else f"SAM {entry.way}")
+        rows.append(
+            Row(
+                name=name,
+                origin=entry.origin,
+                method=entry.method,
+                way=entry.way,
+                seconds=Spread.of(seconds[name]),
+                times_erm=ratios(seconds, name, "ERM"),
+                times_sam=ratios(seconds, name, "SAM"),
+                forwards=passes[name].forwards,
+                backwards=passes[name].backwards,
+                extra_copies=None if peak is None or plain is None else (peak - plain) / bench.parameter_bytes,
+                peak_bytes=peak,
+                memory_times_sam=None if peak is None or sam is None else peak / sam,
+                in_a_row=repeats[name],
+                rounds=tuple(seconds[name]),
+            )
+        )
+    return tuple(rows), failures
 
 
 def _all(options: StepOptions) -> list[Candidate]:

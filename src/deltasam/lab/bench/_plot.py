@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from deltasam.lab.bench._clock import Spread
 from deltasam.lab.bench.report import Report, Row
 
-COLOURS = {"eager": "#3b82c4", "compiled": "#8b6cc9", "captured": "#2f9e5f", "compiled+captured": "#d9822b"}
-THIRD_PARTY = "#8a8a8a"
+COLOURS = {
+    "eager": "#3b82c4", "compiled": "#8b6cc9", "captured": "#2f9e5f", "compiled+captured": "#d9822b",
+    "other packages": "#8a8a8a",
+}  # fmt: skip
 GREY = "#777777"  # readable on light and dark pages
-Value = Callable[[Row], "Spread | None"]
 
 
 def plot(report: Report, path: Path) -> None:
@@ -26,68 +26,49 @@ def plot(report: Report, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    # Text stays text in an SVG file.
+    options, rows = report.options, report.rows
+    shape = "" if options.isolate else f", {options.batch} x {options.length}"
+    panels: dict[str, list[Spread | None]] = {
+        "time / deltasam's": [row.times_ours for row in rows],
+        "time / eager SAM's": [row.times_sam for row in rows],
+        "milliseconds": [_scaled(row.seconds, 1e3) for row in rows],
+        "peak memory, MiB": [None if row.peak_bytes is None else Spread.of([row.peak_bytes / 2**20]) for row in rows],
+    }
+    shown = {name: values for name, values in panels.items() if any(values)}
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    # Text stays text in an SVG file.
     style: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "deltasam", **dict.fromkeys(names, GREY)}
-    panels = {name: value for name, value in _panels(report).items() if any(value(row) for row in report.rows)}
     with rc_context(style):
-        size = (2.2 + 2.6 * len(panels), 1.2 + 0.26 * len(report.rows))
+        size = (2.2 + 2.6 * len(shown), 1.2 + 0.26 * len(rows))
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for each, (name, value) in zip(axes, panels.items(), strict=True):
-            _bars(each, report, name, value)
+        axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+        for each, (name, values) in zip(axes, shown.items(), strict=True):
+            _bars(each, rows, name, values)
         axes[0].invert_yaxis()
-        kinds = {_kind(row): _colour(row) for row in report.rows}
-        patches = [Patch(color=colour, label=kind) for kind, colour in kinds.items()]
+        patches = [Patch(color=COLOURS[kind], label=kind) for kind in dict.fromkeys(map(_kind, rows))]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
-        figure.suptitle(_title(report), fontsize="medium")
+        title = f"{options.shape}{shape}, {options.precision}, {report.machine['device']}"
+        figure.suptitle(title, fontsize="medium")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, transparent=True)
 
 
-def _panels(report: Report) -> dict[str, Value]:
-    def memory(row: Row) -> Spread | None:
-        size = None if row.peak_bytes is None else row.peak_bytes / 2**20
-        return None if size is None else Spread(size, size, size)
-
-    if report.options.isolate:
-        return {"time / deltasam's": lambda row: row.times_ours, "milliseconds": _milliseconds}
-    return {"time / eager SAM's": lambda row: row.times_sam, "milliseconds": _milliseconds, "peak memory, MiB": memory}
-
-
-def _bars(axes: Any, report: Report, name: str, value: Value) -> None:
-    places = range(len(report.rows))
-    found = [value(row) for row in report.rows]
-    known = [(place, row, one) for place, row, one in zip(places, report.rows, found, strict=True) if one is not None]
-    errors = [[one.median - one.low for *_, one in known], [one.high - one.median for *_, one in known]]
-    axes.barh(
-        [place for place, *_ in known],
-        [one.median for *_, one in known],
-        xerr=errors,
-        color=[_colour(row) for _, row, _ in known],
-        error_kw={"ecolor": GREY, "elinewidth": 1},
-    )
-    axes.set_yticks(list(places), [row.name for row in report.rows])
+def _bars(axes: Any, rows: tuple[Row, ...], name: str, values: list[Spread | None]) -> None:
+    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+        if value is not None:
+            error = [[value.median - value.low], [value.high - value.median]]
+            look = {"ecolor": GREY, "elinewidth": 1}
+            axes.barh(place, value.median, xerr=error, color=COLOURS[_kind(row)], error_kw=look)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_xlabel(name)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     if "/" in name:
         axes.axvline(1, color=GREY, linewidth=0.8, linestyle=":")
 
 
-def _milliseconds(row: Row) -> Spread:
-    return Spread(*(1e3 * each for each in (row.seconds.median, row.seconds.low, row.seconds.high)))
+def _scaled(spread: Spread, factor: float) -> Spread:
+    return Spread(factor * spread.median, factor * spread.low, factor * spread.high)
 
 
 def _kind(row: Row) -> str:
     return row.way if row.origin == "deltasam" else "other packages"
-
-
-def _colour(row: Row) -> str:
-    return COLOURS[row.way] if row.origin == "deltasam" else THIRD_PARTY
-
-
-def _title(report: Report) -> str:
-    options = report.options
-    shape = "" if options.isolate else f", {options.batch} x {options.length}"
-    return f"{options.shape}{shape}, {options.precision}, {report.machine['device']}"

@@ -1,4 +1,4 @@
-"""The model, the batch and the objective that all candidates share."""
+"""What all candidates share: the model, the batch, the objective, and the optimizers to choose from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam.lab.bench.options import StepOptions
+from deltasam.lab.bench.options import AdamW, StepOptions
 from deltasam.objectives import Classification, Objective
 from deltasam.speed.compiling import compiled
 from deltasam.step.batches import tree_map
@@ -137,3 +137,38 @@ def _labels(options: StepOptions) -> Tensor:
 def _shape(options: StepOptions) -> tuple[int, int, int, int]:
     layers, hidden, heads, vocab = SHAPES[options.model]
     return options.layers or layers, options.hidden or hidden, options.heads or heads, options.vocab or vocab
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Creates optimizers, with a learning rate of zero, so that all candidates see the same weights."""
+
+    kind: type[torch.optim.Optimizer]
+    options: dict[str, Any]
+    captured_options: dict[str, Any] = field(default_factory=dict)
+
+    def over(self, model: torch.nn.Module, *, captured: bool = False) -> torch.optim.Optimizer:
+        """Returns a new optimizer for the model's parameters; if ``captured``, one that works in a CUDA graph."""
+        return self.kind(model.parameters(), **self.options, **(self.captured_options if captured else {}))
+
+
+class NoStep(torch.optim.Optimizer):
+    """Takes no step and has no state, so that only the method is measured."""
+
+    def __init__(self, params: Any, **_: Any) -> None:
+        super().__init__(params, {"lr": 0.0})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Does nothing."""
+
+
+def adamw(implementation: AdamW) -> Optimizer:
+    """Returns AdamW in one of torch's implementations. ``fused`` is the default of Hugging Face's Trainer."""
+    chosen = {"fused": implementation == "fused", "foreach": implementation == "foreach"}
+    return Optimizer(torch.optim.AdamW, {"lr": 0.0, **chosen}, {"capturable": True})
+
+
+NO_OPTIMIZER = Optimizer(NoStep, {})

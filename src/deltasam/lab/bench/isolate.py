@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from deltasam.lab.bench._clock import interleaved
-from deltasam.lab.bench._optimizers import NoStep
-from deltasam.lab.bench._workbench import Workbench
+from deltasam.lab.bench._workbench import NoStep, Workbench
 from deltasam.lab.bench.options import StepOptions
 from deltasam.step.moving import perturbed
 from deltasam.step.norms import global_norm, step_size

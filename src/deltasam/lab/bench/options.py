@@ -8,16 +8,9 @@ from typing import Literal
 
 Way = Literal["eager", "compiled", "captured", "compiled+captured"]
 Shape = Literal[
-    "mlp",
-    "bert-tiny",
-    "bert-2x128",
-    "bert-4x256",
-    "bert-2x768",
-    "bert-4x512",
-    "bert-8x512",
-    "bert-base",
+    "mlp", "bert-tiny", "bert-2x128", "bert-4x256", "bert-2x768", "bert-4x512", "bert-8x512", "bert-base",
     "roberta-large",
-]
+]  # fmt: skip
 TrainWay = Literal["eager", "captured"]
 AdamW = Literal["fused", "foreach", "for-loop"]
 

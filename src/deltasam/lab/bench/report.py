@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from deltasam.lab.bench._clock import Spread
-from deltasam.lab.bench._output import print_table, spread_text, write_record
+from deltasam.lab.bench._output import print_table, spread_text
 from deltasam.lab.bench.options import StepOptions, Way
 from deltasam.step.names import pluralized
 
@@ -60,7 +59,7 @@ class Report:
         rows: One row per candidate.
         failures: The reason for each candidate that could not run.
         machine: Device and versions.
-        engine: Number of linear layers per form in the per-instance engine, see ``_engine``.
+        engine: Number of linear layers per form in the per-instance engine, see ``_facts``.
     """
 
     options: StepOptions
@@ -106,11 +105,5 @@ def show(report: Report) -> None:
 def record(report: Report, **more: str) -> dict[str, Any]:
     """Returns the report as plain data, without the names of output files; ``more`` is added at the top."""
     plain = asdict(report)
-    for name in ("json", "plot"):
-        del plain["options"][name]
+    del plain["options"]["json"], plain["options"]["plot"]
     return {**more, **plain}
-
-
-def write_json(report: Report, path: Path) -> None:
-    """Writes the report."""
-    write_record(record(report), path)

@@ -28,11 +28,12 @@ def run(options: StepOptions) -> Any:
         _check_plot(options.plot)
     from deltasam.lab.bench import report
     from deltasam.lab.bench._measure import measure
+    from deltasam.lab.bench._output import write_record
 
     result = measure(options)
     report.show(result)
     if options.json is not None:
-        report.write_json(result, options.json)
+        write_record(report.record(result), options.json)
     if options.plot is not None:
         from deltasam.lab.bench._plot import plot
 

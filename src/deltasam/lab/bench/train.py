@@ -6,9 +6,9 @@ The caller runs the trainings: ``deltasam bench train`` runs them as ``deltasam 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,6 @@ class Training:
     def name(self) -> str:
         """The name in tables and of folders."""
         return self.method if self.way == "eager" else f"{self.method} {self.way}"
-
-
-@dataclass
-class Pace:
-    """Records the time of every update; pass it as the ``watch`` of a run."""
-
-    _times: list[float] = field(default_factory=list)
-
-    def __call__(self, *_: Any) -> None:
-        """Records the current time."""
-        self._times.append(time.perf_counter())
-
-    @property
-    def seconds(self) -> float | None:
-        """Median time between two updates, or None if there were fewer than two."""
-        gaps = [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
-        return statistics.median(gaps) if gaps else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +122,12 @@ def measure(
     )
     facts = {**machine, "commit": commit() or "unknown", "device": rows[0].runs[0].device}
     return TrainReport(options=dict(options), rows=rows, machine=facts)
+
+
+def median_gap(times: Sequence[float]) -> float | None:
+    """Returns the median time between two updates, or None if there were fewer than two."""
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    return statistics.median(gaps) if gaps else None
 
 
 def show(report: TrainReport) -> None:

@@ -13,8 +13,6 @@ from deltasam.lab.cli._errors import InputError
 
 # Names in version 0.1. They work until version 0.3, with a note on stderr.
 _RENAMED = {"--on": "--backend", "--show": "--dry-run", "--no-field": "--no-third-party"}
-# Other names for the folder of the runs, which tyro's suggestions do not find.
-_OUTPUT = ("--runs", "--folder", "--run-folder", "--dir", "--to")
 _SETTINGS = "write settings of the run as section.option=value, such as method.rho=0.02 schedule.epochs=1"
 
 
@@ -22,7 +20,7 @@ def arranged(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Returns the arguments as tyro expects them: current option names, settings at the end.
 
     Args:
-        kind: The dataclass of the command. With a method ``setting_hint``, its settings may stand anywhere.
+        kind: The dataclass of the command. If it has ``setting_hint``, settings may be anywhere among the arguments.
         arguments: The arguments of the command.
 
     Raises:
@@ -31,15 +29,11 @@ def arranged(kind: Any, arguments: Sequence[str]) -> list[str]:
     names = {field.name for field in fields(kind)}
     words = [_renamed(word, names) for word in arguments]
     _check_given_once(kind, words)
-    if "output" in names and "folders" not in names:  # --output is the folder of the runs
-        for flag in (word.partition("=")[0] for word in words):
-            if flag in _OUTPUT:
-                raise InputError(f"{flag}: unknown option; did you mean --output?")
     return _settings_last(kind, words) if hasattr(kind, "setting_hint") else words
 
 
 def check_positive(**options: float | None) -> None:
-    """Raises an InputError for an option that is not finite and greater than 0. None stands for the default."""
+    """Raises an InputError for an option that is not finite and greater than 0. None means the default."""
     for name, value in options.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")

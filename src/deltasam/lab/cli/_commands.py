@@ -39,7 +39,7 @@ COMMANDS: dict[str, Command] = {
     "list presets": Command("lists:ListPresets", "setups of the paper, and small ones"),
     "list methods": Command("lists:ListMethods", "methods and their cost per step"),
     "list regularisers": Command("lists:ListRegularisers", "regularisers and their cost per step"),
-    "bench step": Command("bench_step:BenchStep", "time and memory of one training step"),
-    "bench train": Command("bench_train:BenchTrain", "wall time of whole trainings"),
+    "bench step": Command("bench:BenchStep", "time and memory of one training step"),
+    "bench train": Command("bench:BenchTrain", "wall time of whole trainings"),
     "env": Command("env:Env", "versions and devices, for bug reports"),
 }

@@ -6,14 +6,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tyro.conf import Positional
 
 from deltasam.lab.cli._errors import InputError, one_line_errors
-
-if TYPE_CHECKING:
-    from deltasam.lab.experiments import ConfigError
 
 Found = TypeVar("Found")
 
@@ -33,6 +30,11 @@ class OnRuns:
 
     data: Path | None = None
     """Folder with the datasets. Defaults to the one that the run used."""
+
+    @property
+    def data_folder(self) -> str | None:
+        """The folder with the datasets, independent of the working directory."""
+        return None if self.data is None else str(self.data.resolve())
 
     def runs(self) -> list[Path]:
         """Returns the run folders. A folder without any stays in the list and is reported when it is measured.
@@ -57,40 +59,37 @@ def check_folders(folders: Sequence[Path]) -> None:
             raise InputError(f"{folder}: no such folder; `deltasam train` and `deltasam sweep` create run folders")
 
 
-def each_run(runs: Sequence[Path], measure: Callable[[Path], Found]) -> Iterator[tuple[Path, Found]]:
+def each_run(
+    runs: Sequence[Path], measure: Callable[[Path], Found], *, others: bool = False
+) -> Iterator[tuple[Path, Found]]:
     """Measures the runs one by one. If there are several, skips those that cannot be measured, with a message.
 
     A run cannot be measured if it is not finished, has no weights, has damaged weights or data, has diverged, or has a
     method that the measurement does not apply to.
 
+    Args:
+        runs: The run folders.
+        measure: Measures one of them.
+        others: Whether there are further runs, which are measured already.
+
     Raises:
         InputError: None of the runs can be measured.
     """
-    from deltasam.lab.experiments import ConfigError
-
-    refused: list[ConfigError] = []
-    with one_line_errors():
-        for run in runs:
-            found = result_or_error(measure, run)
-            if not isinstance(found, ConfigError):
-                yield run, found
-                continue
-            refused.append(found)
-            if len(runs) > 1:
-                print(f"skipped: {found}", file=sys.stderr)
-        if len(refused) == len(runs):
-            raise refused[0]
-
-
-def result_or_error(measure: Callable[[Path], Found], run: Path) -> Found | ConfigError:
-    """Returns the measurement of a run, or the reason why it cannot be measured."""
     from deltasam.lab.experiments import ConfigError, DivergedError
 
-    try:
-        return measure(run)
-    except ConfigError as error:
-        return error
-    except DivergedError as error:
-        return ConfigError(str(error))
-    except ValueError as error:  # including DataError
-        return ConfigError(f"{run}: {error}")
+    refused: list[str] = []
+    with one_line_errors():
+        for run in runs:
+            try:
+                found = measure(run)
+            except (ConfigError, DivergedError) as error:
+                refused.append(str(error))
+            except ValueError as error:  # including DataError
+                refused.append(f"{run}: {error}")
+            else:
+                yield run, found
+                continue
+            if len(runs) > 1 or others:
+                print(f"skipped: {refused[-1]}", file=sys.stderr)
+    if refused and len(refused) == len(runs) and not others:
+        raise InputError(refused[0])

@@ -45,8 +45,7 @@ class _Analysis(OnRuns):
         """Returns the name of a run and its rows of the table."""
         from deltasam.lab.experiments import load_run
 
-        data = None if self.data is None else str(self.data)
-        config, loaded = load_run(folder, split=self.split, rows=self.rows, data=data)
+        config, loaded = load_run(folder, split=self.split, rows=self.rows, data=self.data_folder)
         return config.run_name, self.measure(loaded.model, loaded.batches(self.batch_size), loaded.objective)
 
     def measure(self, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -19,33 +20,20 @@ class Env:
 
     def run(self) -> None:
         """Prints one line per fact."""
-        facts = _facts()
+        import torch
+
+        from deltasam.lab.experiments import environment
+
+        facts = {**environment(), "cuda": torch.version.cuda or "not in this build of torch"}
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            facts[f"gpu {index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        for package in OPTIONAL:
+            with suppress(metadata.PackageNotFoundError):
+                facts[package] = metadata.version(package)
         if self.json:
             print(json.dumps(facts, indent=2))
             return
         width = max(map(len, facts))
         for name, value in facts.items():
             print(f"{name:<{width}}  {value}")
-
-
-def _facts() -> dict[str, str]:
-    from deltasam.lab.experiments import environment
-
-    return {**environment(), **_devices(), **{name: version for name in OPTIONAL if (version := _version(name))}}
-
-
-def _devices() -> dict[str, str]:
-    import torch
-
-    facts = {"cuda": torch.version.cuda or "not in this build of torch"}
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        facts[f"gpu {index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    return facts
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import Positional
 
@@ -34,11 +34,8 @@ class Examples(OnRuns):
         runs = self.runs()
         silence_libraries()
         console = wide_console()
-        data = None if self.data is None else str(self.data.resolve())
-
-        def measure(folder: Path) -> dict[str, Any]:
-            return record_weights(folder, rows=self.rows, batch_size=self.batch_size, most=self.most, data=data)
-
+        most, data = self.most, self.data_folder
+        measure = partial(record_weights, rows=self.rows, batch_size=self.batch_size, most=most, data=data)
         for _, found in each_run(runs, measure):
             for example in found["examples"][: self.most]:
                 console.print(f"{example['weight']:.4g}  {example['text']}", highlight=False)

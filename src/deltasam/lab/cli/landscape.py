@@ -86,8 +86,7 @@ class Landscape(OnRuns):
         from deltasam.analysis import filter_direction, gradient_direction, instance_slice, line_slice, plane_slice
         from deltasam.lab.experiments import load_run
 
-        data = None if self.data is None else str(self.data)
-        _, loaded = load_run(folder, split=self.split, rows=self.rows, data=data)
+        _, loaded = load_run(folder, split=self.split, rows=self.rows, data=self.data_folder)
         model, batches, objective = loaded.model, loaded.batches(self.batch_size), loaded.objective
         wide, near = _between(-self.reach, self.reach, self.points), _between(-self.rho, self.rho, self.points)
         ahead = _between(0.0, self.rho, self.points)
@@ -97,7 +96,7 @@ class Landscape(OnRuns):
             "a random direction": {"x": wide, "loss": line_slice(model, batches, objective, one, wide)},
             "SAM's direction": {"x": near, "loss": line_slice(model, batches, objective, sam, near)},
         }
-        if objective.separable:  # in contrastive training an instance has no direction of its own
+        if objective.separable:  # in contrastive training the loss of an instance depends on the others
             own = instance_slice(model, batches, objective, ahead, progress=False)
             lines["each instance's direction"] = {"x": ahead, "loss": own}
         planes = {}

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from deltasam.lab.cli._arguments import check_positive
 from deltasam.lab.cli._errors import InputError
 from deltasam.lab.cli._output import silence_libraries, wide_console, write_file
-from deltasam.lab.cli._run_folders import check_folders, result_or_error
+from deltasam.lab.cli._run_folders import check_folders, each_run
 
 if TYPE_CHECKING:
     from deltasam.lab.report import Runs, Table
@@ -82,22 +82,21 @@ class TableCommand:
         options = {} if self.rho is None else {"rho": self.rho}
         table = TABLES[self.table](runs, aggregate=self.aggregate, **options)
         paper = not self.no_paper
-        if self.format == "terminal" and self.output is None:
-            self._show(runs, table)
-            return
         if self.format == "csv":
             text = to_csv(table)
         elif self.format == "latex":
             text = to_latex(table, spread=self.spread, paper=paper)
         else:
             text = to_markdown(table, spread=self.spread, paper=paper)
-        if self.output is None:
-            print(text, end="")
-        else:
+        if self.output is not None:
             write_file(self.output, text)
-        self._note_other_tasks(runs)
+        elif self.format == "terminal":
+            self._show(table)
+        else:
+            print(text, end="")
+        self._note_runs_not_shown(runs, table)
 
-    def _show(self, runs: Runs, table: Table) -> None:
+    def _show(self, table: Table) -> None:
         from deltasam.lab.report import table_notes, terminal_parts
 
         console = wide_console()
@@ -105,36 +104,22 @@ class TableCommand:
             console.print(part)
         for note in table_notes(table):
             console.print(f"- {note}", highlight=False)
-        elsewhere = self._elsewhere(runs, table)
-        console.print(elsewhere, highlight=False, markup=False, end="")
-        if not elsewhere:
-            self._note_other_tasks(runs)
 
-    def _note_other_tasks(self, runs: Runs) -> None:
-        """Prints a line to stderr if there are runs of tasks that are not in the table."""
+    def _note_runs_not_shown(self, runs: Runs, table: Table) -> None:
+        """Prints a line to stderr if there are finished runs that are not in the table."""
         from deltasam.lab.report import TABLE_TASKS
         from deltasam.step.names import pluralized
 
-        others = [run.task for run in runs.finished if run.task not in TABLE_TASKS.get(self.table, (run.task,))]
+        is_empty = not any(cell.values for row in table.rows for cell in row.cells.values())
+        tasks = () if is_empty else TABLE_TASKS.get(self.table)
+        others = [run.task for run in runs.finished if tasks is not None and run.task not in tasks]
         if others:
-            runs_of = f"{pluralized(len(others), 'finished run')} of other tasks ({', '.join(sorted(set(others)))})"
+            runs_of = f"{counted(len(others), 'finished run')} ({', '.join(sorted(set(others)))})"
             where = f"deltasam report {' '.join(map(str, self.folders))}"
             print(f"deltasam table {self.table}: not shown: {runs_of}; see them with: {where}", file=sys.stderr)
 
-    def _elsewhere(self, runs: Runs, table: Table) -> str:
-        """Returns a line on how to see the runs, if there are some but none is in the table."""
-        from deltasam.step.names import pluralized
-
-        if not runs.finished or any(cell.values for row in table.rows for cell in row.cells.values()):
-            return ""
-        tasks = ", ".join(sorted({run.task for run in runs.finished}))
-        found = f"{pluralized(len(runs.finished), 'finished run')} ({tasks})"
-        folders = " ".join(map(str, self.folders))
-        return f"- None of the {found} belongs to this table; see them with: deltasam report {folders}\n"
-
     def _measure(self, runs: Runs) -> None:
         """Measures the adversarial risk where it is missing. Skips runs that cannot be measured, with a message."""
-        from deltasam.lab.experiments import ConfigError
         from deltasam.lab.report import usual_risk
         from deltasam.lab.sweeps import RISK, record_risk
 
@@ -146,18 +131,12 @@ class TableCommand:
         wanted = usual_risk(runs.finished, rho=self.rho, rows=self.rows)
         known = {run.path: run.risk() for run in runs.finished}
         measured = [path for path, risk in known.items() if risk is not None and risk["settings"] == wanted]
-        refused: list[ConfigError] = []
-        for path in known:
-            if path in measured or not (path / "model").is_dir():
-                continue
+        missing = [path for path in known if path not in measured and (path / "model").is_dir()]
+
+        def measure(path: Path) -> None:
             if known[path] is None:  # incomplete or changed
                 (path / "analysis" / RISK).unlink(missing_ok=True)
-            found = result_or_error(lambda path: record_risk(path, **wanted, data=data), path)
-            if isinstance(found, ConfigError):
-                refused.append(found)
-            else:
-                measured.append(path)
-        if refused and not measured:
-            raise InputError(str(refused[0]))
-        for one in refused:
-            print(f"skipped: {one}", file=sys.stderr)
+            record_risk(path, **wanted, data=data)
+
+        for _ in each_run(missing, measure, others=bool(measured)):
+            pass

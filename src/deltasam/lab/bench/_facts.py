@@ -1,11 +1,34 @@
-"""The form in which the per-instance engine stores the gradients of linear layers: low-rank or materialised."""
+"""Facts stored with a measurement: device, versions, commit, and the storage form of per-instance gradients."""
 
 from __future__ import annotations
 
+import os
+import platform
+from importlib import metadata, util
+
+import torch
 from torch import nn
 
+from deltasam import __version__
 from deltasam.lab.bench._workbench import Workbench
+from deltasam.lab.commit import commit
 from deltasam.per_instance import InstancesMixedError, LowRank, UncoveredError, record
+
+
+def machine(bench: Workbench) -> dict[str, str]:
+    """Returns device, versions, commit and size of the model."""
+    on_gpu = bench.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(bench.device) if on_gpu else f"{platform.machine()} CPU",
+        "threads": str(torch.get_num_threads()),
+        "load": "" if on_gpu or not hasattr(os, "getloadavg") else f"{os.getloadavg()[0]:.1f}",
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers") if util.find_spec("transformers") else "",
+        "deltasam": __version__,
+        "commit": commit() or "unknown",
+        "parameters": str(sum(p.numel() for p in bench.model.parameters())),
+        "parameter_bytes": str(bench.parameter_bytes),
+    }
 
 
 def layers_by_form(bench: Workbench) -> dict[str, int] | None:

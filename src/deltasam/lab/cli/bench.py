@@ -1,17 +1,18 @@
-"""``deltasam bench train``: compares the wall time of whole trainings, run as ``deltasam train`` runs them."""
+"""``deltasam bench ...``: the cost of a training step, and the wall time of whole trainings."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from deltasam.lab.bench.options import TrainWay
+from deltasam.lab.bench.options import StepOptions, TrainWay
 from deltasam.lab.cli._errors import InputError, one_line_errors
 from deltasam.lab.cli._output import progress_bar, silence_libraries
 
@@ -21,11 +22,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchStep(StepOptions):
+    """Measures a training step of every method: time, forward and backward passes, peak memory."""
+
+    def run(self) -> None:
+        """Measures, prints the table and writes the files."""
+        from deltasam.lab.bench import step
+
+        try:
+            step.run(self)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchTrain:
     """Trains a task with several methods, eager and captured, and compares their wall time.
 
     A short warm-up run comes first. Only the files of `--output` and `--json` are kept, and never weights. A method
-    can have options of its own; settings for all runs follow the task.
+    may have its own options; settings for all runs follow the task.
 
     Examples:
       deltasam bench train mrpc --model minilm-l6 --methods sam delta-sam --ways eager captured
@@ -76,9 +91,9 @@ class BenchTrain:
 
     def run(self) -> None:
         """Trains, prints the table and writes the file."""
-        for name, value, least in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0)):
-            if value < least:
-                raise InputError(f"--{name} {value}: must be at least {least}")
+        for name, least in (("repeats", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"--{name} {getattr(self, name)}: must be at least {least}")
         if not (self.methods and self.ways):
             raise InputError("--methods and --ways need at least one value each, such as --methods sam --ways eager")
         with one_line_errors(), tempfile.TemporaryDirectory(prefix="deltasam-bench-") as temporary:
@@ -94,8 +109,8 @@ class BenchTrain:
         plan = list(dict.fromkeys(train.Training(method, way) for way in ways for method in self.methods))
         configs = {each: self.config(each) for each in plan}  # raises before any training
         silence_libraries()
-        # The first captured step of a process has costs that the first eager step has not. The folder is not in
-        # --output, where an interrupted warm-up would look like a run.
+        # The first captured step of a process is slower even after eager ones, so each way has its own warm-up. It is
+        # not in --output, where an interrupted warm-up would look like a run.
         for way in ways if self.warmup else ():
             short = self.config(train.Training(self.methods[0], way), steps=self.warmup)
             with progress_bar(f"warm-up {way}") as watch:
@@ -103,18 +118,18 @@ class BenchTrain:
 
         def train_one(each: Training, number: int) -> Trained:
             place = (self.output or temporary) / f"{each.name.replace(' ', '-')}-{number + 1}"
-            pace = train.Pace()
+            times: list[float] = []
             with progress_bar(f"{each.name:<24}") as shown:
 
                 def watch(*progress: Any) -> None:
-                    pace()
+                    times.append(time.perf_counter())
                     shown(*progress)
 
                 result = run(configs[each], place, watch=watch, keep_weights=False)
             shutil.rmtree(place / "checkpoints", ignore_errors=True)  # left by a training that was stopped
             return train.Trained(
                 train_seconds=result.train_seconds,
-                seconds_per_update=pace.seconds,
+                seconds_per_update=train.median_gap(times),
                 updates=result.steps,
                 forwards=result.forward_passes,
                 backwards=result.backward_passes,
