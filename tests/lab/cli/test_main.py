@@ -145,7 +145,6 @@ def test_another_name_for_the_output_folder(capsys: pytest.CaptureFixture[str]) 
     ("words", "message"),
     [
         (["--rho", "0.1"], "--rho: unknown option; write settings of the run as section.option=value, such as"),
-        (["--learning-rate", "1e-4"], "--learning-rate: unknown option; did you mean optimizer.lr=... (without --)?"),
         (["--epochs=4"], "--epochs: unknown option; did you mean schedule.epochs=... (without --)?"),
         (["--settings", "seed=1"], "--settings: unknown option; write settings of the run as"),
         (["--modle=x"], "--modle: unknown option; did you mean --model?"),

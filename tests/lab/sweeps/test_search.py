@@ -76,7 +76,7 @@ def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], message: st
     [
         ({"method.rho": [0.1, -1]}, "space.method.rho, -1: method: rho=-1.0 must be"),
         ({"optimizer.lr": {"low": 1e-3, "high": "fast"}}, "low and high must be numbers"),
-        ({"batch.size": {"low": 0, "high": 8}}, "space.batch.size, 0: batch: size=0 must be at least 1"),
+        ({"batch.size": {"low": 0, "high": 8}}, "space.batch.size, 0: batch: size=0 must be"),
         (
             {"batch.size": {"low": 1.5, "high": 8}},
             "space.batch.size, 1.5: batch.size=1.5: Input should be",

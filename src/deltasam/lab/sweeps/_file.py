@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from deltasam.lab.experiments import ConfigError
 from deltasam.lab.experiments.plain import Plain, build, options, read_yaml
+from deltasam.step.checks import check_number
 from deltasam.step.names import suggest
 
 Keep = Literal["all", "weights", "results"]
@@ -55,11 +55,9 @@ class Risk:
 
     def __post_init__(self) -> None:
         """Checks the options; otherwise a mistake would show only after the first training."""
-        if not (math.isfinite(self.rho) and self.rho > 0):
-            raise ValueError(f"rho={self.rho} must be a finite number greater than 0")
+        check_number("rho", self.rho, 0, open_low=True)
         for name in ("rows", "steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            check_number(name, getattr(self, name), 1, whole=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deltasam.lab.tasks._data import Data, DataError, Row, Split
 from deltasam.lab.tasks._source import DataSource
 from deltasam.objectives import Objective
+from deltasam.step.checks import check_number
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +47,8 @@ class Task(ABC):
     def __post_init__(self) -> None:
         """Checks the options."""
         for option in ("max_length", "train_rows", "eval_rows"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ValueError(f"task.{option}={value} must be at least 1")
+            if getattr(self, option) is not None:
+                check_number(f"task.{option}", getattr(self, option), 1, whole=True)
         if self.reported:
             self._check_metrics()
 

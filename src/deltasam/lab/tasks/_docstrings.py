@@ -19,6 +19,7 @@ from deltasam.lab.tasks._data import DataError, Row, Split
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._tables import is_part
+from deltasam.step.checks import check_number
 
 # Tests, bundled tools and installed packages.
 _EXCLUDED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
@@ -53,8 +54,7 @@ class DocstringTask(SentenceTask):
     def __post_init__(self) -> None:
         """Checks the options."""
         super().__post_init__()
-        if not 0 <= self.label_noise <= 1:
-            raise ValueError(f"task.label_noise={self.label_noise} must be in [0, 1]")
+        check_number("task.label_noise", self.label_noise, 0, 1)
 
     @property
     def data_note(self) -> str:

@@ -19,6 +19,7 @@ from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._sts import STS_SETS, embed_unique, read_sts, sts_scores
 from deltasam.lab.tasks._tables import Table, is_part, whole
 from deltasam.objectives import Contrastive, Objective
+from deltasam.step.checks import check_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -69,8 +70,7 @@ class MirrorTask(Table, Task):
     def __post_init__(self) -> None:
         """Checks the options."""
         super().__post_init__()
-        if self.span < 0:
-            raise ValueError(f"task.span={self.span} must be at least 0")
+        check_number("task.span", self.span, 0, whole=True)
         if self.span and self.shortest <= self.span:
             raise ValueError(
                 f"task.shortest={self.shortest} must be greater than task.span={self.span}, or the whole sentence "
