@@ -18,7 +18,7 @@ from pathlib import Path
 from deltasam.lab.tasks._data import DataError, Row, Split
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._source import DataSource
-from deltasam.lab.tasks._tables import is_part
+from deltasam.lab.tasks._tables import whole
 from deltasam.step.checks import check_number
 
 # Tests, bundled tools and installed packages.
@@ -63,7 +63,7 @@ class DocstringTask(SentenceTask):
 
     def read(self, source: DataSource, split: str) -> Split:
         """Returns the rows of ``train`` (80%) or ``validation`` (20%), or of a part. Only ``train`` has noise."""
-        if is_part(split):
+        if whole(split) != split:
             return super().read(source, split)
         if split not in _SPLITS:
             raise DataError(f"docstrings: there is no split {split!r}, only {', '.join(_SPLITS)}")

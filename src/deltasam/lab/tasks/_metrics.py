@@ -59,10 +59,8 @@ def mse(predictions: ArrayLike, labels: ArrayLike) -> float:
     return float(np.mean((np.asarray(predictions, dtype=float) - np.asarray(labels, dtype=float)) ** 2))
 
 
-Metric = Callable[[ArrayLike, ArrayLike], float]
-
 #: Metrics ``metric(predictions, labels)`` of classes or numbers, by their names in configurations.
-METRICS: dict[str, Metric] = {
+METRICS: dict[str, Callable[..., float]] = {
     "accuracy": accuracy,
     "f1": f1,
     "matthews": matthews,
@@ -70,13 +68,6 @@ METRICS: dict[str, Metric] = {
     "spearman": spearman,
     "mse": mse,
 }
-
-
-def measure(metric: str, predictions: ArrayLike, labels: ArrayLike, classes: int) -> float:
-    """Returns the metric of this name. ``classes`` is the number of classes, which F1 depends on."""
-    function = METRICS[metric]
-    return f1(predictions, labels, classes) if function is f1 else function(predictions, labels)
-
 
 #: Metrics for which lower is better.
 LOWER_IS_BETTER = frozenset({"mse"})

@@ -17,7 +17,7 @@ from deltasam.lab.tasks._encoding import encoded, padded
 from deltasam.lab.tasks._models import load_model, without_pooler
 from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._sts import STS_SETS, embed_unique, read_sts, sts_scores
-from deltasam.lab.tasks._tables import Table, is_part, whole
+from deltasam.lab.tasks._tables import Table, whole
 from deltasam.objectives import Contrastive, Objective
 from deltasam.step.checks import check_number
 
@@ -89,7 +89,7 @@ class MirrorTask(Table, Task):
 
     def read(self, source: DataSource, split: str) -> Split:
         """Returns the corpus, the pairs of the evaluation, or a part of them. ``test`` has no parts."""
-        if is_part(split) and whole(split) != "test":
+        if whole(split) not in (split, "test"):
             return super().read(source, split)
         if split == whole(self.train_split):
             if self.files or source.folder is not None:

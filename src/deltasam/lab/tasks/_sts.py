@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltasam.lab.tasks._checks import check_columns, check_texts
+from deltasam.lab.tasks._checks import check_columns, check_texts, scores
 from deltasam.lab.tasks._data import Row, Split
-from deltasam.lab.tasks._labels import scores
 from deltasam.lab.tasks._metrics import spearman
 from deltasam.lab.tasks._source import DataSource
 
