@@ -126,8 +126,8 @@ def test_what_cannot_be_registered() -> None:
         (Unfinished, r"register\(Unfinished\): must define probe"),
         (Lonely, r"register\(Lonely\): must have a field `objective`"),
         (Typed, r"register\(Typed\): the type of a field cannot be resolved \(name 'Strange'"),
-        (DocstringTask, r"register\(DocstringTask\): must be a task object"),
-        (dict, r"register\(dict\): must be derived from Method, Weighting, Objective \(a regulariser\) or Task"),
+        (DocstringTask, r"register\(DocstringTask\): must be .* a task object"),
+        (dict, r"register\(dict\): must be a class derived from Method, Weighting or Objective"),
         (SAM(), r"register\(SAM\(.*\): must be a class"),
     ):
         with pytest.raises(TypeError, match=message):

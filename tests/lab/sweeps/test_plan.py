@@ -201,7 +201,7 @@ def test_versions_of_one_task_and_of_one_model_are_setups_of_their_own() -> None
 
 
 def test_the_same_task_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tasks: docstrings is listed twice"):
+    with pytest.raises(ConfigError, match=r"tasks=\['docstrings'.* duplicates"):
         final_runs(sweep(tasks=["docstrings", "docstrings"]), {})
 
 

@@ -85,7 +85,6 @@ class RunConfig:
     data: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks values and combinations that the types allow."""
         for name in ("evaluate_every", "checkpoint_every"):
             if not isinstance(getattr(self, name), str):
                 check_number(name, getattr(self, name), 1, whole=True)

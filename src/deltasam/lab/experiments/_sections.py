@@ -22,7 +22,6 @@ class ModelConfig:
     dropout: float | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
 
@@ -48,7 +47,6 @@ class Optimizer:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         for name in ("lr", "weight_decay", "max_grad_norm", "eps"):
             check_number(name, getattr(self, name), 0)
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -76,7 +74,6 @@ class Schedule:
     lr_end: float = 1e-7
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         if self.steps is not None:
             check_number("steps", self.steps, 1, whole=True)
         check_number("epochs", self.epochs, 0, open_low=True)
@@ -113,7 +110,6 @@ class Batch:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         for name in ("size", "accumulation", "eval_size"):
             check_number(name, getattr(self, name), 1, whole=True)
 

@@ -22,11 +22,7 @@ Plain = dict[str, Any]
 
 
 def read_yaml(path: Path) -> Plain:
-    """Reads the mapping in a YAML file.
-
-    Raises:
-        ConfigError: The file cannot be read, does not hold a mapping, or repeats a key.
-    """
+    """Reads the mapping in a YAML file; anything else, and a repeated key, raises a ConfigError."""
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
@@ -103,11 +99,7 @@ def is_option(field: dataclasses.Field[Any]) -> bool:
 
 
 def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterable[str] = ()) -> Plain:
-    """Converts each value in ``plain`` to the type of the field of the dataclass ``kind``.
-
-    Raises:
-        ConfigError: A key is not a field, or a value has the wrong type.
-    """
+    """Converts each value to the type of its field of ``kind``; an unknown key or a wrong type is a ConfigError."""
     known = {name: hint for name, hint in option_types(kind).items() if name not in leave_out}
     prefix = f"{where}." if where else ""  # options of the run itself are in no section
     for key in plain:
@@ -137,22 +129,14 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def section(kind: type, given: Any, where: str) -> Any:
-    """Returns the dataclass ``kind`` from a mapping of its options.
-
-    Raises:
-        ConfigError: It is not a mapping, a key is unknown, or a value is wrong or missing.
-    """
+    """Returns the dataclass ``kind`` from a mapping of its options; any mistake is a ConfigError."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}={given!r}: must be a mapping of options, such as {where}.<option>=...")
     return build(kind, options(kind, given, where), where)
 
 
 def build(kind: Any, given: Plain, where: str) -> Any:
-    """Returns ``kind(**given)``; errors of its own checks become a ConfigError.
-
-    Raises:
-        ConfigError: A value is refused or missing.
-    """
+    """Returns ``kind(**given)``; a missing option, and errors of the checks of ``kind``, become a ConfigError."""
     prefix = f"{where}: " if where else ""
     for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
         needed = is_option(field) and field.default is field.default_factory is dataclasses.MISSING
@@ -165,11 +149,7 @@ def build(kind: Any, given: Plain, where: str) -> Any:
 
 
 def plain(record: Any) -> Any:
-    """Returns a record as plain data with all its fields; :func:`options` is the inverse.
-
-    Raises:
-        ConfigError: A field holds something that cannot be written to a file, such as a function.
-    """
+    """Returns a record as plain data with all its fields; :func:`options` is the inverse."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if is_option(f)}
     if isinstance(record, Mapping):

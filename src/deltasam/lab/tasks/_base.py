@@ -45,7 +45,6 @@ class Task(ABC):
     eval_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         for option in ("max_length", "train_rows", "eval_rows"):
             if getattr(self, option) is not None:
                 check_number(f"task.{option}", getattr(self, option), 1, whole=True)

@@ -27,14 +27,7 @@ def check_columns(rows: Sequence[Row], columns: Sequence[str], origin: str) -> N
 
 
 def check_texts(rows: Sequence[Row], columns: Sequence[str], origin: str, *, allow_empty: bool = False) -> None:
-    """Raises a DataError for a text that is missing (None, NaN), not a string, or not valid Unicode.
-
-    Args:
-        rows: The rows of a split.
-        columns: The columns with texts.
-        origin: Where the rows come from.
-        allow_empty: Accept empty texts. Some published datasets contain a few.
-    """
+    """Raises a DataError for a text that is missing (None, NaN), empty, not a string, or not valid Unicode."""
     for index, row in enumerate(rows):
         for column in columns:
             value = row[column]
@@ -50,18 +43,9 @@ def check_texts(rows: Sequence[Row], columns: Sequence[str], origin: str, *, all
 def class_labels(
     rows: Sequence[Row], column: str, classes: Sequence[str], origin: str, *, inferred: bool = False
 ) -> list[int]:
-    """Returns the labels as numbers 0..C-1, from numbers or from names of classes.
+    """Returns the labels as numbers 0..C-1, from numbers or from names of classes; a wrong label raises a DataError.
 
-    Args:
-        rows: The rows of a split.
-        column: The column with the label.
-        classes: The names of the classes, in the order of their numbers.
-        origin: Where the rows come from.
-        inferred: The names come from :func:`infer_classes`. Their order is alphabetical, so that a number cannot be
-            the index of a class.
-
-    Raises:
-        DataError: A label is missing, hidden, out of range, or not the name of a class.
+    ``inferred`` names come from :func:`infer_classes`, in alphabetical order: a number cannot be the index of a class.
     """
     index_of = {name: index for index, name in enumerate(classes)}
     are_numbered = all(name == str(index) for name, index in index_of.items())
@@ -89,8 +73,7 @@ def class_labels(
 def infer_classes(rows: Sequence[Row], column: str, origin: str) -> tuple[str, ...]:
     """Returns the classes of a dataset that does not name them: 0..max for integers, else the sorted names.
 
-    Raises:
-        DataError: There are fewer than two classes or far more than rows, or a label is missing or not a label.
+    A missing label, fewer than two classes, or too many for the number of rows raise a DataError.
     """
     where = f"{origin}: column {column!r}"
     values = [row[column] for row in rows]
@@ -114,7 +97,7 @@ def infer_classes(rows: Sequence[Row], column: str, origin: str) -> tuple[str, .
     if count > most:
         raise DataError(
             f"{where} has labels such as {example}, which would be {count} classes for {len(values)} rows; choose "
-            "another column (task.label=...), use --task regression for scores, or name the classes (task.classes=[...])"
+            "another column (task.label=...), use --task regression for scores, or name the classes (task.classes=...)"
         )
     if count < 2:
         raise DataError(f"{where} has only the class {example!r}; there is nothing to learn")
@@ -122,11 +105,7 @@ def infer_classes(rows: Sequence[Row], column: str, origin: str) -> tuple[str, .
 
 
 def scores(rows: Sequence[Row], column: str, origin: str) -> list[float]:
-    """Returns the labels of a regression.
-
-    Raises:
-        DataError: A label is missing, not a number, or not finite.
-    """
+    """Returns the labels of a regression; a label that is not a finite number raises a DataError."""
     for index, row in enumerate(rows):
         if not _is_finite(row[column]):
             raise DataError(f"{origin}: column {column!r} in row {index} must be a finite number, not {row[column]!r}")

@@ -52,7 +52,6 @@ class DocstringTask(SentenceTask):
     label_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         super().__post_init__()
         check_number("task.label_noise", self.label_noise, 0, 1)
 

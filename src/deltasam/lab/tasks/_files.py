@@ -19,19 +19,7 @@ _LONGEST_CELL = 2**31 - 1  # a C long on every platform
 
 
 def read_rows(path: Path) -> list[Row]:
-    r"""Returns all rows of a file as dictionaries.
-
-    Raises:
-        DataError: The file is missing, has an unknown ending, or is damaged.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "train.csv"
-        ...     _ = path.write_text("text,label\nfine,1\n")
-        ...     read_rows(path)
-        [{'text': 'fine', 'label': '1'}]
-    """
+    """Returns all rows of a file; a missing file, an unknown ending or damaged content raises a DataError."""
     if not path.is_file():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise DataError(f"{path}: there is no such file{where}")

@@ -16,13 +16,7 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
 
 
 def f1(predictions: ArrayLike, labels: ArrayLike, classes: int | None = None) -> float:
-    """Returns F1 of class 1, GLUE's second metric for MRPC and QQP; with more than two classes the macro average.
-
-    Args:
-        predictions: The predicted classes.
-        labels: The correct classes.
-        classes: Number of classes. Defaults to the largest class that occurs plus one.
-    """
+    """Returns F1 of class 1, GLUE's second metric for MRPC and QQP; with more than two classes the macro average."""
     from sklearn.metrics import f1_score
 
     if classes is None:

@@ -68,7 +68,6 @@ class MirrorTask(Table, Task):
     text: str = "sentence"
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         super().__post_init__()
         check_number("task.span", self.span, 0, whole=True)
         if self.span and self.shortest <= self.span:
@@ -108,18 +107,14 @@ class MirrorTask(Table, Task):
         origin = origins.get(self.train_split, self.train_split)
         check_columns(corpus, (self.text,), origin)
         check_texts(corpus, (self.text,), origin, allow_empty=not self.own)
-        if self.train_split in splits:  # evaluation alone works on any sets
-            self._check_primary(splits.get(self.eval_split, []))
-        return Data(splits, origins)
-
-    def _check_primary(self, pairs: Sequence[Row]) -> None:
-        """Checks that the evaluation split has the set of the primary metric."""
-        sets = dict.fromkeys(row["set"] for row in pairs if "set" in row)
-        if sets and self.primary not in ("sts_average", *sets):
+        sets = dict.fromkeys(row["set"] for row in splits.get(self.eval_split, []) if "set" in row)
+        # Evaluation alone works on any sets.
+        if self.train_split in splits and sets and self.primary not in ("sts_average", *sets):
             raise DataError(
                 f"task.metrics: {self.primary!r} is not measured on {self.eval_split}, which has pairs of "
                 f"{', '.join(sets)}; put one of these first, or sts_average"
             )
+        return Data(splits, origins)
 
     def model(self, path: str, data: Data, **options: Any) -> Any:
         """Returns the encoder without its pooling layer."""

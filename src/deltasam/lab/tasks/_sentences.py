@@ -50,7 +50,6 @@ class SentenceTask(Table, Task):
     pairing: Literal["joint", "siamese"] = "joint"
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         if not self.metrics:
             fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
             object.__setattr__(self, "metrics", fitting)

@@ -23,11 +23,7 @@ _COLUMNS = ("sentence1", "sentence2", "score")
 
 
 def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
-    """Returns the scored pairs of several sets in one table, with the name of the set in the column ``set``.
-
-    Raises:
-        DataError: A set is missing or damaged.
-    """
+    """Returns the scored pairs of several sets in one table, with the name of the set in the column ``set``."""
     rows: list[Row] = []
     origins = []
     for name in sets:
@@ -45,13 +41,7 @@ def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
 
 
 def sts_scores(first: Tensor, second: Tensor, rows: Sequence[Row]) -> dict[str, float]:
-    """Returns the Spearman correlation of each set, over all of its pairs, and the mean ``sts_average``.
-
-    Args:
-        first: Embeddings of the first sentences, one row per pair.
-        second: Those of the second sentences.
-        rows: The pairs, with ``set`` and ``score``.
-    """
+    """Returns the Spearman correlation of each set, over all of its pairs, and the mean ``sts_average``."""
     cosines = F.cosine_similarity(first.double(), second.double()).numpy()
     found = {}
     for name in dict.fromkeys(row["set"] for row in rows):
