@@ -97,7 +97,7 @@ def test_a_broken_plugin_can_be_fixed_without_a_new_process(monkeypatch: pytest.
     for _ in range(2):
         with pytest.raises(PluginError, match=r"ZeroDivisionError: division by zero, mine_plugin.py line \d+\)"):
             make()
-    file.write_text(PLUGIN.read_text() + "\n# mended\n")
+    file.write_text(PLUGIN.read_text() + "\n# fixed\n")
     assert make(method="wide-sam").method.rho == 0.05
 
 

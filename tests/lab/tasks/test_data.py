@@ -141,7 +141,7 @@ def test_wrong_scores(folder: Path) -> None:
             find_task("stsb").load(DataSource.find(folder), ["train"])
 
 
-def test_missing_things(folder: Path, tmp_path: Path) -> None:
+def test_missing_files_and_names(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rte: there is no folder .* has mrpc"):
         find_task("rte").load(DataSource.find(folder))
     with pytest.raises(DataError, match=r"no split 'test' in .*train.jsonl.gz, validation.jsonl.gz"):

@@ -45,7 +45,7 @@ def test_labels_keep_their_names(tmp_path: Path, labels: list[Any], names: list[
     assert _names(_task(_json_lines(tmp_path / "a.jsonl", labels))) == names
 
 
-def test_a_number_is_no_index_of_inferred_classes(tmp_path: Path) -> None:
+def test_a_number_is_not_an_index_of_inferred_classes(tmp_path: Path) -> None:
     train = _json_lines(tmp_path / "train.jsonl", ["bad", "good"])
     other = _json_lines(tmp_path / "validation.jsonl", ["good", 0])
     task = SentenceTask(name="own", files={"train": str(train), "validation": str(other)})
@@ -161,7 +161,7 @@ def test_long_cells_are_read(tmp_path: Path) -> None:
         ("a.tsv", "text\tlabel\nfine\tgood\nfine\treally\tbad\n", r"row 1 has 3 cells, the header 2.*'\\t'.* quotes"),
         # an unclosed quote
         ("a.csv", 'label,text\ngood,fine\nbad,"dull\ngood,fine\n', r"a.csv: a quote .*line 4.*jsonl"),
-        ("a.tsv", 'label\ttext\ngood\tfine\nbad\t"Dull" is no word\n', r"a.tsv: a quote .*line 3.*jsonl"),
+        ("a.tsv", 'label\ttext\ngood\tfine\nbad\t"Dull" is a word\n', r"a.tsv: a quote .*line 3.*jsonl"),
         ("a.csv", "text,label,text\nfine,good,dull\n", r"a.csv: .* a column twice"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 from deltasam import weighting
 from deltasam.lab.catalogue import METHODS
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.lab.experiments.plain import Plain, build, option_types, options, plain
+from deltasam.lab.experiments.plain import Plain, build, is_option, option_types, options, plain
 from deltasam.lab.plugins import VARIABLE, load_plugins
 from deltasam.lab.tasks import TASKS, Task
 from deltasam.methods import Method
@@ -118,7 +118,7 @@ def named_plain(record: Any) -> Plain:
         return dict(plain(record))
     if isinstance(record, Regulariser):
         return {"name": record.name, **plain(record.options)}
-    values = {name: getattr(record, name) for name in option_types(type(record))}
+    values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if is_option(f)}
     described = {key: named_plain(it) if isinstance(it, Weighting) else plain(it) for key, it in values.items()}
     return {"name": type(record).__name__, **described}
 

@@ -7,6 +7,7 @@ One rule covers methods, tasks, weightings and the sections of a run: a record i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import reprlib
 import typing
 from collections.abc import Iterable, Mapping
@@ -87,7 +88,8 @@ def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return "name" in new and "name" in old and spelled(str(old["name"])) != spelled(str(new["name"]))
 
 
-def option_types(kind: Any) -> dict[str, Any]:
+@functools.cache  # resolving the types costs more than reading a configuration
+def option_types(kind: Any) -> Mapping[str, Any]:
     """Returns the type of every option of a dataclass by name."""
     hints = typing.get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind) if is_option(f)}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from deltasam.lab.tasks._checks import check_columns, check_texts, scores
 from deltasam.lab.tasks._data import Row, Split
-from deltasam.lab.tasks._metrics import spearman
+from deltasam.lab.tasks._metrics import METRICS
 from deltasam.lab.tasks._source import DataSource
 
 #: The seven test sets of the paper: name (also of the local folder) -> dataset on the hub.
@@ -46,7 +46,7 @@ def sts_scores(first: Tensor, second: Tensor, rows: Sequence[Row]) -> dict[str, 
     found = {}
     for name in dict.fromkeys(row["set"] for row in rows):
         where = [index for index, row in enumerate(rows) if row["set"] == name]
-        found[name] = spearman(cosines[where], [rows[index]["score"] for index in where])
+        found[name] = METRICS["spearman"](cosines[where], [rows[index]["score"] for index in where])
     return {"sts_average": sum(found.values()) / len(found), **found}
 
 
