@@ -105,7 +105,7 @@ class RunConfig:
         Raises:
             ConfigError: A key is unknown, a value is wrong, or the task or model is missing.
         """
-        known = option_types(cls)
+        known = [f.name for f in dataclasses.fields(cls)]
         for key in given:
             if key not in known:
                 hint = option_hint(str(key), given) or suggest(str(key), known)

@@ -22,7 +22,7 @@ def is_worth_retrying(error: BaseException) -> bool:
     """
     if isinstance(error, LockedError) or not isinstance(error, (ConfigError, DataError, DivergedError, PluginError)):
         return True
-    chain = [error]
+    chain: list[BaseException] = [error]
     while (earlier := _earlier(chain[-1])) is not None and earlier not in chain:
         chain.append(earlier)
     return any(map(_is_transient, chain[1:]))
