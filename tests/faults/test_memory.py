@@ -1,4 +1,4 @@
-"""Memory runs out in any pass of any method: the weights are as they were, and the message says what to do."""
+"""Memory runs out in any pass of any method: the weights are unchanged, and the message gives advice."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_weights_and_message(row: Row, at: int) -> None:
         raised = error
     assert (raised is None) == (hungry.calls < at)
     if raised is not None:
-        said = str(raised)
-        assert said.startswith("CUDA out of memory.")  # what tools that halve the batch look for
-        assert f"{type(method).__name__} ran out of memory in pass" in said
-        assert "MicroBatches" in said
+        message = str(raised)
+        assert message.startswith("CUDA out of memory.")  # tools that halve the batch look for it
+        assert f"{type(method).__name__} ran out of memory in pass" in message
+        assert "MicroBatches" in message
         assert isinstance(raised.__cause__, torch.OutOfMemoryError)
     after = snapshot(model)
     assert all(torch.equal(before["weights"][name], after["weights"][name]) for name in before["weights"])
@@ -67,7 +67,7 @@ def test_host_memory(text: str) -> None:
         ROWS[1].method().backward(model, batch, Hungry(objective, 2, RuntimeError, text))
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     model, batch, objective = TRANSFORMER.make()
     with pytest.raises(RuntimeError, match=r"^something else$") as raised:
         ROWS[1].method().backward(model, batch, Hungry(objective, 2, RuntimeError, "something else"))

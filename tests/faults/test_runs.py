@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from deltasam.integrations.storage import seal, sealed
 from deltasam.lab.experiments import DivergedError, RunConfig, RunFolder, run
-from deltasam.lab.experiments._folder import mark_complete, notes_of
+from deltasam.lab.experiments._folder import COMPLETE
 from deltasam.lab.experiments._trainer import RunTrainer
 from helpers.data import REPOSITORY
 from helpers.fault_runs import Interrupted, config, interrupt_at
@@ -114,10 +115,10 @@ def test_checkpoint_runs_no_code(one: RunConfig, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(one, folder, at=7)
     last = folder / "checkpoints/checkpoint-6"
-    notes = notes_of(last)
+    notes = sealed(last, COMPLETE)
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         (last / name).write_bytes(pickle.dumps(Evil()))
-    mark_complete(last, notes)  # by an attacker
+    seal(last, COMPLETE, notes)  # by an attacker
     with pytest.raises(Exception, match=r"(?i)weights.only"):
         run(one, folder)
     assert not (tmp_path / "ran").exists()

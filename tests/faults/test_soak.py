@@ -24,7 +24,7 @@ def tensors() -> int:
 
 
 def resident() -> int:
-    """Bytes of memory that the process holds and no file does, where the system tells.
+    """Bytes of anonymous memory of the process, on systems that report it.
 
     Pages of libraries come and go with what the rest of the machine needs.
     """

@@ -1,4 +1,4 @@
-"""Memory runs out and the batch is split: the gradient of the whole batch all the same, and clear words where not."""
+"""Memory runs out and the batch is split: the gradient stays that of the batch, and unsupported cases raise."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_adversaries_on_embeddings(kind: Any) -> None:
     assert relative_error(*found) < 1e-10
 
 
-def test_the_size_is_kept_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_size_is_kept_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model, batch, _ = TRANSFORMER.make(size=8)
     method, hungry = Splitting(SAM()), Hungry(2)
     with caplog.at_level(logging.WARNING):
@@ -91,7 +91,7 @@ def test_the_size_is_kept_and_told_of_once(caplog: pytest.LogCaptureFixture) -> 
     assert method.largest == 2
     assert set(hungry.met[1:]) == {2}
     assert len(hungry.met[1:]) == 3 * 2 * 4
-    method.backward(model, (batch[0][:2], batch[1][:2]), hungry)  # fits as it is
+    method.backward(model, (batch[0][:2], batch[1][:2]), hungry)  # fits without splitting
     assert hungry.met[-2:] == [2, 2]
 
 
@@ -101,7 +101,7 @@ def test_where_memory_suffices_nothing_changes() -> None:
         model, batch, objective = TRANSFORMER.make(size=SIZE)
         torch.manual_seed(4)
         for given in (batch, batch, MicroBatches([batch, batch])):
-            if isinstance(given, MicroBatches):  # on top of earlier gradients another order of additions
+            if isinstance(given, MicroBatches):  # earlier gradients change the order of additions
                 model.zero_grad()
             make().backward(model, given, objective)
             found.append({**grads(model), "stream": torch.get_rng_state()})
@@ -130,7 +130,7 @@ def test_random_streams_and_buffers_start_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "objective", "said"),
+    ("method", "objective", "message"),
     [
         (SAM(), Contrastive(), r"Contrastive, which compares the instances.*Use 'stop' and a smaller batch"),
         (SubsetSAM(), cross_entropy, r"SubsetSAM, which picks instances"),
@@ -138,9 +138,9 @@ def test_random_streams_and_buffers_start_over() -> None:
     ],
     ids=["in-batch", "subset", "esam"],
 )
-def test_refusals(method: Any, objective: Any, said: str) -> None:
+def test_refusals(method: Any, objective: Any, message: str) -> None:
     model, batch, _ = TRANSFORMER.make()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Splitting(method).backward(model, batch, objective)
     assert all(p.grad is None for p in model.parameters())
 
@@ -233,16 +233,16 @@ def test_in_the_trainer(tmp_path: Path) -> None:
 
 def test_the_trainer_refuses(tmp_path: Path) -> None:
     args = arguments(tmp_path)
-    for options, said in (
+    for options, message in (
         ({"on_out_of_memory": "retry"}, r"on_out_of_memory='retry' must be 'stop' or 'split'"),
         ({"on_out_of_memory": "split", "capture": True}, r"capture=True and on_out_of_memory='split'"),
         ({"on_out_of_memory": "split", "objective": Contrastive()}, r"compares the instances"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             MethodTrainer(model=fresh(), args=args, method=ERM(), train_dataset=classification_data(), **options)
 
 
 @pytest.mark.parametrize("largest", [0, -1, 1.5, True])
-def test_a_size_of_parts_that_is_none(largest: float) -> None:
+def test_an_invalid_size_of_parts(largest: float) -> None:
     with pytest.raises(ValueError, match=f"largest={largest}"):
         Splitting(SAM(), largest=largest)

@@ -25,7 +25,7 @@ def full_disk(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_failed_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config.yaml"
     write_text(path, "old")
     monkeypatch.setattr(os, "fsync", full_disk)
@@ -111,7 +111,7 @@ def test_sparse_tensors_stay_sparse(tmp_path: Path) -> None:
     assert torch.equal(found["gv"]["w"].to_dense(), kept.to_dense())
     file = tmp_path / "method_state.json"
     altered = json.loads(file.read_text())
-    altered["gv"]["w"]["$sparse"][2] = [3, 2]  # there is no fourth row then
+    altered["gv"]["w"]["$sparse"][2] = [3, 2]  # has no fourth row
     file.write_text(json.dumps(altered))
     with pytest.raises(StorageError, match="truncated or altered"):
         load_state(tmp_path, "method_state", CPU)

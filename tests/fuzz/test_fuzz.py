@@ -1,4 +1,4 @@
-"""Generated configurations, batches and files: a clear error or a right result, never anything else.
+"""Generated configurations, batches and files: each gives a correct result or a clear error.
 
 ``make fuzz`` runs many more examples than the test suite does (``DELTASAM_FUZZ`` is their number).
 """
@@ -60,7 +60,7 @@ PATHS = paths(WHOLE)
 
 
 def clear(error: Exception) -> None:
-    """One line or a few that say something."""
+    """Checks that a message is neither empty nor a traceback."""
     text = str(error)
     assert len(text) > 10
     assert "Traceback" not in text

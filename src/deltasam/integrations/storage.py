@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -75,13 +75,13 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def seal(folder: Path, name: str, notes: dict[str, object]) -> None:
+def seal(folder: Path, name: str, notes: Mapping[str, object]) -> None:
     """Marks a folder as complete by the file ``name``, written last, with checksums of all files and ``notes``."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != name)
     for path in files:
         sync(path)
     sums = {path.relative_to(folder).as_posix(): checksum(path) for path in files}
-    write_text(folder / name, json.dumps({"notes": notes, "sha256": sums}, indent=1))
+    write_text(folder / name, json.dumps({"notes": dict(notes), "sha256": sums}, indent=1))
 
 
 def sealed(folder: Path, name: str) -> dict[str, object]:

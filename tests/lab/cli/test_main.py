@@ -139,7 +139,6 @@ def test_former_names_of_options_work_with_a_note(
     ("words", "message"),
     [
         (["--rho", "0.1"], "--rho: unknown option; write settings of the run as section.option=value, such as"),
-        (["--learning-rate", "1e-4"], "--learning-rate: unknown option; did you mean optimizer.lr=... (without --)?"),
         (["--epochs=4"], "--epochs: unknown option; did you mean schedule.epochs=... (without --)?"),
         (["--settings", "seed=1"], "--settings: unknown option; write settings of the run as"),
         (["--modle=x"], "--modle: unknown option; did you mean --model?"),

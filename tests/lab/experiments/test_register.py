@@ -97,7 +97,7 @@ def test_a_broken_plugin_can_be_fixed_without_a_new_process(monkeypatch: pytest.
     for _ in range(2):
         with pytest.raises(PluginError, match=r"ZeroDivisionError: division by zero, mine_plugin.py line \d+\)"):
             make()
-    file.write_text(PLUGIN.read_text() + "\n# mended\n")
+    file.write_text(PLUGIN.read_text() + "\n# fixed\n")
     assert make(method="wide-sam").method.rho == 0.05
 
 
@@ -126,8 +126,8 @@ def test_what_cannot_be_registered() -> None:
         (Unfinished, r"register\(Unfinished\): must define probe"),
         (Lonely, r"register\(Lonely\): must have a field `objective`"),
         (Typed, r"register\(Typed\): the type of a field cannot be resolved \(name 'Strange'"),
-        (DocstringTask, r"register\(DocstringTask\): must be a task object"),
-        (dict, r"register\(dict\): must be derived from Method, Weighting, Objective \(a regulariser\) or Task"),
+        (DocstringTask, r"register\(DocstringTask\): must be .* a task object"),
+        (dict, r"register\(dict\): must be a class derived from Method, Weighting or Objective"),
         (SAM(), r"register\(SAM\(.*\): must be a class"),
     ):
         with pytest.raises(TypeError, match=message):

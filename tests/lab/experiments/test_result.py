@@ -11,7 +11,7 @@ from deltasam.lab.experiments._run import _result
 
 
 @pytest.mark.parametrize(("higher", "best", "step"), [(True, 0.9, 2), (False, 0.1, 1)])
-def test_the_last_evaluation_counts_and_the_best_is_told(higher: bool, best: float, step: int) -> None:
+def test_the_last_evaluation_counts_and_the_best_is_recorded(higher: bool, best: float, step: int) -> None:
     task = SimpleNamespace(name="own", primary="score", higher_is_better=higher, eval_split="validation")
     config = SimpleNamespace(
         task=task, run_id="x", model=SimpleNamespace(path="m"), method=None, regularisers=(), seed=1, to_plain=dict

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from deltasam.integrations.storage import seal
 from deltasam.lab.experiments import ConfigError, RunConfig, RunFolder, RunStoppedError, run
-from deltasam.lab.experiments._folder import mark_complete
+from deltasam.lab.experiments._folder import COMPLETE
 from deltasam.lab.experiments._trainer import RunTrainer
 from helpers.pretrained import bert_folder
 
@@ -67,7 +68,7 @@ def test_a_restart_from_the_beginning_is_logged(
         checkpoint = place.checkpoints / f"checkpoint-{step}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "optimizer.pt").write_bytes(b"all of it")
-        mark_complete(checkpoint, {})
+        seal(checkpoint, COMPLETE, {})
         (checkpoint / "optimizer.pt").write_bytes(b"all")
     assert place.last_checkpoint(9) is None
     messages = [record.getMessage() for record in caplog.records]
@@ -84,7 +85,7 @@ def test_incomplete_checkpoints_are_removed_and_the_latest_is_used(
     place = RunFolder(tmp_path)
     for step in (8, 10, 12):  # as strings, 10 and 12 sort before 8
         (place.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
-        mark_complete(place.checkpoints / f"checkpoint-{step}", {})
+        seal(place.checkpoints / f"checkpoint-{step}", COMPLETE, {})
     cut_short = place.checkpoints / "checkpoint-11"
     cut_short.mkdir()
     assert place.last_checkpoint(12) == place.checkpoints / "checkpoint-10"

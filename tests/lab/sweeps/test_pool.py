@@ -67,7 +67,7 @@ def test_runs_that_another_sweep_is_making_come_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_failure_another_process_goes_on(tmp_path: Path) -> None:
+def test_after_a_failure_another_process_continues(tmp_path: Path) -> None:
     methods = {"broken": {"method": "sam", "batch": {"size": 25, "drop_last": True}}, "erm": "erm"}
     outcome = run_sweep(sweep(tmp_path, methods=methods), tmp_path / "out", LocalPool(workers=1, gpus=("",)))
     assert len(outcome.failed) == 2

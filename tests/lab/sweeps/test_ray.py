@@ -39,8 +39,8 @@ def kill_one_worker() -> bool:
     """Kills a process that is making a run."""
     psutil = pytest.importorskip("psutil")
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if words and words[0].startswith("ray::_remote"):
+        command = process.info["cmdline"] or []
+        if command and command[0].startswith("ray::_remote"):
             process.send_signal(signal.SIGKILL)
             return True
     return False

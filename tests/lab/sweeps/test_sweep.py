@@ -44,8 +44,8 @@ def write(path: Path, bert: str, **changes: Any) -> Path:
     return path
 
 
-def start(*words: object, **variables: str) -> subprocess.Popen[str]:
-    command, env = [sys.executable, "-m", "deltasam", "sweep", *map(str, words)], {**ENVIRONMENT, **variables}
+def start(*arguments: object, **variables: str) -> subprocess.Popen[str]:
+    command, env = [sys.executable, "-m", "deltasam", "sweep", *map(str, arguments)], {**ENVIRONMENT, **variables}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
@@ -73,9 +73,9 @@ def here(
     """The command in this process, which has imported everything; the runs have their own processes."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def sweep(*words: object) -> tuple[int, str, str]:
+    def sweep(*arguments: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main(["sweep", *map(str, words)])
+        code = main(["sweep", *map(str, arguments)])
         return code, *capsys.readouterr()
 
     return sweep
@@ -144,7 +144,7 @@ def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp
 
 
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_that_is_stopped_says_how_it_goes_on(
+def test_a_stopped_sweep_explains_how_to_resume(
     bert: str, tmp_path: Path, here: Sweep, monkeypatch: pytest.MonkeyPatch, blow: signal.Signals
 ) -> None:
     """Exit code 75, as for a run: a batch system restarts both."""
@@ -207,7 +207,7 @@ def test_two_sweeps_on_one_folder_share_the_work(bert: str, tmp_path: Path) -> N
     assert len(finished) == len(set(finished)) == 6
 
 
-def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_path: Path, here: Sweep) -> None:
+def test_a_dry_run_lists_the_runs_and_reports_mistakes(bert: str, tmp_path: Path, here: Sweep) -> None:
     code, text, _ = here(write(tmp_path / "s.yaml", bert), "--dry-run")
     assert code == 0
     assert "4 runs" in text
@@ -218,7 +218,7 @@ def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["qick"], "qick: there is no such file, and no included sweep of this name; did you mean quick?"),
         (["nope.yaml"], "nope.yaml: there is no such file\n"),
@@ -227,8 +227,8 @@ def test_show_lists_and_mistakes_are_told_before_anything_is_run(bert: str, tmp_
         (["quick", "--jobs", "0"], "--jobs 0: must be at least 1"),
     ],
 )
-def test_mistakes_on_the_command_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", *words]) == 2
+def test_mistakes_on_the_command_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

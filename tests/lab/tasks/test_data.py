@@ -121,7 +121,7 @@ def _broken(rows: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
         (_broken(ROWS, label=2), r"column 'label' in row 2: label 2 is out of range, the 2 classes are 0..1"),
         (_broken(ROWS, label=0.5), r"row 2: label 0.5 is out of range"),
         (_broken(ROWS, label=-1), r"row 2: the label is hidden"),
-        (_broken(ROWS, label=float("nan")), r"row 2: the label is missing \(NaN\)"),
+        (_broken(ROWS, label=float("nan")), r"row 2: the label is missing"),
         (_broken(ROWS, label="maybe"), r"row 2: label 'maybe' is none of the classes not_equivalent, equivalent"),
         (_broken(ROWS, sentence2=None), r"column 'sentence2' is missing \(NaN\) in row 2"),
         (_broken(ROWS, sentence1=float("nan")), r"column 'sentence1' is missing \(NaN\) in row 2"),
@@ -141,7 +141,7 @@ def test_wrong_scores(folder: Path) -> None:
             find_task("stsb").load(DataSource.find(folder), ["train"])
 
 
-def test_missing_things(folder: Path, tmp_path: Path) -> None:
+def test_missing_files_and_names(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rte: there is no folder .* has mrpc"):
         find_task("rte").load(DataSource.find(folder))
     with pytest.raises(DataError, match=r"no split 'test' in .*train.jsonl.gz, validation.jsonl.gz"):

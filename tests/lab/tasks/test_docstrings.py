@@ -22,7 +22,7 @@ def test_size_and_balance() -> None:
         assert 0.45 < share < 0.55
 
 
-def test_splits_share_no_function_and_hardly_a_description() -> None:
+def test_splits_share_no_function_and_few_descriptions() -> None:
     train, validation = DATA.splits["train"], DATA.splits["validation"]
     assert not {row["sentence1"] for row in train} & {row["sentence1"] for row in validation}
     seen = {row["sentence2"] for row in train}

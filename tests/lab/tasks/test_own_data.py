@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def test_labels_keep_their_names(tmp_path: Path, labels: list[Any], names: list[
     assert _names(_task(_json_lines(tmp_path / "a.jsonl", labels))) == names
 
 
-def test_a_number_is_no_index_of_inferred_classes(tmp_path: Path) -> None:
+def test_a_number_is_not_an_index_of_inferred_classes(tmp_path: Path) -> None:
     train = _json_lines(tmp_path / "train.jsonl", ["bad", "good"])
     other = _json_lines(tmp_path / "validation.jsonl", ["good", 0])
     task = SentenceTask(name="own", files={"train": str(train), "validation": str(other)})
@@ -70,7 +71,7 @@ def test_a_list_as_a_label_raises(tmp_path: Path, label: object, classes: tuple[
 
 def test_a_label_much_larger_than_the_number_of_rows_raises(tmp_path: Path) -> None:
     path = _json_lines(tmp_path / "a.jsonl", [0, 1, 3_000_002, 1])
-    with pytest.raises(DataError, match=r"a.jsonl: column 'label' in row 2: label 3000002 .* 3000003 .*task.label"):
+    with pytest.raises(DataError, match=r"a.jsonl: column 'label' .* 3000002, .* 3000003 .*task.label"):
         _task(path).load(DataSource())
     assert len(_task(_json_lines(path, [0, 1, 150, 1])).load(DataSource()).classes) == 151
 
@@ -78,8 +79,8 @@ def test_a_label_much_larger_than_the_number_of_rows_raises(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([f"{i * 0.37:.2f}" for i in range(40)], "40 different labels in 40 rows.*--task regression"),
-        ([f"comment {i}" for i in range(1100)], "1100 different labels in 1100 rows.*task.label"),
+        ([f"{i * 0.37:.2f}" for i in range(40)], "40 classes for 40 rows.*--task regression"),
+        ([f"comment {i}" for i in range(1100)], "1100 classes for 1100 rows.*task.label"),
     ],
 )
 def test_a_column_of_scores_or_texts_raises(tmp_path: Path, labels: list[Any], message: str) -> None:
@@ -93,9 +94,9 @@ def test_a_column_of_scores_or_texts_raises(tmp_path: Path, labels: list[Any], m
 def test_another_separator_raises(tmp_path: Path, mark: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(f"text{mark}label\nfine{mark}1\ndull{mark}0\n")
-    with pytest.raises(DataError) as caught:
+    header = re.escape(repr(f"text{mark}label"))
+    with pytest.raises(DataError, match=rf"rows.csv: there is no column 'text' in row 0; there are {header}"):
         _task(path).load(DataSource())
-    assert f"separate the cells by commas, not by {mark!r}" in str(caught.value)
 
 
 def test_negative_labels_raise(tmp_path: Path) -> None:
@@ -159,9 +160,9 @@ def test_long_cells_are_read(tmp_path: Path) -> None:
         ("a.csv", "text,label\nfine,good\nfine, really,bad\n", r"a.csv: row 1 has 3 cells, the header 2.* in quotes"),
         ("a.tsv", "text\tlabel\nfine\tgood\nfine\treally\tbad\n", r"row 1 has 3 cells, the header 2.*'\\t'.* quotes"),
         # an unclosed quote
-        ("a.csv", 'label,text\ngood,fine\nbad,"dull\ngood,fine\n', r"a.csv: .*line 4.*quote.*jsonl"),
-        ("a.tsv", 'label\ttext\ngood\tfine\nbad\t"Dull" is no word\n', r"a.tsv: .*line 3.*quote.*jsonl"),
-        ("a.csv", "text,label,text\nfine,good,dull\n", r"a.csv: .* the column 'text' twice"),
+        ("a.csv", 'label,text\ngood,fine\nbad,"dull\ngood,fine\n', r"a.csv: a quote .*line 4.*jsonl"),
+        ("a.tsv", 'label\ttext\ngood\tfine\nbad\t"Dull" is a word\n', r"a.tsv: a quote .*line 3.*jsonl"),
+        ("a.csv", "text,label,text\nfine,good,dull\n", r"a.csv: .* a column twice"),
     ],
 )
 def test_a_damaged_table_raises(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -182,7 +183,7 @@ def test_empty_cells_after_the_last_column_and_lines_in_quotes_are_read(tmp_path
 def test_another_encoding_raises(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("text,label\nfrançais,good\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"a.csv: cannot be read .*utf-8.*; save it as UTF-8"):
+    with pytest.raises(DataError, match=r"a.csv: cannot be read .*utf-8"):
         _task(path).load(DataSource())
 
 
@@ -203,5 +204,5 @@ def test_the_label_cannot_be_a_text() -> None:
 
 
 def test_duplicate_classes_raise() -> None:
-    with pytest.raises(ValueError, match=r"task.classes.*'good' is given twice"):
+    with pytest.raises(ValueError, match=r"task.classes=.*'good'.* duplicates"):
         SentenceTask(name="own", classes=("good", "bad", "good"))

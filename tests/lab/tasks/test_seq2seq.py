@@ -32,9 +32,9 @@ def test_only_cnn_dailymail_has_the_lengths_of_its_summaries() -> None:
 
 
 def test_unknown_metrics_raise() -> None:
-    with pytest.raises(ValueError, match=r"task.metrics: 'bleu' is not a metric of seq2seq; there are rouge1, rouge2"):
+    with pytest.raises(ValueError, match=r"task.metrics=\['bleu'\] .* seq2seq: rouge1, rouge2"):
         replace(TASK, metrics=("bleu",))
-    with pytest.raises(ValueError, match=r"task.metrics is empty; there are rouge1, rouge2"):
+    with pytest.raises(ValueError, match=r"task.metrics=\[\] .* rouge1, rouge2"):
         replace(TASK, metrics=())
 
 

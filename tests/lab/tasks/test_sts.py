@@ -124,14 +124,14 @@ def test_held_out_pairs_have_views_too(bert: str) -> None:
 def test_bad_spans_raise() -> None:
     with pytest.raises(ValueError, match=r"task.shortest=1 must be greater than task.span=50"):
         replace(TASK, span=50, shortest=1)
-    with pytest.raises(ValueError, match=r"task.span=-1 must be at least 0"):
+    with pytest.raises(ValueError, match=r"task.span=-1 must be"):
         replace(TASK, span=-1)
     assert replace(TASK, span=0, shortest=0).masked("a", random.Random(0)) == "a"
     assert replace(TASK, span=3, shortest=4).masked("abcd", random.Random(0)) == " [MASK] d"
 
 
 def test_unknown_metrics_raise() -> None:
-    with pytest.raises(ValueError, match=r"task.metrics: 'foo' is not a metric of mirror; there are sts_average, "):
+    with pytest.raises(ValueError, match=r"task.metrics=\['foo'\] .* mirror: sts_average, "):
         replace(TASK, metrics=("foo",))
 
 

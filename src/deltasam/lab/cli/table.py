@@ -114,7 +114,7 @@ class TableCommand:
         tasks = () if is_empty else TABLE_TASKS.get(self.table)
         others = [run.task for run in runs.finished if tasks is not None and run.task not in tasks]
         if others:
-            runs_of = f"{counted(len(others), 'finished run')} ({', '.join(sorted(set(others)))})"
+            runs_of = f"{pluralized(len(others), 'finished run')} ({', '.join(sorted(set(others)))})"
             where = f"deltasam report {' '.join(map(str, self.folders))}"
             print(f"deltasam table {self.table}: not shown: {runs_of}; see them with: {where}", file=sys.stderr)
 

@@ -8,12 +8,11 @@
 ``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one resumes.
 """
 
-from deltasam.lab.experiments._config import RunConfig
+from deltasam.lab.experiments._config import RunConfig, option_hint
 from deltasam.lab.experiments._environment import environment
 from deltasam.lab.experiments._errors import ConfigError, DivergedError, LockedError, RunStoppedError
 from deltasam.lab.experiments._folder import RunFolder
 from deltasam.lab.experiments._load import Loaded, load, load_run
-from deltasam.lab.experiments._option_hints import option_hint
 from deltasam.lab.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser, to_weighting
 from deltasam.lab.experiments._presets import load_preset, preset_folder, preset_names, preset_variants
 from deltasam.lab.experiments._register import register

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from deltasam.integrations.storage import write_text
-from deltasam.lab.experiments._folder import RunFolder, mark_complete
+from deltasam.integrations.storage import seal, write_text
+from deltasam.lab.experiments._folder import COMPLETE, RunFolder
 
 Watch = Callable[[int, int, dict[str, float]], None]
 """Called with the update, the total number of updates and the latest log entry."""
@@ -63,9 +63,7 @@ class Recorder(TrainerCallback):
         """Logs at every checkpoint, so that a resumed run averages over the same steps."""
         control.should_log = control.should_log or control.should_save
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Same as at the end of a step."""
-        control.should_log = control.should_log or control.should_save
+    on_epoch_end = on_step_end
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Marks the checkpoint once every process has written its part."""
@@ -74,7 +72,8 @@ class Recorder(TrainerCallback):
         if not state.is_world_process_zero:
             return
         checkpoint = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-        mark_complete(checkpoint, {"train_seconds": self._clock.training, "eval_seconds": self._clock.evaluating})
+        times = {"train_seconds": self._clock.training, "eval_seconds": self._clock.evaluating}
+        seal(checkpoint, COMPLETE, times)
 
 
 class Watcher(TrainerCallback):

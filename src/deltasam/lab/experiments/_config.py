@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,14 +14,23 @@ from typing import Any, Literal
 import yaml
 
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.lab.experiments._option_hints import option_hint
 from deltasam.lab.experiments._parts import FORMER_NAMES, Regulariser, named_plain, to_method, to_regulariser, to_task
 from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
-from deltasam.lab.experiments.plain import Plain, build, options, plain, read_yaml, without_later
+from deltasam.lab.experiments.plain import (
+    Plain,
+    build,
+    option_types,
+    options,
+    plain,
+    read_yaml,
+    section,
+    without_later,
+)
 from deltasam.lab.tasks import Task
 from deltasam.methods import ERM, Method
 from deltasam.speed.splitting import OnOutOfMemory, check_out_of_memory
-from deltasam.step.names import suggest
+from deltasam.step.checks import check_number
+from deltasam.step.names import normalized, suggest
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -75,15 +85,12 @@ class RunConfig:
     data: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks values and combinations that the types allow."""
         for name in ("evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1 update")
+            if not isinstance(getattr(self, name), str):
+                check_number(name, getattr(self, name), 1, whole=True)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed} must be in 0..{2**32 - 1}, the range of NumPy's seeds")
-        if self.workers < 0:
-            raise ValueError(f"workers={self.workers} must be at least 0")
+        check_number("workers", self.workers, 0, whole=True)
         check_out_of_memory(self.on_out_of_memory, capture=self.capture)
         if self.schedule.kind == "polynomial" and self.schedule.lr_end >= self.optimizer.lr:
             raise ValueError(
@@ -106,9 +113,10 @@ class RunConfig:
         for key in ("task", "model"):
             if given.get(key) is None:
                 raise ConfigError(f"the run has no {key}; set it by --{key} ...")
+        model = {"path": given["model"]} if isinstance(given["model"], str) else given["model"]
         parts: Plain = {
             "task": to_task(given["task"]),
-            "model": _section(ModelConfig, _model(given["model"]), "model", given),
+            "model": _section(ModelConfig, model, "model", given),
         }
         if given.get("method") is not None:
             parts["method"] = to_method(given["method"])
@@ -165,15 +173,27 @@ class RunConfig:
         return f"{self.task.name}-{model}-{method}-s{self.seed}-{self.run_id}"
 
 
-def _model(given: Any) -> Any:
-    return {"path": given} if isinstance(given, str) else given
-
-
 def _section(kind: type, given: Any, where: str, run: Mapping[str, Any]) -> Any:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}={given!r}: must be a mapping of options, such as {where}.<option>=...")
-    known, of_run = ({f.name for f in dataclasses.fields(each)} for each in (kind, RunConfig))
-    for key in (key for key in given if key not in known):
-        if hint := f"did you mean {key}?" if key in of_run - {where} else option_hint(str(key), run):
+    for key in given if isinstance(given, Mapping) else ():
+        if key not in option_types(kind) and (hint := option_hint(str(key), run)):
             raise ConfigError(f"{where}.{key}: unknown option of {kind.__name__}; {hint}")
-    return build(kind, options(kind, given, where), where)
+    return section(kind, given, where)
+
+
+def option_hint(option: str, given: Mapping[str, Any]) -> str:
+    """Returns ``did you mean schedule.epochs?`` for an option that belongs to another section; else ``""``.
+
+    Args:
+        option: The unknown option, such as ``epochs``, or section and option in one: ``batch_size``.
+        given: The configuration of the run; its task and method decide which options these two have.
+    """
+    kinds: dict[str, type] = {"model": ModelConfig, "optimizer": Optimizer, "schedule": Schedule, "batch": Batch}
+    for name, to_part in (("method", to_method), ("task", to_task)):
+        with suppress(ConfigError):  # a mistake in the section itself is reported once this one is fixed
+            kinds[name] = type(to_part(given.get(name)))
+    places = [name for name in option_types(RunConfig) if name not in kinds]
+    places += [f"{name}.{key}" for name, kind in kinds.items() for key in option_types(kind) if key != "name"]
+    for place in places:
+        if normalized(option) in (normalized(place.rpartition(".")[2]), normalized(place.replace(".", ""))):
+            return f"did you mean {place}?"
+    return ""

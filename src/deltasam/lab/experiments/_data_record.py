@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -25,16 +24,11 @@ def record_rows(config: RunConfig, data: Data, folder: Path) -> None:
     write_text(folder / FILE, json.dumps({**_hashes(data), **place}, indent=1))
 
 
-def with_absolute_files(config: RunConfig, folder: Path) -> RunConfig:
-    """Returns the configuration of a run folder with absolute paths of the user's files, if they still exist."""
-    where = _read(folder).get(_WORKING_FOLDER)
-    files = _files(config)
-    if not isinstance(where, str) or not files:
-        return config
-    there = {split: Path(where) / Path(file).expanduser() for split, file in files.items()}
-    found = {split: str(there[split]) if there[split].is_file() else file for split, file in files.items()}
-    changes: Any = {"files": found}
-    return dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))
+def absolute_files(config: RunConfig, folder: Path) -> dict[str, str]:
+    """Returns the user's files by split, with absolute paths of those that still exist where the run read them."""
+    where = Path(str(_read(folder).get(_WORKING_FOLDER, "")))
+    there = {split: where / Path(file).expanduser() for split, file in _files(config).items()}
+    return {split: str(there[split]) if there[split].is_file() else file for split, file in _files(config).items()}
 
 
 def changed_split(data: Data, folder: Path) -> str | None:

@@ -6,14 +6,14 @@ import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from deltasam.integrations.storage import PARTIAL, StorageError, seal, sealed, write_text
+from deltasam.integrations.storage import PARTIAL, StorageError, sealed, write_text
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._result import Result
 
-_COMPLETE = "complete.json"
+COMPLETE = "complete.json"
+"""Marks a complete checkpoint, see :func:`~deltasam.integrations.storage.seal`."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,32 +100,18 @@ class RunFolder:
             if not number.isdigit() or not path.is_dir():
                 continue
             step = int(number)
-            if not (path / _COMPLETE).is_file():
+            if not (path / COMPLETE).is_file():
                 # The run was killed while writing it. Another process may be removing it as well.
                 shutil.rmtree(path, ignore_errors=True)
             elif step < before:
                 found[step] = path
         for step in sorted(found, reverse=True):
-            if _is_intact(found[step], last=step == min(found)):
+            try:
+                sealed(found[step], COMPLETE)
+            except StorageError as error:  # noqa: PERF203 - there are two at most
+                is_first = step == min(found)
+                next_try = "the run starts from the beginning" if is_first else "the checkpoint before it is used"
+                _log.warning("%s; %s", error, next_try)
+            else:
                 return found[step]
         return None
-
-
-def _is_intact(checkpoint: Path, *, last: bool) -> bool:
-    try:
-        sealed(checkpoint, _COMPLETE)
-    except StorageError as error:
-        none = "there is no other one, so the run starts from the beginning"
-        _log.warning("%s; %s", error, none if last else "the checkpoint before it is used")
-        return False
-    return True
-
-
-def mark_complete(checkpoint: Path, notes: dict[str, Any]) -> None:
-    """Marks a checkpoint as complete, with checksums of its files and the notes that the run resumes with."""
-    seal(checkpoint, _COMPLETE, notes)
-
-
-def notes_of(checkpoint: Path) -> dict[str, Any]:
-    """Returns the notes of :func:`mark_complete`."""
-    return sealed(checkpoint, _COMPLETE)

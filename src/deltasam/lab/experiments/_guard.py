@@ -91,9 +91,7 @@ class Guard(TrainerCallback):
             self._read_counts(state.global_step)
         control.should_save = control.should_save and self._streak == 0
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """As at the end of a step."""
-        self.on_step_end(args, state, control)
+    on_epoch_end = on_step_end
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Reports the last counts and releases the model. A run whose updates were all skipped has diverged."""

@@ -12,23 +12,12 @@ from deltasam.lab.tasks import Task
 
 
 def check_lengths(task: Task, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[Any]]) -> None:
-    """Checks lengths before the training; a text that is too long would fail in the middle of it.
-
-    Args:
-        task: The task.
-        model: The model.
-        tokenizer: Its tokenizer.
-        splits: The rows of each split.
-
-    Raises:
-        ConfigError: A text has more tokens than the model has positions, or no token of it would be left.
-    """
+    """Raises a ConfigError if a text has more tokens than the model has positions, or if no token of it is left."""
     _check_room(task, tokenizer)
     written = getattr(task, "max_target_length", None)
-    if written is None:
-        most = positions(model)
-    else:
-        most, ends = positions(model.get_encoder()), positions(model.get_decoder())
+    most = positions(model if written is None else model.get_encoder())
+    if written is not None:
+        ends = positions(model.get_decoder())
         if ends is not None and written > ends:  # beam search may reach it, whatever the targets are
             raise ConfigError(
                 f"task.max_target_length={written}: the model's positions end at {ends}; "
@@ -55,26 +44,20 @@ def _check_room(task: Task, tokenizer: Any) -> None:
         together = 2 if pairs and option == "max_length" else 1
         special = tokenizer.num_special_tokens_to_add(pair=together == 2)
         if limit is not None and limit < special + together:
-            whose, each = ("a pair of texts", " of each") if together == 2 else ("a text", "")
             raise ConfigError(
-                f"task.{option}={limit}: {whose} has {special} special tokens with this model, which leaves no room "
-                f"for a word{each}; set task.{option}={special + together} or more"
+                f"task.{option}={limit}: the {special} special tokens of this model leave no room for text; set "
+                f"task.{option}={special + together} or more"
             )
 
 
 def positions(model: nn.Module) -> int | None:
     """Returns the number of tokens that the model has positions for; None without a table of positions."""
-    sizes = [
-        table.num_embeddings - _unused(table)
-        for name, table in model.named_modules()
-        if isinstance(table, nn.Embedding) and ("position" in name.rpartition(".")[2] or name.endswith("wpe"))
-    ]
+    sizes = []
+    for name, table in model.named_modules():
+        if isinstance(table, nn.Embedding) and ("position" in name.rpartition(".")[2] or name.endswith("wpe")):
+            padding = 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa starts after its padding
+            sizes.append(table.num_embeddings - int(getattr(table, "offset", 0)) - padding)  # BART has an offset
     return min(sizes, default=None)
-
-
-def _unused(table: nn.Embedding) -> int:
-    """Returns the number of entries before the first position: RoBERTa's padding token, BART's offset."""
-    return int(getattr(table, "offset", 0)) + (0 if table.padding_idx is None else table.padding_idx + 1)
 
 
 def _length(item: Mapping[str, Any]) -> int:

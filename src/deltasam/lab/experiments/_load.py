@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from deltasam.lab.experiments._config import RunConfig
-from deltasam.lab.experiments._data_record import with_absolute_files
+from deltasam.lab.experiments._data_record import absolute_files
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._folder import RunFolder
 from deltasam.lab.experiments._lengths import check_lengths
@@ -124,14 +124,9 @@ def load_run(
         )
     if data is not None:
         config = dataclasses.replace(config, data=data)
-    there = _with_files(with_absolute_files(config, folder), files or {})
-    return config, load(there, path=str(place.model), split=split, rows=rows)
-
-
-def _with_files(config: RunConfig, files: Mapping[str, str]) -> RunConfig:
-    if not files:
-        return config
-    if not hasattr(config.task, "files"):
+    if files and not hasattr(config.task, "files"):
         raise ConfigError(f"the task {config.task.name} does not take files")
-    changes: Any = {"files": {**config.task.files, **files}}
-    return dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))
+    found = {**absolute_files(config, folder), **(files or {})}
+    changes: Any = {"files": found} if found else {}
+    there = dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))
+    return config, load(there, path=str(place.model), split=split, rows=rows)

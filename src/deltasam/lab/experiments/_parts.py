@@ -12,12 +12,13 @@ from typing import Any
 from deltasam import weighting
 from deltasam.lab.catalogue import METHODS
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.lab.experiments.plain import Plain, build, choose, is_option, options, plain
+from deltasam.lab.experiments.plain import Plain, build, is_option, option_types, options, plain
 from deltasam.lab.plugins import VARIABLE, load_plugins
 from deltasam.lab.tasks import TASKS, Task
 from deltasam.methods import Method
 from deltasam.objectives import Classification, Objective
 from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop
+from deltasam.step.names import look_up, suggest
 from deltasam.weighting import Weighting
 
 WEIGHTINGS: dict[str, type[Weighting]] = {
@@ -54,8 +55,7 @@ class Regulariser:
 
     def takes(self, option: str) -> bool:
         """Whether the regulariser has this option and it is not set."""
-        known = {f.name for f in dataclasses.fields(REGULARISERS[self.name]) if is_option(f)}  # type: ignore[arg-type]
-        return option in known and self.options.get(option) is None
+        return option in option_types(REGULARISERS[self.name]) and self.options.get(option) is None
 
 
 def to_task(given: Any) -> Task:
@@ -118,22 +118,20 @@ def named_plain(record: Any) -> Plain:
         return dict(plain(record))
     if isinstance(record, Regulariser):
         return {"name": record.name, **plain(record.options)}
-    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if is_option(f)}
-    described = {
-        key: named_plain(value) if isinstance(value, Weighting) else plain(value) for key, value in fields.items()
-    }
+    values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if is_option(f)}
+    described = {key: named_plain(it) if isinstance(it, Weighting) else plain(it) for key, it in values.items()}
     return {"name": type(record).__name__, **described}
 
 
 def _known(kinds: Mapping[str, Any], name: str, where: str) -> Any:
     """Looks up a name among the parts of the package and of the user's plugins."""
     load_plugins()
-    try:
-        return choose(kinds, name, where)
-    except ConfigError as error:
-        if "did you mean" in str(error):
-            raise
-        raise ConfigError(f"{error}; for a plugin of yours, add its file to {VARIABLE}") from error
+    found = look_up(kinds, name)
+    if found is None:
+        hint = suggest(name, kinds)
+        plugin = "" if hint.startswith("did") else f"; for a plugin, add its file to {VARIABLE}"
+        raise ConfigError(f"{where}: there is no {name!r}; {hint}{plugin}")
+    return found
 
 
 def _named(given: Any, where: str) -> tuple[str, Plain]:

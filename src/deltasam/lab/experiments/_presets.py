@@ -42,18 +42,16 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str, method: str | None = None) -> tuple[Plain, bool]:
-    """Returns the sections of a preset, and whether its variant for ``method`` was found and merged.
-
-    Raises:
-        ConfigError: The preset is unknown; the message suggests the nearest one.
-    """
+    """Returns the sections of a preset, and whether its variant for ``method`` was found and merged."""
     root = preset_folder()
     path, variant = root / f"{name}.yaml", method
     if not path.is_file():
         parent, _, last = name.rpartition("/")
         path, variant = root / f"{parent}.yaml", last
         if not path.is_file() or _variant(_read(path)["variants"], last) is None:
-            raise ConfigError(f"there is no preset {name!r}; {_nearest(name)}")
+            hint = suggest(name, preset_names())
+            hint = hint if hint.startswith("did") else "`deltasam list presets` lists them"
+            raise ConfigError(f"there is no preset {name!r}; {hint}")
     sections = dict(_read(path))
     variants = sections.pop("variants")
     chosen = _variant(variants, variant) if variant is not None else None
@@ -77,8 +75,3 @@ def _variant(variants: dict[str, Any], name: str) -> str | None:
         if normalized(name) in (normalized(known), normalized(bare or known)):
             return known
     return None
-
-
-def _nearest(name: str) -> str:
-    hint = suggest(name, preset_names())
-    return hint if hint.startswith("did") else "`deltasam list presets` lists them"

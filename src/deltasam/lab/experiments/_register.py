@@ -58,17 +58,14 @@ def register(part: Part) -> Part:
     if isinstance(part, Task):
         _put(TASKS, part.name, part, "task")
         return part
-    if not inspect.isclass(part):
-        raise TypeError(f"register({part!r}): must be a class (method, weighting, regulariser) or a task")
-    if issubclass(part, Task):
-        raise TypeError(f"register({part.__name__}): must be a task object, {part.__name__}(name=...), not its class")
     for what, base, table in _KINDS:
-        if issubclass(part, base):
+        if inspect.isclass(part) and issubclass(part, base):
             _check(part, what)
             _put(table, part.__name__, part, what)
             return part
     raise TypeError(
-        f"register({part.__name__}): must be derived from Method, Weighting, Objective (a regulariser) or Task"
+        f"register({getattr(part, '__name__', part)}): must be a class derived from Method, Weighting or Objective (a "
+        "regulariser), or a task object"
     )
 
 
@@ -80,10 +77,7 @@ def _check(kind: Any, what: str) -> None:
         missing = ", ".join(sorted(kind.__abstractmethods__))
         raise TypeError(f"register({kind.__name__}): must define {missing} to be a {what}")
     if what == "regulariser" and "objective" not in {f.name for f in dataclasses.fields(kind)}:
-        raise TypeError(
-            f"register({kind.__name__}): must have a field `objective`, the one it wraps, to be a regulariser; other "
-            "objectives belong to a task"
-        )
+        raise TypeError(f"register({kind.__name__}): must have a field `objective`, the one it wraps")
     try:
         typing.get_type_hints(kind)
     except NameError as error:

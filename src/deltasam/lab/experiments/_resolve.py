@@ -55,20 +55,12 @@ def resolve(
     if method is not None:
         found = merge(found, {"method": method})
     for setting in settings:
-        found = merge(found, parse_setting(setting))
+        found = merge(found, _parse_setting(setting))
     return RunConfig.from_plain(found)
 
 
-def parse_setting(setting: str) -> Plain:
-    """Parses ``method.rho=0.02`` to nested mappings.
-
-    Raises:
-        ConfigError: There is no ``=``, or the value is not YAML.
-
-    Example:
-        >>> parse_setting("task.text=[title, body]")
-        {'task': {'text': ['title', 'body']}}
-    """
+def _parse_setting(setting: str) -> Plain:
+    """Parses ``task.text=[title, body]`` to ``{"task": {"text": ["title", "body"]}}``."""
     path, equals, text = setting.partition("=")
     if not equals or not path:
         raise ConfigError(f"{setting!r}: a setting has the form section.option=value, such as method.rho=0.02")

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from deltasam.integrations.storage import explain_storage_errors, remove_partial, write_text
+from deltasam.integrations.storage import explain_storage_errors, remove_partial, sealed, write_text
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._data_record import changed_since, changed_split, record_rows
 from deltasam.lab.experiments._environment import device_name, environment, peak_memory
 from deltasam.lab.experiments._errors import ConfigError, RunStoppedError
-from deltasam.lab.experiments._folder import RunFolder, notes_of
+from deltasam.lab.experiments._folder import COMPLETE, RunFolder
 from deltasam.lab.experiments._lengths import check_lengths
 from deltasam.lab.experiments._parts import named_plain, to_method
 from deltasam.lab.experiments._result import Result, rank
@@ -262,7 +262,7 @@ def _train(
     trainer.remove_callback(PrinterCallback)
     checkpoint = place.last_checkpoint(total)
     if checkpoint is not None:
-        clock.resume(notes_of(checkpoint))
+        clock.resume(sealed(checkpoint, COMPLETE))
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
     finally:

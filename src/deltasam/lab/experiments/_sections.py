@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from deltasam.step.checks import check_number
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -20,7 +22,6 @@ class ModelConfig:
     dropout: float | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
 
@@ -46,11 +47,8 @@ class Optimizer:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         for name in ("lr", "weight_decay", "max_grad_norm", "eps"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}={value} must be a finite number of at least 0")
+            check_number(name, getattr(self, name), 0)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={list(self.betas)} must be in [0, 1)")
 
@@ -76,17 +74,15 @@ class Schedule:
     lr_end: float = 1e-7
 
     def __post_init__(self) -> None:
-        """Checks the options."""
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps={self.steps} must be at least 1")
-        if not (math.isfinite(self.epochs) and self.epochs > 0):
-            raise ValueError(f"epochs={self.epochs} must be greater than 0")
+        if self.steps is not None:
+            check_number("steps", self.steps, 1, whole=True)
+        check_number("epochs", self.epochs, 0, open_low=True)
         if not 0 <= self.warmup <= 1:
             raise ValueError(
                 f"warmup={self.warmup} must be a fraction in [0, 1]; for a number of updates use warmup_steps"
             )
-        if self.warmup_steps is not None and self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps={self.warmup_steps} must be at least 0")
+        if self.warmup_steps is not None:
+            check_number("warmup_steps", self.warmup_steps, 0, whole=True)
 
     def total(self, updates_per_epoch: int) -> int:
         """Returns the total number of updates."""
@@ -114,10 +110,8 @@ class Batch:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         for name in ("size", "accumulation", "eval_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            check_number(name, getattr(self, name), 1, whole=True)
 
     def updates_per_epoch(self, rows: int) -> int:
         """Returns the number of updates in one pass over this many rows."""

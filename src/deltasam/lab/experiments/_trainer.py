@@ -55,7 +55,7 @@ class RunTrainer(MethodTrainer):
         return found
 
     def resume_hint(self) -> str:
-        """Tells how to continue after a process has died."""
+        """Returns the advice for a run in which a process has died."""
         return "Start the run again to resume from its last complete checkpoint"
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -67,11 +67,7 @@ class RunTrainer(MethodTrainer):
 
 
 def arguments(config: RunConfig, total: int, output: Path, *, tensorboard: bool) -> TrainingArguments:
-    """Translates the configuration to arguments of the Trainer.
-
-    Raises:
-        ConfigError: The device does not support the precision.
-    """
+    """Translates the configuration to arguments of the Trainer."""
     optimizer, schedule = config.optimizer, config.schedule
     decay = {"lr_end": schedule.lr_end, "power": 1.0} if schedule.kind == "polynomial" else {}
     try:

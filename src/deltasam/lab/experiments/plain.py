@@ -7,6 +7,7 @@ One rule covers methods, tasks, weightings and the sections of a run: a record i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import reprlib
 import typing
 from collections.abc import Iterable, Mapping
@@ -16,17 +17,13 @@ from typing import Any
 import yaml
 
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.step.names import look_up, normalized, suggest
+from deltasam.step.names import normalized, suggest
 
 Plain = dict[str, Any]
 
 
 def read_yaml(path: Path) -> Plain:
-    """Reads the mapping in a YAML file.
-
-    Raises:
-        ConfigError: The file cannot be read, does not hold a mapping, or repeats a key.
-    """
+    """Reads the mapping in a YAML file; anything else, and a repeated key, raises a ConfigError."""
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
@@ -91,31 +88,11 @@ def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return "name" in new and "name" in old and normalized(str(old["name"])) != normalized(str(new["name"]))
 
 
-def choose(kinds: Mapping[str, Any], name: Any, where: str) -> Any:
-    """Looks up a name, whatever its case and separators.
-
-    Raises:
-        ConfigError: The name is unknown; the message suggests the nearest one.
-    """
-    found = look_up(kinds, str(name))
-    if found is None:
-        raise ConfigError(f"{where}: there is no {name!r}; {suggest(str(name), kinds)}")
-    return found
-
-
-def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterable[str] = ()) -> Plain:
-    """Converts each value in ``plain`` to the type of the field of the dataclass ``kind``.
-
-    Raises:
-        ConfigError: A key is not a field, or a value has the wrong type.
-    """
+@functools.cache  # resolving the types costs more than reading a configuration
+def option_types(kind: Any) -> Mapping[str, Any]:
+    """Returns the type of every option of a dataclass by name."""
     hints = typing.get_type_hints(kind)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(kind) if is_option(field)}
-    known = {name: hint for name, hint in known.items() if name not in set(leave_out)}
-    for key in plain:
-        if key not in known:
-            raise ConfigError(f"{_path(where, key)}: unknown option of {kind.__name__}; {suggest(str(key), known)}")
-    return {key: convert(known[key], value, _path(where, key)) for key, value in plain.items()}
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if is_option(f)}
 
 
 def is_option(field: dataclasses.Field[Any]) -> bool:
@@ -123,16 +100,18 @@ def is_option(field: dataclasses.Field[Any]) -> bool:
     return field.init and field.compare
 
 
-def _path(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key  # options of the run itself are in no section
+def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterable[str] = ()) -> Plain:
+    """Converts each value to the type of its field of ``kind``; an unknown key or a wrong type is a ConfigError."""
+    known = {name: hint for name, hint in option_types(kind).items() if name not in leave_out}
+    prefix = f"{where}." if where else ""  # options of the run itself are in no section
+    for key in plain:
+        if key not in known:
+            raise ConfigError(f"{prefix}{key}: unknown option of {kind.__name__}; {suggest(str(key), known)}")
+    return {key: _convert(known[key], value, f"{prefix}{key}") for key, value in plain.items()}
 
 
-def convert(hint: Any, value: Any, where: str) -> Any:
-    """Converts a value from YAML or a command line to a type (``1e-4`` is a string in YAML).
-
-    Raises:
-        ConfigError: The value does not fit.
-    """
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Converts a value from YAML or a command line to a type (``1e-4`` is a string in YAML)."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
@@ -147,44 +126,32 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         for key in error.errors()[0]["loc"]:  # the entry of a mapping that does not fit
             if isinstance(value, Mapping) and key in value:
                 where, value = f"{where}.{key}", value[key]
-        problems = {problem["type"]: problem["msg"] for problem in reversed(error.errors())}
-        problem = problems.get("literal_error", error.errors()[0]["msg"]).replace("valid tuple", "valid list")
-        problem = problem.replace("Field required", "an entry is missing")
-        problem = problem.replace("valid dictionary", f"mapping, as by {where}.<key>=...")
-        or_number = ", or a whole number" if "literal_error" in problems and "int_parsing" in problems else ""
-        quote = "; quote it: YAML reads no, yes and 2024 as booleans and numbers"
-        raise ConfigError(f"{where}={value!r}: {problem}{or_number}{quote * _is_unquoted(value, problem)}") from error
+        problems = dict.fromkeys(problem["msg"] for problem in error.errors())  # one for each type of a union
+        raise ConfigError(f"{where}={value!r}: {'; or '.join(problems).replace('tuple', 'list')}") from error
 
 
-def _is_unquoted(value: Any, problem: str) -> bool:
-    """Whether text was expected, and YAML has read a boolean or a number."""
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return problem.endswith("valid string") and any(isinstance(part, (bool, int, float)) for part in parts)
+def section(kind: type, given: Any, where: str) -> Any:
+    """Returns the dataclass ``kind`` from a mapping of its options; any mistake is a ConfigError."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={given!r}: must be a mapping of options, such as {where}.<option>=...")
+    return build(kind, options(kind, given, where), where)
 
 
 def build(kind: Any, given: Plain, where: str) -> Any:
-    """Returns ``kind(**given)``; what its own checks raise becomes a ConfigError.
-
-    Raises:
-        ConfigError: A value is refused or missing.
-    """
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    needed = (f.name for f in fields if is_option(f) and f.default is f.default_factory is dataclasses.MISSING)
-    missing = next((name for name in needed if name not in given), None)
-    if missing is not None:
-        raise ConfigError(f"{where}: `{missing}` is missing" if where else f"`{missing}` is missing")
+    """Returns ``kind(**given)``; a missing option, and errors of the checks of ``kind``, become a ConfigError."""
+    prefix = f"{where}: " if where else ""
+    for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+        needed = is_option(field) and field.default is field.default_factory is dataclasses.MISSING
+        if needed and field.name not in given:
+            raise ConfigError(f"{prefix}`{field.name}` is missing")
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}" if where else str(error)) from error
+        raise ConfigError(f"{prefix}{error}") from error
 
 
 def plain(record: Any) -> Any:
-    """Returns a record as plain data with all its fields; :func:`options` is the inverse.
-
-    Raises:
-        ConfigError: A field holds something that cannot be written to a file, such as a function.
-    """
+    """Returns a record as plain data with all its fields; :func:`options` is the inverse."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record) if is_option(f)}
     if isinstance(record, Mapping):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from deltasam.lab.experiments import ConfigError
-from deltasam.lab.experiments.plain import Plain, build, options, read_yaml
+from deltasam.lab.experiments.plain import Plain, build, options, read_yaml, section
+from deltasam.step.checks import check_number
 from deltasam.step.names import suggest
 
 Keep = Literal["all", "weights", "results"]
@@ -29,7 +30,6 @@ class Tune:
     common: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         if not self.seeds:
             raise ValueError("seeds=[] must name at least one seed")
         _check_different("seeds", self.seeds)
@@ -55,11 +55,9 @@ class Risk:
 
     def __post_init__(self) -> None:
         """Checks the options; otherwise a mistake would show only after the first training."""
-        if not (math.isfinite(self.rho) and self.rho > 0):
-            raise ValueError(f"rho={self.rho} must be a finite number greater than 0")
+        check_number("rho", self.rho, 0, open_low=True)
         for name in ("rows", "steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            check_number(name, getattr(self, name), 1, whole=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +91,14 @@ class Sweep:
     keep: Keep = "weights"
 
     def __post_init__(self) -> None:
-        """Checks values and combinations that the types allow."""
         if bool(self.tasks) != bool(self.models):
             raise ValueError("tasks and models go together: every task is run with every model")
         if not (self.presets or self.tasks):
             raise ValueError("there is no setup; add presets, or tasks and models")
         if not self.methods or not self.seeds:
             raise ValueError("methods and seeds must each name at least one")
-        _check_different("seeds", self.seeds)
-        _check_different("presets", self.presets)
+        for name in ("seeds", "presets", "tasks", "models"):
+            _check_different(name, getattr(self, name))
         tuning = {} if self.tune is None else self.tune.common
         parts = {"common": self.common, "tune.common": tuning}
         parts |= {f"methods.{label}": sections for label, sections in self.methods.items()}
@@ -125,9 +122,9 @@ class Sweep:
         methods = found.get("methods") or {}
         found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
         if found.get("tune") is not None:
-            found["tune"] = _section(Tune, found["tune"], "tune", "{seeds: [1]}")
+            found["tune"] = section(Tune, found["tune"], "tune")
         if found.get("risk") is not None:
-            checked = _section(Risk, found["risk"], "risk", "{rho: 0.05}")
+            checked = section(Risk, found["risk"], "risk")
             found["risk"] = {name: getattr(checked, name) for name in found["risk"]}
         made: Sweep = build(cls, {"name": name, **options(cls, found, "sweep", leave_out=("name",))}, "sweep")
         return made
@@ -135,17 +132,14 @@ class Sweep:
 
 def _check_different(name: str, values: Sequence[Any]) -> None:
     """Raises a ValueError for duplicates, which would count twice in means and in the choice of a point."""
-    read = [_as_number(value) for value in values]
-    if any(value in read[:number] for number, value in enumerate(read)):
-        raise ValueError(f"{name}={list(values)} must not contain duplicates")
-
-
-def _as_number(value: Any) -> Any:
-    """Converts numeric text: YAML reads 1e-2 as text, but it is the same setting as 0.01."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+    read: list[Any] = []
+    for value in values:
+        number = value
+        with suppress(TypeError, ValueError):
+            number = float(value)  # YAML reads 1e-2 as text, but it is the same setting as 0.01
+        if number in read:
+            raise ValueError(f"{name}={list(values)} must not contain duplicates")
+        read.append(number)
 
 
 def check_seeds(parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -161,17 +155,11 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         ConfigError: The file cannot be read, or is not a sweep.
     """
+    given = read_yaml(path)
     try:
-        return Sweep.from_plain(read_yaml(path), path.stem)
+        return Sweep.from_plain(given, path.stem)
     except ConfigError as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith(str(path)) else f"{path}: {text}") from error
-
-
-def _section(kind: type, given: Any, where: str, example: str) -> Any:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}={given!r}: must be a mapping, such as {example}")
-    return build(kind, options(kind, given, where), where)
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _sections(methods: Any) -> dict[str, Any]:
@@ -179,8 +167,5 @@ def _sections(methods: Any) -> dict[str, Any]:
         raise ConfigError(f"methods={methods!r}: must be a list of names, or a mapping of labels to sections")
     for label, it in methods.items():
         if not isinstance(it, (str, Mapping, type(None))):
-            raise ConfigError(
-                f"methods.{label}={it!r}: must be a mapping of sections, such as {{method: {{name: SAM, rho: 0.05}}}}"
-                ", or the name of a method"
-            )
+            raise ConfigError(f"methods.{label}={it!r}: must be the name of a method, or a mapping of sections")
     return {str(label): {"method": it} if isinstance(it, str) else dict(it or {}) for label, it in methods.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 from deltasam.integrations.storage import write_text
 from deltasam.lab.experiments import ConfigError, DivergedError, load_run
+from deltasam.lab.sweeps._file import Risk
 
 RISK = "adversarial-risk.json"
 WEIGHTS = "instance-weights.json"
@@ -43,37 +44,27 @@ def record_risk(
         DataError: The data is missing.
         DivergedError: The risk is not finite.
     """
-    wanted = risk_settings(rho=rho, rows=rows, steps=steps, split=split)
+    settings = {"rho": rho, "rows": rows, "steps": steps, "split": split}
     known = measured(folder, RISK)
-    if known is not None and known["settings"] == wanted:
+    if known is not None and known["settings"] == settings:
         return known
     from deltasam.analysis import adversarial_risk
 
     _, loaded = load_run(folder, split=split, rows=rows, data=data)
     risk = adversarial_risk(loaded.model, loaded.batches(batch_size), loaded.objective, rho=rho, steps=steps)
-    found: dict[str, Any] = {
-        "settings": wanted,
-        "value": float(risk.value),
-        "loss": float(risk.clean),
-        "measured": len(risk.losses),
-    }
-    if not math.isfinite(found["value"]):
-        raise DivergedError(f"{folder}: the adversarial risk is {found['value']}; the run has diverged")
+    value = float(risk.value)
+    if not math.isfinite(value):
+        raise DivergedError(f"{folder}: the adversarial risk is {value}; the run has diverged")
+    found = {"settings": settings, "value": value, "loss": float(risk.clean), "measured": len(risk.losses)}
     _store(folder, RISK, json.dumps(found, indent=1))
     return found
 
 
-def risk_settings(
-    *, rho: float = 0.05, rows: int = 256, steps: int = 1, split: str | None = None, **_: Any
-) -> dict[str, Any]:
-    """Returns the options of :func:`record_risk` that affect the value."""
-    return {"rho": rho, "rows": rows, "steps": steps, "split": split}
-
-
 def is_measured(folder: Path, **options: Any) -> bool:
-    """Whether the adversarial risk has been measured with these options."""
-    known = measured(folder, RISK)
-    return known is not None and known.get("settings") == risk_settings(**options)
+    """Whether the adversarial risk has been measured with these options of :func:`record_risk`."""
+    known, risk = measured(folder, RISK), Risk(**options)
+    settings = {"rho": risk.rho, "rows": risk.rows, "steps": risk.steps, "split": risk.split}
+    return known is not None and known["settings"] == settings
 
 
 def measured(folder: Path, name: str) -> dict[str, Any] | None:

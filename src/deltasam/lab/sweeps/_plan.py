@@ -89,15 +89,7 @@ def _cells(sweep: Sweep) -> Iterator[tuple[str, str]]:
 
 
 def _setups(sweep: Sweep) -> dict[str, Plain]:
-    """Returns every task with every model by a unique name; versions of the same task and model are numbered.
-
-    Raises:
-        ConfigError: A task or a model is listed twice.
-    """
-    for what, listed in (("tasks", sweep.tasks), ("models", sweep.models)):
-        for number, one in enumerate(listed):
-            if one in listed[:number]:
-                raise ConfigError(f"{what}: {one} is listed twice")
+    """Returns every task with every model by a unique name; versions of the same task and model are numbered."""
     found: dict[str, Plain] = {}
     for task, model in itertools.product(sweep.tasks, sweep.models):
         name = f"{_name(task)}/{_name(model)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 
 from deltasam.lab.experiments import ConfigError, DivergedError, LockedError, PluginError
 from deltasam.lab.tasks import DataError
@@ -23,19 +22,14 @@ def is_worth_retrying(error: BaseException) -> bool:
     """
     if isinstance(error, LockedError) or not isinstance(error, (ConfigError, DataError, DivergedError, PluginError)):
         return True
-    return any(map(_is_transient, _causes(error)))
+    chain: list[BaseException] = [error]
+    while (earlier := _earlier(chain[-1])) is not None and earlier not in chain:
+        chain.append(earlier)
+    return any(map(_is_transient, chain[1:]))
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the errors that led to this one."""
-    seen = [error]
-    while True:
-        last = seen[-1]
-        earlier = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if earlier is None or earlier in seen:
-            return
-        seen.append(earlier)
-        yield earlier
+def _earlier(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -41,7 +41,6 @@ class Search:
     trials: int = 20
 
     def __post_init__(self) -> None:
-        """Checks values and combinations that the types allow."""
         if not self.space or not self.seeds or self.trials < 1:
             raise ValueError("space, seeds and trials must not be empty or 0")
         check_seeds({"common": self.common, "space": self.space})
@@ -128,7 +127,6 @@ def run_search(
         )
     except (SQLAlchemyError, ImportError, ValueError) as error:  # no such database, or no driver for it
         raise ConfigError(f"{where}: cannot be used ({str(error).splitlines()[0]})") from error
-
     _check_study(study, search, where)
 
     def value(trial: Any) -> float:
@@ -162,16 +160,11 @@ def _repair(journal: Path) -> None:
 
 
 def _check_study(study: Any, search: Search, where: str) -> None:
-    """Checks that the study of this name belongs to this search.
-
-    Raises:
-        ConfigError: It belongs to another search.
-    """
-    own = search.identity
+    """Raises a ConfigError if the study of this name belongs to another search."""
     known = study.user_attrs.get(_IDENTITY)
     if known is None and not study.get_trials(deepcopy=False):
-        study.set_user_attr(_IDENTITY, own)
-    elif known not in (None, own):  # None: made by an older version
+        study.set_user_attr(_IDENTITY, search.identity)
+    elif known not in (None, search.identity):  # None: made by an older version
         raise ConfigError(
             f"{where}: the study {search.name!r} belongs to another search (other preset, common, space or seeds); "
             "rename the file of this one, or choose another folder by --output"
@@ -190,34 +183,24 @@ def _check_range(where: str, choices: Mapping[str, Any]) -> None:
 
 
 def _check_space(search: Search) -> RunConfig:
-    """Checks every choice and both ends of every range; returns the run at the first point.
-
-    Raises:
-        ConfigError: One of them is not valid; it would end the search hours after its start.
-    """
+    """Checks every choice and both ends of every range before the first trial; returns the run at the first point."""
     ends = {name: _ends(choices) for name, choices in search.space.items()}
     first = {name: values[0] for name, values in ends.items()}
-    for name, value in ((name, value) for name, values in ends.items() for value in values):
-        _check_point(search, {**first, name: value}, f"space.{name}, {value!r}")
+    for name, values in ends.items():
+        for value in values:
+            try:
+                search.config({**first, name: value}, search.seeds[0])
+            except ConfigError as error:  # noqa: PERF203 - raised once
+                raise ConfigError(f"space.{name}, {value!r}: {error}") from error
     return search.config(first, search.seeds[0])
 
 
-def _check_point(search: Search, point: Mapping[str, Any], where: str) -> None:
-    try:
-        search.config(point, search.seeds[0])
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
 def _ends(choices: Any) -> list[Any]:
-    """Returns all choices, or both ends of a range."""
-    return choices if isinstance(choices, list) else [_end(choices["low"]), _end(choices["high"])]
-
-
-def _end(value: Any) -> int | float:
-    """Returns an int if possible: 100.0, and 1e2, which YAML reads as text, may be ends of a range of integers."""
-    number = float(value)
-    return int(number) if number.is_integer() else number
+    """Returns all choices, or both ends of a range; 100.0, and 1e2, which YAML reads as text, become integers."""
+    if isinstance(choices, list):
+        return choices
+    low, high = float(choices["low"]), float(choices["high"])
+    return [int(end) if end.is_integer() else end for end in (low, high)]
 
 
 def _is_integer(search: Search, name: str, choices: Any) -> bool:

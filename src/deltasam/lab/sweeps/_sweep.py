@@ -67,8 +67,13 @@ def run_sweep(
     Raises:
         ConfigError: The configuration of a run is wrong; nothing has been run.
     """
-    tuning = _with_data(tuning_runs(sweep), data)
-    stage = _distinct([*tuning, *_with_data(final_runs(sweep, {}), data)])
+    if data is not None:
+        sweep = dataclasses.replace(sweep, common={**sweep.common, "data": data})
+    tuning = tuning_runs(sweep)
+    by_id: dict[str, Planned] = {}
+    for planned in (*tuning, *final_runs(sweep, {})):
+        by_id.setdefault(planned.config.run_id, planned)
+    stage = list(by_id.values())
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     announce(stage)
@@ -80,7 +85,7 @@ def run_sweep(
             failed[f"{planned.setup}, {planned.method}"] = "every point of the grid diverged, so none was chosen"
     if chosen:
         _record_choice(folder, chosen)
-    final = _with_data(final_runs(sweep, chosen), data)
+    final = final_runs(sweep, chosen)
     if chosen:
         announce(final)
         trained += _run_missing(sweep, final, folder, pool, watch, failed)
@@ -132,16 +137,6 @@ def _is_missing(place: Path, sweep: Sweep) -> bool:
 def _finished(planned: Planned, folder: Path) -> tuple[Planned, Result] | None:
     path = folder / planned.config.run_name / "result.json"
     return (planned, Result.read(path)) if path.is_file() else None
-
-
-def _with_data(runs: list[Planned], data: str | None) -> list[Planned]:
-    if data is None:
-        return runs
-    return [dataclasses.replace(run, config=dataclasses.replace(run.config, data=data)) for run in runs]
-
-
-def _distinct(runs: list[Planned]) -> list[Planned]:
-    return list({run.config.run_id: run for run in reversed(runs)}.values())[::-1]
 
 
 def _record(folder: Path, event: Event) -> None:

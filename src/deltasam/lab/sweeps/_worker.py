@@ -121,13 +121,8 @@ def attempt(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object])
 def make(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object]) -> tuple[bool, str, float]:
     """Makes the run in this process, unless it is finished; waits while another sweep makes it.
 
-    Args:
-        job: The run.
-        threads: Threads of torch.
-        report: Called with ``("step", step, total)`` at intervals.
-
-    Returns:
-        Whether it was trained now, the name of the primary metric, and its value.
+    It calls ``report`` with ``("step", step, total)`` at intervals, and returns whether the run was trained now, the
+    name of the primary metric, and its value.
     """
     import torch
     import transformers

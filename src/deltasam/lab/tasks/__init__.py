@@ -13,11 +13,10 @@ take files and columns of the user.
 from deltasam.lab.tasks._base import Task
 from deltasam.lab.tasks._data import Data, DataError
 from deltasam.lab.tasks._docstrings import DocstringTask
-from deltasam.lab.tasks._glue import GLUE
 from deltasam.lab.tasks._metrics import METRICS, rouge
 from deltasam.lab.tasks._mirror import MirrorTask
 from deltasam.lab.tasks._models import dropout_options, find_model, load_model, load_tokenizer
-from deltasam.lab.tasks._registry import TASKS, find_task
+from deltasam.lab.tasks._registry import GLUE, TASKS, find_task
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._siamese import CosineClassifier
 from deltasam.lab.tasks._source import DataSource

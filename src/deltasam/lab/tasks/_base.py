@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deltasam.lab.tasks._data import Data, DataError, Row, Split
 from deltasam.lab.tasks._source import DataSource
 from deltasam.objectives import Objective
+from deltasam.step.checks import check_number
 
 if TYPE_CHECKING:
     import torch
@@ -44,22 +45,13 @@ class Task(ABC):
     eval_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         for option in ("max_length", "train_rows", "eval_rows"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ValueError(f"task.{option}={value} must be at least 1")
-        if self.reported:
-            self._check_metrics()
-
-    def _check_metrics(self) -> None:
-        """Refuses a metric that :meth:`evaluate` does not report: it would be missing after the training."""
-        known = f"there are {', '.join(self.reported)}"
-        if not self.metrics:
-            raise ValueError(f"task.metrics is empty; {known}")
-        for metric in self.metrics:
-            if metric not in self.reported:
-                raise ValueError(f"task.metrics: {metric!r} is not a metric of {self.name}; {known}")
+            if getattr(self, option) is not None:
+                check_number(f"task.{option}", getattr(self, option), 1, whole=True)
+        if self.reported and not (self.metrics and set(self.metrics) <= set(self.reported)):
+            raise ValueError(
+                f"task.metrics={list(self.metrics)} must name metrics of {self.name}: {', '.join(self.reported)}"
+            )
 
     @property
     def reported(self) -> tuple[str, ...]:

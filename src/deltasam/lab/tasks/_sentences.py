@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deltasam.lab.tasks._base import Collator, Item, Task, batches, evaluating
-from deltasam.lab.tasks._checks import check_columns, check_texts
+from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
 from deltasam.lab.tasks._data import Data, DataError, Row
 from deltasam.lab.tasks._encoding import encoded, padded
-from deltasam.lab.tasks._labels import class_labels, infer_classes, scores
-from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS, measure
+from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
 from deltasam.lab.tasks._siamese import CosineClassifier
 from deltasam.lab.tasks._tables import Table
@@ -51,7 +50,9 @@ class SentenceTask(Table, Task):
     pairing: Literal["joint", "siamese"] = "joint"
 
     def __post_init__(self) -> None:
-        """Checks the options."""
+        if not self.metrics:
+            fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
+            object.__setattr__(self, "metrics", fitting)
         super().__post_init__()
         if not 1 <= len(self.text) <= 2:
             raise ValueError(f"task.text={list(self.text)} must name one column, or two for pairs")
@@ -59,17 +60,15 @@ class SentenceTask(Table, Task):
             raise ValueError(f"task.text={list(self.text)} must not contain the label, task.label={self.label!r}")
         if "label" in self.text:  # the key of the label in checked rows
             raise ValueError(f"task.text={list(self.text)}: a text column cannot be called 'label'; rename it")
-        twice = next((name for name in self.classes if self.classes.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"task.classes={list(self.classes)}: {twice!r} is given twice")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"task.classes={list(self.classes)} must not contain duplicates")
         if self.pairing == "siamese" and (len(self.text) != 2 or self.kind != "classification"):
             raise ValueError("task.pairing=siamese needs two columns in task.text and task.kind=classification")
-        if not self.metrics:
-            fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
-            object.__setattr__(self, "metrics", fitting)
-        unknown = [metric for metric in self.metrics if metric not in METRICS]
-        if unknown:
-            raise ValueError(f"task.metrics: {unknown[0]!r} is not a metric; there are {', '.join(METRICS)}")
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """All metrics of classes and numbers."""
+        return tuple(METRICS)
 
     @property
     def higher_is_better(self) -> bool:
@@ -164,8 +163,8 @@ class SentenceTask(Table, Task):
         logits = torch.cat(outputs)
         predictions = logits.argmax(-1) if self.kind == "classification" else logits.squeeze(-1)
         labels = [item["labels"] for item in items]
-        classes = logits.shape[-1]
-        found = {metric: measure(metric, predictions.numpy(), labels, classes) for metric in self.metrics}
+        options = {"f1": {"classes": logits.shape[-1]}}
+        found = {name: METRICS[name](predictions.numpy(), labels, **options.get(name, {})) for name in self.metrics}
         return {**found, "loss": float(torch.cat(losses).mean())}
 
 

@@ -61,19 +61,17 @@ class CosineClassifier(nn.Module):
     def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Saves the encoder for ``from_pretrained``, and the head in a second file.
 
-        Args:
-            folder: The folder to write to.
-            state_dict: The full weights of a sharded model. Defaults to those of the model itself.
+        A sharded model is saved from its gathered ``state_dict``.
         """
         from safetensors.torch import save_file
 
-        whole = self.state_dict() if state_dict is None else state_dict
-        parts = {
-            part: {name.removeprefix(part): w for name, w in whole.items() if name.startswith(part)}
+        weights = self.state_dict() if state_dict is None else state_dict
+        encoder, head = (
+            {name.removeprefix(part): w for name, w in weights.items() if name.startswith(part)}
             for part in ("encoder.", "head.")
-        }
-        self.encoder.save_pretrained(folder, state_dict=parts["encoder."])
-        save_file(parts["head."], str(Path(folder) / _HEAD))
+        )
+        self.encoder.save_pretrained(folder, state_dict=encoder)
+        save_file(head, str(Path(folder) / _HEAD))
 
     def load_head(self, folder: str | Path) -> None:
         """Loads the head from a folder written by :meth:`save_pretrained`. Does nothing if the folder has none."""

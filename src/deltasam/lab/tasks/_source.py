@@ -103,26 +103,21 @@ def _file_of_split(files: Sequence[Path], name: str, where: str) -> Path | None:
 
 
 def _from_hub(hub: str, names: Sequence[str], dataset: str) -> Split:
+    path, _, configuration = hub.partition(":")
     try:
         import datasets
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"{dataset}: reading from the hub needs the package datasets: pip install 'deltasam[lab]'; or set --data "
-            f"or {VARIABLE} to a local folder"
-        ) from error
-    path, _, configuration = hub.partition(":")
-    if datasets.config.HF_HUB_OFFLINE:
-        raise DataError(
-            f"{dataset}: the hub is switched off (HF_HUB_OFFLINE); set --data or {VARIABLE} to a folder with "
-            f"{dataset}/{names[0]}.jsonl.gz, or use a task without download: --task docstrings"
-        )
-    try:
-        loaded = datasets.load_dataset(path, configuration or None)
+
+        loaded = None if datasets.config.HF_HUB_OFFLINE else datasets.load_dataset(path, configuration or None)
     except Exception as error:  # the client of the hub raises many kinds of errors
         raise DataError(
             f"{dataset}: {hub} could not be loaded from the hub ({type(error).__name__}: {error}); set --data or "
             f"{VARIABLE} to a local folder"
         ) from error
+    if loaded is None:
+        raise DataError(
+            f"{dataset}: the hub is switched off (HF_HUB_OFFLINE); set --data or {VARIABLE} to a folder with "
+            f"{dataset}/{names[0]}.jsonl.gz, or use a task without download: --task docstrings"
+        )
     for name in names:
         if name in loaded:
             return Split(loaded[name].to_list(), f"hub:{hub}/{name}")

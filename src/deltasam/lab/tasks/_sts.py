@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deltasam.lab.tasks._checks import check_columns, check_texts
+from deltasam.lab.tasks._checks import check_columns, check_texts, scores
 from deltasam.lab.tasks._data import Row, Split
-from deltasam.lab.tasks._labels import scores
-from deltasam.lab.tasks._metrics import spearman
+from deltasam.lab.tasks._metrics import METRICS
 from deltasam.lab.tasks._source import DataSource
 
 #: The seven test sets of the paper: name (also of the local folder) -> dataset on the hub.
@@ -24,11 +23,7 @@ _COLUMNS = ("sentence1", "sentence2", "score")
 
 
 def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
-    """Returns the scored pairs of several sets in one table, with the name of the set in the column ``set``.
-
-    Raises:
-        DataError: A set is missing or damaged.
-    """
+    """Returns the scored pairs of several sets in one table, with the name of the set in the column ``set``."""
     rows: list[Row] = []
     origins = []
     for name in sets:
@@ -46,18 +41,12 @@ def read_sts(source: DataSource, sets: Sequence[str], split: str) -> Split:
 
 
 def sts_scores(first: Tensor, second: Tensor, rows: Sequence[Row]) -> dict[str, float]:
-    """Returns the Spearman correlation of each set, over all of its pairs, and the mean ``sts_average``.
-
-    Args:
-        first: Embeddings of the first sentences, one row per pair.
-        second: Those of the second sentences.
-        rows: The pairs, with ``set`` and ``score``.
-    """
+    """Returns the Spearman correlation of each set, over all of its pairs, and the mean ``sts_average``."""
     cosines = F.cosine_similarity(first.double(), second.double()).numpy()
     found = {}
     for name in dict.fromkeys(row["set"] for row in rows):
         where = [index for index, row in enumerate(rows) if row["set"] == name]
-        found[name] = spearman(cosines[where], [rows[index]["score"] for index in where])
+        found[name] = METRICS["spearman"](cosines[where], [rows[index]["score"] for index in where])
     return {"sts_average": sum(found.values()) / len(found), **found}
 
 

@@ -62,7 +62,6 @@ class Seq2SeqTask(Table, Task):
     reduction: Literal["token", "sequence"] = "token"
 
     def __post_init__(self) -> None:
-        """Checks the options."""
         super().__post_init__()
         if not 0 <= self.min_target_length <= self.max_target_length:
             raise ValueError(

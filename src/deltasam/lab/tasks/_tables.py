@@ -11,16 +11,7 @@ from deltasam.lab.tasks._files import read_rows
 from deltasam.lab.tasks._source import DataSource
 
 _SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d+%?)?:(?P<stop>\d+%?)?\]")
-
-
-def is_part(split: str) -> bool:
-    """Returns whether a name stands for a part of a split.
-
-    Example:
-        >>> is_part("train[:90%]"), is_part("train")
-        (True, False)
-    """
-    return _SLICE.fullmatch(split) is not None
+_ENDS = {"start": "0", "stop": "100%"}
 
 
 def whole(split: str) -> str:
@@ -65,11 +56,11 @@ class Table:
         """Returns the rows of a split, or of a part of one, as they are stored."""
         part = _SLICE.fullmatch(split)
         if part is not None:
-            whole = self.read(source, part["name"])
-            start, stop = _bounds(part, len(whole.rows))
+            full = self.read(source, part["name"])
+            start, stop = (_row(part[end] or default, len(full.rows)) for end, default in _ENDS.items())
             if start >= stop:
-                raise DataError(f"{split!r} has no rows: {whole.origin} has {len(whole.rows)}")
-            return Split(whole.rows[start:stop], f"{whole.origin}[{start}:{stop}]")
+                raise DataError(f"{split!r} has no rows: {full.origin} has {len(full.rows)}")
+            return Split(full.rows[start:stop], f"{full.origin}[{start}:{stop}]")
         if self.files:
             if split not in self.files:
                 raise DataError(
@@ -86,12 +77,5 @@ class Table:
         return source.split(self.dataset or str(self.hub), names, self.hub)
 
 
-def _bounds(part: re.Match[str], rows: int) -> tuple[int, int]:
-    """Returns the first row of a part, and the first row after it."""
-
-    def place(text: str | None, default: int) -> int:
-        if text is None:
-            return default
-        return min(rows, round(int(text[:-1]) * rows / 100) if text.endswith("%") else int(text))
-
-    return place(part["start"], 0), place(part["stop"], rows)
+def _row(text: str, rows: int) -> int:
+    return min(rows, round(int(text[:-1]) * rows / 100) if text.endswith("%") else int(text))
