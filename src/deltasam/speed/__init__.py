@@ -1,1 +1,1 @@
-"""Faster and smaller steps: CUDA graphs, ``torch.compile``, and splitting when memory runs out."""
+"""What makes training fast or lets it fit: CUDA graphs, ``torch.compile``, and splitting a batch that does not fit."""
