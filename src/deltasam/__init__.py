@@ -124,7 +124,7 @@ if TYPE_CHECKING:
     from deltasam.weighting import Weighting as Weighting
 
 
-# Where the modules of 0.1 that its documentation showed are now. The old paths go with the next version.
+# Modules that the documentation of 0.1 showed, and their new places. The old paths work until version 0.3.
 _MOVED = {
     "batches": "step.batches",
     "bench": "lab.bench",
@@ -153,7 +153,7 @@ class _MovedModules(MetaPathFinder, Loader):
         old, _, rest = spec.name.removeprefix("deltasam.").partition(".")
         new = ".".join(filter(None, ("deltasam", _MOVED[old], rest)))
         new = new.replace("lab.experiments.sweeps", "lab.sweeps")
-        warnings.warn(f"{spec.name} is now {new}; the old path goes with the next version", DeprecationWarning, 2)
+        warnings.warn(f"{spec.name} is now {new}; the old path works until version 0.3", DeprecationWarning, 2)
         module = import_module(new)
         spec.loader_state = module.__spec__
         return module

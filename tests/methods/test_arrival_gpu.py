@@ -53,7 +53,7 @@ def on_gpu(name: str, source: str) -> tuple[nn.Module, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cls", METHODS)
 @pytest.mark.parametrize("name", ["llama", "bert"])
-@pytest.mark.filterwarnings("ignore:.*half precision.*", "ignore:this step is not captured.*does not take the same")
+@pytest.mark.filterwarnings("ignore:.*half precision.*", "ignore:this step is not captured.*does not run the same")
 def test_it_arrives(name: str, cls: Any, kind: str, captured: bool) -> None:
     model, batch = on_gpu(name, "fp16")
     method = cls(rho=METHODS[cls], **({"k": 1} if cls is m.LookSAM else {}))
