@@ -137,8 +137,8 @@ def mpnet() -> nn.Module:
 def distilbert() -> nn.Module:
     """Away from the kinks of the ReLU in its head, which rounding to bfloat16 would cross in some steps."""
     build = _hf(
-        "DistilBertForSequenceClassification", "DistilBertConfig", vocab_size=VOCABULARY, dim=16, n_layers=2, n_heads=2,
-        hidden_dim=32, max_position_embeddings=24, pad_token_id=1, dropout=0.0, attention_dropout=0.0,
+        "DistilBertForSequenceClassification", "DistilBertConfig", vocab_size=VOCABULARY, dim=16, n_layers=2,
+        n_heads=2, hidden_dim=32, max_position_embeddings=24, pad_token_id=1, dropout=0.0, attention_dropout=0.0,
         seq_classif_dropout=0.0, num_labels=3,
     )  # fmt: skip
     model = build()
