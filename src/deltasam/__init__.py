@@ -129,6 +129,7 @@ _MOVED = {
     "batches": "step.batches",
     "bench": "lab.bench",
     "capture": "speed.capture",
+    "cli": "lab.cli",
     "compiling": "speed.compiling",
     "experiments": "lab.experiments",
     "instances": "per_instance",
