@@ -66,10 +66,8 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_shapes_that_are_ambiguous_only_later_are_exact(name: str) -> None:
-    torch.manual_seed(0)
-    model = Table(*CASES[name]).double()
+def assert_equals_the_loop(model: nn.Module) -> None:
+    """Compares the low-rank engine with the loop over the instances, in every shape."""
     for n, length in SHAPES:
         batch = (torch.randint(11, (n, length)), torch.randint(3, (n,)))
         found = []
@@ -80,6 +78,13 @@ def test_shapes_that_are_ambiguous_only_later_are_exact(name: str) -> None:
                 PerInstanceSAM(rho=0.3, engine=engine).backward(model, batch, Classification())  # type: ignore[arg-type]
             found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         assert relative(found[0], found[1]) < 1e-9, (n, length)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_that_are_ambiguous_only_later_are_exact(name: str) -> None:
+    torch.manual_seed(0)
+    model = Table(*CASES[name]).double()
+    assert_equals_the_loop(model)
 
 
 def test_a_leading_dimension_of_one_keeps_a_table_in_low_rank() -> None:
@@ -114,16 +119,7 @@ def test_a_layer_called_with_a_table_and_with_the_batch() -> None:
     """One more call in some shapes: the flattened batch was compared before, the table was not."""
     torch.manual_seed(0)
     model = Both().double()
-    for n, length in SHAPES:
-        batch = (torch.randint(11, (n, length)), torch.randint(3, (n,)))
-        found = []
-        for engine in ("auto", "loop"):
-            model.zero_grad()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                PerInstanceSAM(rho=0.3, engine=engine).backward(model, batch, Classification())  # type: ignore[arg-type]
-            found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-        assert relative(found[0], found[1]) < 1e-9, (n, length)
+    assert_equals_the_loop(model)
 
 
 def test_a_correction_that_does_not_help_is_dropped() -> None:
