@@ -46,7 +46,10 @@ class Method(ABC):
     ``method.replace(state={})`` starts afresh.
 
     Attributes:
-        params: Which parameters are perturbed: a preset or a predicate, see :func:`deltasam.select`.
+        params: Which parameters are perturbed: a preset (``"trained"``, ``"base"``, ``"adapters"``, ``"all"``, ...)
+            or a predicate, see :func:`deltasam.select`. They need not be trained. Methods that follow the gradient of
+            the batch compute one for frozen weights too, as large as the weights; :class:`~deltasam.PerInstanceSAM`
+            needs none.
         randomness: ``"shared"``: all passes of a step see the same dropout masks; ``"independent"``: each draws its
             own.
         scope: With several processes: ``"local"``: each process perturbs by its own batch, and the first pass
@@ -77,7 +80,8 @@ class Method(ABC):
         1
     """
 
-    params: Selection = "all"
+    # Until 0.1 "trained" was called "all", which is in the ids of earlier runs.
+    params: Selection = field(default="trained", metadata={"former": {"trained": "all"}})
     randomness: Randomness = choice("shared", Randomness)
     scope: Scope = choice("local", Scope)
     state: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -176,7 +180,7 @@ class Method(ABC):
                 raise torch.OutOfMemoryError(
                     f"{error}\n{type(self).__name__} ran out of memory in pass {passes.count.forwards} of a step. The "
                     "weights are unchanged. Lower the batch size, pass deltasam.MicroBatches (one perturbation, "
-                    "activations of one part), or perturb fewer parameters (params='norms', 'no-embeddings', 'lora')"
+                    "activations of one part), or perturb fewer parameters (params='norms', 'no-embeddings', 'adapters')"
                 ) from error
             if uses_a_graph_twice(error):
                 raise RuntimeError(

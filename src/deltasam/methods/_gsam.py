@@ -54,12 +54,13 @@ class GSAM(Method):
 
     def _step(self, passes: Passes) -> Step:
         # The orthogonal part is over everything that is trained, even if only some parameters are perturbed.
-        losses, plain = passes.gradient(params=list(passes.trainable.values()))
-        g = dict(zip(passes.trainable, plain, strict=True))
+        losses, plain = passes.gradient(params=list(passes.involved.values()))
+        g = dict(zip(passes.involved, plain, strict=True))
         del plain
         with passes.fresh_grads() as trained:
             with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
                 perturbed = passes.accumulate()
+            g = {name: g[name] for name in trained}  # without those of frozen parameters
             with torch.no_grad():
                 gp = {name: p.grad for name, p in trained.items()}
                 share = dot(list(g.values()), list(gp.values())) / dot(list(gp.values()), list(gp.values()))

@@ -56,12 +56,13 @@ class LookSAM(Method):
 
     def _look(self, passes: Passes) -> Step:
         self.state.pop("gv", None)  # frees its memory; if this step fails, the next one looks again
-        losses, plain = passes.gradient(params=list(passes.trainable.values()))
-        g = dict(zip(passes.trainable, plain, strict=True))
+        losses, plain = passes.gradient(params=list(passes.involved.values()))
+        g = dict(zip(passes.involved, plain, strict=True))
         del plain
         with passes.fresh_grads() as trained:
             with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
                 perturbed = passes.accumulate()
+            g = {name: g[name] for name in trained}  # without those of frozen parameters
             with torch.no_grad():
                 gs = {name: p.grad for name, p in trained.items()}
                 share = dot(list(gs.values()), list(g.values())) / dot(list(g.values()), list(g.values()))

@@ -51,6 +51,12 @@ class MomentumSAM(Method):
 
     def _step(self, passes: Passes) -> Step:
         passes.ranks.check(self.scope)
+        frozen = [name for name in passes.params if name not in passes.trainable]
+        if frozen:
+            raise ValueError(
+                f"params={self.params!r} selects {frozen[0]!r}, which is frozen: MomentumSAM follows the gradients that "
+                "train the model, and frozen weights have none; use params='trained', or another method"
+            )
         momentum = self.buffer("momentum", passes)
         with passes.fresh_grads():
             with passes.ascend(list(momentum), -self.rho) as ascent:

@@ -16,7 +16,7 @@ from deltasam.step.selection import Selection
 
 
 def instance_gradient_norms(
-    model: nn.Module, batch: Any, objective: ObjectiveLike, *, params: Selection = "all", engine: Engine = "auto"
+    model: nn.Module, batch: Any, objective: ObjectiveLike, *, params: Selection = "trained", engine: Engine = "auto"
 ) -> Tensor:
     r""":math:`\lVert \nabla l_i(w) \rVert_2` of every instance, (N,), exactly, from one batched forward and backward.
 
@@ -51,7 +51,7 @@ def instance_adversarial_losses(
     steps: int = 1,
     stride: float | None = None,
     group: int = 1,
-    params: Selection = "all",
+    params: Selection = "trained",
     engine: Engine = "auto",
 ) -> Tensor:
     r""":math:`l_i(w + \epsilon_i)` of every instance, (N,), each with its own adversary :math:`\epsilon_i` (Eq. 2).
@@ -89,7 +89,7 @@ def perturbed_instances(
     rho: float = 0.05,
     steps: int = 1,
     group: int = 1,
-    params: Selection = "all",
+    params: Selection = "trained",
 ) -> Iterator[Tensor]:
     r"""Inside the context the model computes instance i with the weights :math:`w + \epsilon_i`.
 

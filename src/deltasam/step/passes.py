@@ -26,7 +26,8 @@ from deltasam.step.moving import Moved, perturbed
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.precision import arrived, grids_of, is_measured, no_autocast, note_grids
 from deltasam.step.randomness import Randomness, Seed
-from deltasam.step.selection import Selection, select
+from deltasam.step.quantized import require_ordinary
+from deltasam.step.selection import Selection, differentiable, select
 from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
 from deltasam.step.step_batch import StepBatch
 from deltasam.step.unperturbed import unperturbed_part
@@ -94,7 +95,7 @@ class Passes(StepBatch):
         batch: Any,
         objective: ObjectiveLike,
         *,
-        params: Selection = "all",
+        params: Selection = "trained",
         scale: float | Tensor | Scaler = 1.0,
         randomness: Randomness = "shared",
         scope: Scope = "local",
@@ -114,7 +115,12 @@ class Passes(StepBatch):
     @property
     def device(self) -> torch.device:
         """The device of the step's scalars: that of the first parameter that may be perturbed."""
-        return next(iter(self.params.values())).device
+        return next((p for p in self.params.values() if not p.is_meta), next(iter(self.trainable.values()))).device
+
+    @property
+    def involved(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained or may be perturbed, by name."""
+        return {**self.trainable, **self.params}
 
     # -- the four verbs ------------------------------------------------------------------------------------------
 
@@ -149,6 +155,8 @@ class Passes(StepBatch):
             keep_side_effects: As in :meth:`losses`.
             params: The parameters to differentiate with respect to; by default those that may be perturbed.
 
+        A gradient of frozen parameters costs as much as that of trained ones: time, and one copy of them.
+
         Returns:
             The losses (N,), detached, and one gradient per parameter, None if it was not used. The gradients carry the
             loss scale. With ``scope="global"`` they are the mean over all processes.
@@ -159,12 +167,14 @@ class Passes(StepBatch):
         self.count.forwards += 1
         self.count.backwards += 1
         targets = list(self.params.values()) if params is None else list(params)
-        require_real(targets, self.trainable)
+        require_ordinary(targets, self.params)
+        require_real(targets, self.involved)
         parts = []
         with (
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
-            gradient(targets, self.trainable, self.ranks.sharded) as collected,
+            differentiable(self.params),
+            gradient(targets, self.involved, self.ranks.sharded) as collected,
         ):
             for k in range(len(self.batches)):
                 losses = self._evaluate(k, self.inner, graph=True, ascending=True)
@@ -230,6 +240,7 @@ class Passes(StepBatch):
 
         With ``rounded``, to the precision in which the gradient pass has used the parameters.
         """
+        require_ordinary(params, self.params)
         check_move(params, self.named)
         self.ranks.reshard()
         grids = grids_of(self.inner, self.objective_kind, params, self.device) if rounded else None

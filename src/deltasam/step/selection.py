@@ -1,13 +1,17 @@
-"""Which parameters a method may perturb."""
+"""Which parameters a method perturbs. They need not be trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
-Preset = Literal["all", "no-embeddings", "no-bias-norm", "norms", "lora"]
+from deltasam.step.adapters import adapter_parameters, base_matrices
+from deltasam.step.quantized import quantized_weights
+
+Preset = Literal["trained", "all", "base", "adapters", "no-embeddings", "no-bias-norm", "norms", "lora"]
 Selection = Preset | Callable[[str, nn.Parameter], bool]
 
 
@@ -17,45 +21,82 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def select(
-    model: nn.Module, which: Selection = "all", among: dict[str, nn.Parameter] | None = None
+    model: nn.Module, which: Selection = "trained", among: dict[str, nn.Parameter] | None = None
 ) -> dict[str, nn.Parameter]:
-    """The trainable parameters that a method may perturb.
+    """The parameters that a method perturbs.
 
     Args:
-        model: The model.
-        which: ``"all"``; ``"no-embeddings"``: all except the tables of ``nn.Embedding`` (and heads tied to them);
-            ``"no-bias-norm"``: neither biases nor the parameters of normalisation layers; ``"norms"``: only those of
-            normalisation layers; ``"lora"``: only adapters; or a predicate ``(name, parameter) -> bool``.
-        among: The trainable parameters, if the caller has them already.
+        model: The model. Some parameter must be trained, perturbed or not.
+        which: ``"trained"``: what requires gradients; ``"base"``: the matrices that carry adapters, frozen or not,
+            also quantized ones; ``"adapters"`` (or ``"lora"``): the adapters; ``"all"``: every parameter, trained or
+            frozen. Of what is trained: ``"no-embeddings"``: all except the tables of ``nn.Embedding`` (and heads tied
+            to them); ``"no-bias-norm"``: neither biases nor the parameters of normalisation layers; ``"norms"``: only
+            those of normalisation layers. Or a predicate ``(name, parameter) -> bool``, which is asked for every
+            parameter, trained or frozen.
+        among: The trained parameters, if the caller has them already.
 
     Returns:
-        The chosen parameters by name.
+        The chosen parameters by name. A quantized weight is represented by a parameter without memory.
 
     Raises:
-        ValueError: Nothing is trainable, nothing was chosen, or the preset is unknown.
+        ValueError: Nothing is trained, nothing was chosen, or the preset is unknown.
 
     Example:
         >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), "norms"))
         ['1.weight', '1.bias']
     """
-    params = trainable(model) if among is None else among
-    if not params:
+    trained = trainable(model) if among is None else among
+    if not trained:
         raise ValueError(f"{type(model).__name__} has no trainable parameter: set requires_grad=True on some")
-    if which == "all":
-        return params
+    if which == "trained":
+        return trained
+    if which == "base":
+        return base_matrices(model)
+    every = _every(model) if which == "all" or callable(which) else trained
     wanted = _predicate(model, which)
-    chosen = {name: p for name, p in params.items() if wanted(name, p)}
+    chosen = {name: p for name, p in every.items() if wanted(name, p)}
     if not chosen:
-        example = next(iter(params))
-        raise ValueError(f"params={which!r} chose none of the {len(params)} trainable parameters, e.g. {example!r}")
+        kind = "parameters" if callable(which) else "trained parameters"
+        raise ValueError(f"params={which!r} chose none of the {len(every)} {kind}, e.g. {next(iter(every))!r}")
     return chosen
+
+
+@contextmanager
+def differentiable(params: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, frozen parameters among these require gradients, so that autograd can differentiate by them.
+
+    Differentiate with ``torch.autograd.grad``: ``backward`` would leave them with a ``.grad``.
+    """
+    frozen = [p for p in params.values() if not p.requires_grad and p.is_leaf and p.device.type != "meta"]
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+
+
+def _every(model: nn.Module) -> dict[str, nn.Parameter]:
+    """All parameters of floating point, and stand-ins for quantized weights."""
+    quantized = quantized_weights(model)
+    packed = {name.removesuffix(".weight") for name in quantized}
+    ordinary = {
+        name: p
+        for name, p in model.named_parameters()
+        if p.is_floating_point() and not (name.rpartition(".")[0] in packed and name.endswith(".weight"))
+    }
+    return {**ordinary, **quantized}
 
 
 def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Parameter], bool]:
     if callable(which):
         return which
-    if which == "lora":
-        return lambda name, p: "lora_" in name
+    if which == "all":
+        return lambda name, p: True
+    if which in ("adapters", "lora"):
+        adapters = adapter_parameters(model)
+        return lambda name, p: id(p) in adapters
     tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
     if which == "no-embeddings":
         return lambda name, p: id(p) not in tables

@@ -167,8 +167,11 @@ def without_later(record: Any, described: Plain) -> Plain:
     """Drops options that were added after runs got ids, as long as they do not change the result.
 
     A new option must not change the ids of all existing runs. Its field has ``metadata={"later": values}`` with the
-    values that are left out of the id: the default, and earlier defaults.
+    values that are left out of the id: the default, and earlier defaults. Values that were renamed count under the
+    former name, ``metadata={"former": {name: former name}}``.
     """
     fields = dataclasses.fields(record)
+    former = {f.name: f.metadata["former"] for f in fields if "former" in f.metadata}
+    described = {name: former.get(name, {}).get(value, value) for name, value in described.items()}
     same = {f.name for f in fields if getattr(record, f.name) in f.metadata.get("later", ())}
     return {name: value for name, value in described.items() if name not in same}

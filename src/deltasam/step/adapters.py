@@ -1,0 +1,70 @@
+"""Adapters (LoRA and its relatives) as PEFT inserts them, and the layers under them; PEFT is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from deltasam.step.quantized import is_quantized, stand_in
+
+
+def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that carry adapters, by name: modules with a ``base_layer`` and the names of their adapters.
+
+    Example:
+        >>> adapted_layers(nn.Sequential(nn.Linear(2, 2)))
+        {}
+    """
+    return {name: module for name, module in model.named_modules() if is_adapted(module)}
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether a module is a layer with adapters. A part that PEFT trains as a whole (modules_to_save) is not."""
+    return isinstance(getattr(module, "base_layer", None), nn.Module) and hasattr(module, "adapter_layer_names")
+
+
+def adapter_parameters(model: nn.Module) -> set[int]:
+    """The ``id`` of every parameter that belongs to an adapter."""
+    found = {id(p) for name, p in model.named_parameters() if "lora_" in name}
+    for layer in adapted_layers(model).values():
+        for name in layer.adapter_layer_names:  # type: ignore[union-attr]
+            part = getattr(layer, str(name), None)
+            if isinstance(part, nn.Module):
+                found.update(id(p) for p in part.parameters())
+    return found
+
+
+def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The matrices that carry adapters, by name, frozen or not; a quantized one is represented by a stand-in.
+
+    Raises:
+        ValueError: The model has no adapters, or they are merged into the matrices.
+    """
+    layers = adapted_layers(model)
+    if not layers:
+        raise ValueError(
+            f"params='base' selects the matrices that carry adapters, and {type(model).__name__} has no adapters: add "
+            "them with peft.get_peft_model(model, LoraConfig(...)), or select the matrices by a predicate "
+            "(name, parameter) -> bool"
+        )
+    for name, layer in layers.items():
+        if getattr(layer, "merged", False):
+            raise ValueError(
+                f"params='base': the adapter of {name!r} is merged into its matrix, so it takes no part in the "
+                "forward pass: call model.unmerge_adapter() before training"
+            )
+    return {name: p for prefix, layer in layers.items() for name, p in _base(prefix, layer)}
+
+
+def _base(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    base, prefix = layer.base_layer, f"{prefix}.base_layer".lstrip(".")
+    while is_adapted(base):  # type: ignore[arg-type]  # several adapters around one another
+        base, prefix = base.base_layer, f"{prefix}.base_layer"  # type: ignore[union-attr]
+    assert isinstance(base, nn.Module)
+    if is_quantized(base):
+        yield f"{prefix}.weight", stand_in(base)
+        return
+    for name, p in base.named_parameters():
+        if p.ndim > 1 and p.is_floating_point():
+            yield f"{prefix}.{name}", p
