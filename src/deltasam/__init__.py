@@ -63,6 +63,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "CausalLM",
         "Seq2Seq",
         "Contrastive",
+        "DPO",
         "RDrop",
         "R3F",
         "SMART",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from deltasam.methods import PerInstanceSAM as PerInstanceSAM
     from deltasam.methods import Step as Step
     from deltasam.methods import SubsetSAM as SubsetSAM
+    from deltasam.objectives import DPO as DPO
     from deltasam.objectives import R3F as R3F
     from deltasam.objectives import SMART as SMART
     from deltasam.objectives import VAT as VAT

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from deltasam.objectives._base import Supervised, at_least_float32, directed_kl, symmetric_kl
 from deltasam.objectives._checks import check_choice, check_integer, check_range, check_smoothing
+from deltasam.objectives.observing import see
 from deltasam.step.batches import is_part_of_a_step
 from deltasam.step.checks import readable
 
@@ -77,6 +78,7 @@ class Tokens(Supervised):
         logits = at_least_float32(outputs)
         labels = self.targets(batch).to(logits.device)
         self._check(logits, labels)
+        see(self, outputs, batch, labels=labels)
         nll = F.cross_entropy(
             logits.flatten(0, 1),
             labels.long().flatten(),

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
 
 
+def prepared(objective: Any, model: nn.Module, batch: Any) -> MicroBatches:
+    """The micro-batches of a step, each as ``objective.prepare_batch`` returns it, if that exists."""
+    parts = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+    prepare = getattr(objective, "prepare_batch", None)
+    return parts if prepare is None else MicroBatches(prepare(model, part) for part in parts)
+
+
 class StepBatch:
     """A model, an objective, and one batch or several micro-batches that make up one.
 
@@ -51,7 +58,7 @@ class StepBatch:
         self.inner: nn.Module = self.ranks.inner
         self.named = dict(self.inner.named_parameters())
         self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
-        self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        self.batches = prepared(objective, self.inner, batch)
         self.sizes: list[int | None] = [None] * len(self.batches)
         self.objective = objective
         self._is_part = len(self.batches) > 1  # whether a pass sees only a part of the batch at a time
