@@ -168,7 +168,7 @@ def test_pairs_can_be_taken_out_of_a_batch() -> None:
     rows = objective.pairs(batch)
     torch.testing.assert_close(objective(model, take(rows, index, 5)), whole[index], rtol=1e-9, atol=1e-12)
     step = SubsetSAM(rho=0.05, fraction=0.4).backward(model, batch, objective)
-    assert step.losses.shape == (5,)
+    assert step.losses.shape == (2,)
 
 
 def test_the_batch_is_split_into_pairs_when_memory_runs_out() -> None:
@@ -207,7 +207,7 @@ def test_low_rank_equals_the_loop() -> None:
         results.append((step.perturbed_losses, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}))
         if engine == "low-rank":
             assert (step.forwards, step.backwards) == (2, 2)
-    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)  # Llama's norms compute in float32
 
 
 @pytest.mark.parametrize(

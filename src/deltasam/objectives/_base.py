@@ -99,7 +99,7 @@ class Objective(ABC):
         """Called once at the start of every step, before any pass, with the model at w (SMART moves its teacher)."""
 
     def prepare_batch(self, model: nn.Module, batch: Any) -> Any:
-        """Called once for every batch of a step, before any pass, with the model at w; returns the batch of all passes.
+        """Called once per batch at the start of a step, with the model at w; returns the batch that all passes use.
 
         Rearranges a batch whose rows are not instances, and adds what is the same in every pass: :class:`DPO` puts the
         two answers of a pair into one row, and adds the log-probabilities of the reference.

@@ -1,4 +1,4 @@
-"""Lets a caller see the outputs that the losses of a step are computed from, in its pass at w, without another forward.
+"""Lets a caller see the outputs of the model in the pass at w of a step, without another forward.
 
 A trainer logs the entropy or the rewards of the batch. A step calls the objective several times, also at perturbed
 weights and with parts of the batch; only the first call with the whole batch counts.
@@ -39,12 +39,10 @@ class _Observation:
     def see(self, objective: Any, outputs: Tensor, batch: Any, values: dict[str, Any]) -> None:
         """The losses of this batch are computed."""
         first = next(tensors(batch), None)
-        for k, expected in enumerate(self._expected):
-            if expected is first:
-                break
-        else:
+        others = [each for each in self._expected if each is not first]
+        if len(others) == len(self._expected):
             return
-        del self._expected[k]
+        self._expected = others
         is_first, self._seen_some = not self._seen_some, True
         values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
         self._observer(objective, outputs.detach(), first=is_first, **values)
