@@ -61,6 +61,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Regression",
         "Tokens",
         "CausalLM",
+        "PackedCausalLM",
         "Seq2Seq",
         "Contrastive",
         "DPO",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from deltasam.objectives import Contrastive as Contrastive
     from deltasam.objectives import EmbeddingNoise as EmbeddingNoise
     from deltasam.objectives import Objective as Objective
+    from deltasam.objectives import PackedCausalLM as PackedCausalLM
     from deltasam.objectives import RDrop as RDrop
     from deltasam.objectives import Regression as Regression
     from deltasam.objectives import Seq2Seq as Seq2Seq

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from deltasam import DPO, ERM, SAM, PerInstanceSAM, RDrop, SubsetSAM
-from deltasam.objectives._preference import PreferenceLoss
+from deltasam.objectives.preference import PreferenceLoss
 from deltasam.speed.splitting import Splitting
 from deltasam.step.batches import take
 from deltasam.step.passes import Passes

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from deltasam.objectives._base import Objective, at_least_float32, directed_kl, symmetric_kl
 from deltasam.objectives._checks import check_choice, check_positive
-from deltasam.objectives._preference import SMOOTHED, LogRatios, PreferenceLoss, preference_losses
 from deltasam.objectives._reference import Reference, reference_of
 from deltasam.objectives.batch import Predict, call, describe, tensor_of, without_cache
 from deltasam.objectives.observing import expect, see
+from deltasam.objectives.preference import SMOOTHED, LogRatios, PreferenceLoss, preference_losses
 
 _REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
 _NOT_INPUTS = ("completion_mask", *_REFERENCES)
@@ -123,7 +123,7 @@ class DPO(Objective):
         def folded(name: str, value: Any) -> Any:
             if name in _REFERENCES or not isinstance(value, Tensor) or not value.ndim or value.shape[0] != rows:
                 return value
-            return value.unflatten(0, (2, rows // 2)).transpose(0, 1).contiguous()
+            return torch.unflatten(value, 0, (2, rows // 2)).transpose(0, 1).contiguous()
 
         return {name: folded(name, value) for name, value in batch.items()}
 
@@ -138,7 +138,7 @@ class DPO(Objective):
                 "logit per token from DPO(predict=...)"
             )
         # PEFT's prompt tuning returns logits for its virtual tokens, too, which come first.
-        return logits[:, -length:].unflatten(0, (n, two))
+        return torch.unflatten(logits[:, -length:], 0, (n, two))
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
         pairs = self.pairs(batch)

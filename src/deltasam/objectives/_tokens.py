@@ -86,21 +86,22 @@ class Tokens(Supervised):
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
         )
-        return self._reduced(nll.view_as(labels), labels)
+        return self.reduced(nll.view_as(labels), labels, batch)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         labels = self.targets(batch).to(first.device)
-        return self._reduced(symmetric_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels)
+        return self.reduced(symmetric_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels, batch)
 
     def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         labels = self.targets(batch).to(first.device)
-        return self._reduced(directed_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels)
+        return self.reduced(directed_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels, batch)
 
     def items(self, batch: Any) -> Tensor | None:
         """Number of target tokens in the batch, on the labels' device; None if every sequence counts the same."""
         return (self.targets(batch) != self.ignore_index).sum() if self.reduction == "token" else None
 
-    def _reduced(self, values: Tensor, labels: Tensor) -> Tensor:
+    def reduced(self, values: Tensor, labels: Tensor, batch: Any) -> Tensor:
+        """One number per instance from one value per token, (N, T); 0 where the label is ignored."""
         counts = (labels != self.ignore_index).sum(1)
         if self.reduction == "sequence":
             return values.sum(1) / counts.clamp(min=1)
