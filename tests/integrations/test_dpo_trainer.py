@@ -171,6 +171,15 @@ def test_the_users_objective(tmp_path: Path) -> None:
     assert "rewards/margins" not in trainer.state.log_history[0]
 
 
+def test_capture_changes_nothing_on_the_cpu(tmp_path: Path) -> None:
+    captured, eager = (dpo(tmp_path, SAM(rho=0.1), model=lora(), max_steps=2, capture=each) for each in (True, False))
+    captured.train()
+    eager.train()
+    assert_same_bits(weights(captured.model), weights(eager.model))
+    assert captured.captured.report.ordinary == 2
+    assert captured.state.log_history[0]["rewards/margins"] == eager.state.log_history[0]["rewards/margins"]
+
+
 def test_the_mixin_over_trls_trainer(tmp_path: Path) -> None:
     """The advice of each error leads to a class that works."""
 

@@ -201,6 +201,42 @@ def test_prompt_tuning(tmp_path: Path) -> None:
     assert largest_difference(plain, by(SAM(rho=0.5))) > 1e-6
 
 
+TEMPLATE = (
+    "{% for each in messages %}{% if each['role'] == 'assistant' %}{% generation %}{{ each['content'] + ' <eos>' }}"
+    "{% endgeneration %}{% else %}{{ each['content'] + ' ' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_assistant_only_loss(packing: bool, tmp_path: Path) -> None:
+    """Only the tokens of the assistant, with the end of its turn, are targets."""
+    talks = [["a b", "d e", "c", "f g h"], ["a c", "h g f e"], ["b", "d", "a", "e", "c", "f"]] * 4
+    roles = ("user", "assistant")
+    messages = [{"messages": [{"role": roles[k % 2], "content": t} for k, t in enumerate(talk)]} for talk in talks]
+    chat = tokenizer()
+    chat.chat_template = TEMPLATE
+    options: dict[str, Any] = {
+        "kind": SFTConfig, "bf16": False, "gradient_checkpointing": False, "optim": "sgd", "max_grad_norm": 0.0,
+        "assistant_only_loss": True, "packing": packing, "max_length": 32, "max_steps": 3,
+    }  # fmt: skip
+
+    def run(kind: Any, **more: Any) -> Any:
+        trainer = kind(model=fresh(0.0), args=arguments(tmp_path, **options), train_dataset=Dataset.from_list(messages),
+                       processing_class=chat, **more)  # fmt: skip
+        trainer.train()
+        return trainer
+
+    plain, ours = run(SFTTrainer), run(SFTMethodTrainer, method=SAM(rho=0.0))
+    batch = next(iter(ours.get_train_dataloader()))
+    targets = batch["labels"][batch["labels"] != -100]
+    users = {WORDS[letter] for letter in "abc"}
+    assert len(targets) > 0
+    assert not users & set(targets.tolist()), "the letters of the user"
+    assert WORDS["<eos>"] in targets
+    assert largest_difference(weights(plain.model), weights(ours.model)) < 1e-6
+    assert run(SFTMethodTrainer, method=PerInstanceSAM(rho=0.05, engine="low-rank")).state.global_step == 3
+
+
 def test_wrapped_packing_and_the_users_objective(tmp_path: Path) -> None:
     packed = {"packing": True, "packing_strategy": "wrapped", "max_length": 8, "max_steps": 2}
     assert trained(tmp_path, DeltaSAM(), **packed)

@@ -81,9 +81,11 @@ def test_captured_packs_equal_eager(method: Method, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [SFTMethodTrainer, DPOMethodTrainer])
 def test_the_metrics_do_not_wait_for_the_device(kind: Any, tmp_path: Path) -> None:
     trainer = trained(kind, tmp_path, SAM(rho=0.05), capture=True, max_steps=3)
-    batch = next(iter(trainer.get_train_dataloader()))
+    (batch,), count = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
+    replayed = trainer.captured.report.replayed
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.training_step(trainer.model, batch, None)
+        trainer.training_step(trainer.model, batch, count)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert trainer.captured.report.replayed == replayed + 1
