@@ -221,8 +221,8 @@ def test_assistant_only_loss(packing: bool, tmp_path: Path) -> None:
     }  # fmt: skip
 
     def run(kind: Any, **more: Any) -> Any:
-        trainer = kind(model=fresh(0.0), args=arguments(tmp_path, **options), train_dataset=Dataset.from_list(messages),
-                       processing_class=chat, **more)  # fmt: skip
+        args, data = arguments(tmp_path, **options), Dataset.from_list(messages)
+        trainer = kind(model=fresh(0.0), args=args, train_dataset=data, processing_class=chat, **more)
         trainer.train()
         return trainer
 

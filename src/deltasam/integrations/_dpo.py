@@ -120,5 +120,5 @@ def _refuse_other_losses(trainer: Any) -> None:
             "the router loss of a mixture of experts belongs to the whole batch, not to single pairs: train without "
             "it, DPOConfig(router_aux_loss_coef=0.0)"
         )
-    if getattr(trainer, "_is_vision_dataset", False):
+    if {"image", "images"} & set(getattr(trainer.train_dataset, "column_names", None) or ()):
         raise ValueError(f"data sets with images are not supported: use a data set of texts, {own}")

@@ -102,9 +102,8 @@ class SFTMethodTrainer(TRLMixin, SFTTrainer):
         if not self.padding_free:
             return super().get_train_dataloader()
         before: Any = self.data_collator  # type: ignore[has-type]
-        # Only a kernel for packed rows reads their boundaries, which are different in every batch: no graph would fit.
-        varlen = self.captured is None or "flash" in str(getattr(self.model.config, "_attn_implementation", ""))
-        self.data_collator = DocumentCollator(before, rows=self.needs_rows(), varlen=varlen)
+        # Only kernels for packed rows read their boundaries, and no two batches would share a graph because of them.
+        self.data_collator = DocumentCollator(before, rows=self.needs_rows(), varlen=self.captured is None)
         try:
             return super().get_train_dataloader()
         finally:

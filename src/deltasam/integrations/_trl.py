@@ -60,7 +60,8 @@ class TRLMixin(MethodMixin):
     def _count_tokens(self) -> None:
         if self._pending_tokens is not None:
             counted = self._over_processes(self._pending_tokens, "sum")
-            self._total_train_tokens += int(counted) // getattr(self, "_tp_size", 1)
+            parallelism = getattr(self.accelerator, "parallelism_config", None)
+            self._total_train_tokens += int(counted) // getattr(parallelism, "tp_size", 1)  # they see the same batch
             self._pending_tokens = None
 
     def _over_processes(self, values: Tensor, how: str) -> Tensor:

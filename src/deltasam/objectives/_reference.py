@@ -52,7 +52,7 @@ def _chosen(model: nn.Module, reference: Reference) -> tuple[nn.Module, Abstract
         return model, _other_adapter(inner, reference)
     if hasattr(inner, "disable_adapter"):  # a PeftModel
         return model, inner.disable_adapter()
-    if getattr(inner, "_hf_peft_config_loaded", False):  # transformers' model.add_adapter
+    if hasattr(inner, "disable_adapters") and getattr(inner, "peft_config", None):  # transformers' model.add_adapter
         return model, _disabled(inner)
     raise ValueError(
         f"DPO needs reference log-probabilities, but {type(inner).__name__} has no adapters to disable: pass a frozen "
