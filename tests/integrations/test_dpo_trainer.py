@@ -108,7 +108,8 @@ def test_per_instance_in_low_rank_equals_the_loop(tmp_path: Path) -> None:
     """Over the base, which LoRA keeps frozen: the reference stays where it is."""
     results = []
     for engine in ("low-rank", "loop"):
-        trainer = dpo(tmp_path, PerInstanceSAM(rho=0.2, engine=engine), model=lora().double(), max_steps=2)
+        method = PerInstanceSAM(rho=0.2, engine=engine, params="base")
+        trainer = dpo(tmp_path, method, model=lora().double(), max_steps=2)
         trainer.train()
         results.append({name: p for name, p in weights(trainer.model).items() if "lora" in name})
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)

@@ -197,13 +197,14 @@ def test_regularisers_wrap_it() -> None:
     assert ERM().backward(model, pairs(), RDrop(DPO(), alpha=1.0)).losses.shape == (4,)
 
 
-def test_low_rank_equals_the_loop() -> None:
+@pytest.mark.parametrize("params", ["adapters", "base"])
+def test_low_rank_equals_the_loop(params: Any) -> None:
     """The pair is the instance: one perturbation for its two rows. No warning, no loop."""
     model, batch = lora().double(), pairs(5)
     results = []
     for engine in ("low-rank", "loop"):
         model.zero_grad()
-        step = PerInstanceSAM(rho=0.2, engine=engine).backward(model, batch, DPO(beta=0.5))
+        step = PerInstanceSAM(rho=0.2, engine=engine, params=params).backward(model, batch, DPO(beta=0.5))
         results.append((step.perturbed_losses, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}))
         if engine == "low-rank":
             assert (step.forwards, step.backwards) == (2, 2)
