@@ -25,7 +25,7 @@ from deltasam.methods import ERM
 from deltasam.step.names import look_up
 
 USUAL = ("sam:params=adapters", "per-instance-sam:params=adapters", "per-instance-sam:params=base")
-ONE_PASS = ("RandomPerturbation", "BiLoRA")
+ONE_PASS = ("random-perturbation:params=base", "bi-lora")
 PLAIN_LOOP = "plain loop"
 SLOW_ON_A_CPU = ("llama-1.1b", "llama-7b")
 
@@ -33,7 +33,7 @@ SLOW_ON_A_CPU = ("llama-1.1b", "llama-7b")
 def lora_candidates(options: StepOptions) -> list[Candidate]:
     """Returns, for each way, plain LoRA and the methods; and a loop without this package, which runs eagerly."""
     load_plugins()
-    names = options.methods or (*USUAL, *(name for name in ONE_PASS if look_up(METHODS, name)))
+    names = options.methods or (*USUAL, *(name for name in ONE_PASS if look_up(METHODS, name.partition(":")[0])))
     chosen = [name for name in dict.fromkeys(names) if look_up({"ERM": True}, name) is None]
     found: list[Candidate] = []
     for way in dict.fromkeys(options.ways):

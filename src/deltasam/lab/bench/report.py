@@ -141,9 +141,7 @@ def show_lora(report: Report) -> None:
     }
     time = "median ± half the interquartile range; x plain: relative to plain LoRA, run in the same way; passes: "
     time += "forward/backward, without the recomputation of checkpointing"
-    memory = (
-        "peak GiB: from the first step on, with weights, optimizer and CUDA graphs; later steps: without checks on "
-    )
+    memory = "peak GiB: from the first step on, with weights, optimizer and CUDA graphs; later steps: without checks "
     memory += "on first use; reserved: by CUDA's allocator"
     notes = [
         time,
