@@ -18,6 +18,7 @@ from deltasam.lab.bench._lora import LoraLinear, with_adapters
 from deltasam.lab.bench._lora_steps import lora_candidates, plain_loop
 from deltasam.lab.bench._measure import measure
 from deltasam.lab.bench._memory import peak_of_steps
+from deltasam.lab.bench._plot import plot
 from deltasam.lab.bench._workbench import NO_OPTIMIZER, Optimizer, Workbench, set_up
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.bench.report import PLAIN_LORA, Report, Row
@@ -183,6 +184,20 @@ def test_memory_counts_the_weights_and_is_relative_to_plain_lora(measured: Repor
     for each in measured.rows:
         assert each.total_bytes == each.peak_bytes + weights
         assert weights < each.steady_bytes <= each.total_bytes
+
+
+def test_per_instance_sam_on_the_base_takes_two_passes_without_a_fallback() -> None:
+    result = measure(changed(methods=("per-instance-sam:params=base",), rounds=1))
+    base = row(result, "PerInstanceSAM(params=base)")
+    assert (base.forwards, base.backwards, result.remarks) == (2, 2, {})
+
+
+def test_the_plot_shows_the_time_relative_to_plain_lora(measured: Report, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot(measured, tmp_path / "lora.svg")
+    drawn = (tmp_path / "lora.svg").read_text()
+    assert "time / plain LoRA's" in drawn
+    assert "eager SAM" not in drawn
 
 
 def test_a_gradient_of_the_base_shows_in_the_memory() -> None:
