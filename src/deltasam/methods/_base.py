@@ -102,6 +102,8 @@ class Method(ABC):
     edits_gradient: ClassVar[bool] = False
     #: Whether the ascent uses the direction of the gradient only, so that clipping its norm changes nothing.
     uses_direction_only: ClassVar[bool] = False
+    #: Whether the method, with its defaults, needs a model with adapters (LoRA).
+    needs_adapters: ClassVar[bool] = False
     #: Whether the method takes some instances out of a batch.
     subsets_batch: ClassVar[bool] = False
     #: Whether a step has read :attr:`steps` since this was set to False; :class:`~deltasam.Captured` looks at it.

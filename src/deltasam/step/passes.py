@@ -30,7 +30,7 @@ from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Selection, differentiable, select
 from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
 from deltasam.step.step_batch import StepBatch
-from deltasam.step.unperturbed import unperturbed_part
+from deltasam.step.unperturbed import unperturbed_part, unperturbed_without
 
 _ROUNDING = 2**32  # separates the seeds of the rounding from those of random directions
 
@@ -111,6 +111,7 @@ class Passes(StepBatch):
         self.branches = Branches(self.device)
         self.scope, self._scale, self._seed = scope, scale, seed
         self._moved: Moved | None = None
+        self._without: Callable[[], AbstractContextManager[None]] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -314,6 +315,19 @@ class Passes(StepBatch):
         if self.ranks.replicated and self.scope == "local":
             self.ranks.share_gradients(list(self.trainable.values()))
 
+    @contextmanager
+    def perturbed_by(self, without: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Passes inside are perturbed by something else than a move of the weights, such as hooks.
+
+        Args:
+            without: A context without the perturbation, for objectives of which a part stays at w.
+        """
+        self._without = without
+        try:
+            yield
+        finally:
+            self._without = None
+
     def scaled(self, value: Tensor) -> Tensor:
         """The value times the loss scale."""
         return scaled(value, self._scale)
@@ -342,8 +356,11 @@ class Passes(StepBatch):
         before = versions(batch) if self._replay is not None else None
         objective: Any = self.objective
         unperturbed = None
+        has_unperturbed_part = getattr(objective, "has_unperturbed_part", False)
         is_elsewhere = self._moved is not None or ascending or unperturbed_weights is not None
-        if is_elsewhere and getattr(objective, "has_unperturbed_part", False):
+        if self._without is not None and has_unperturbed_part:
+            unperturbed = unperturbed_without(objective, self.inner, batch, self._without)
+        elif is_elsewhere and has_unperturbed_part:
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
             unperturbed = unperturbed_part(objective, self.inner, batch, self._moved, unperturbed_weights or {})
