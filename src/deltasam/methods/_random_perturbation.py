@@ -80,7 +80,8 @@ class RandomPerturbation(Method):
         require_real(params, passes.params)
         direction = random_direction(params, self.step_seed)
         if self.per == "row":
-            norm = torch.ones((), device=passes.device)
+            wide = any(p.dtype is torch.float64 for p in params)
+            norm = torch.ones((), device=passes.device, dtype=torch.float64 if wide else torch.float32)
             _scale_by_rows_(direction, params, passes.inner)
         else:
             norm = global_norm(direction).to(passes.device)
