@@ -83,7 +83,7 @@ ROWS = [
     # perturbs layers, and these start with B = 0; there are no adapters here: more in test_bi_lora.py
     Row(
         "bi-lora",
-        _with(m.BiLoRA, params="trained", lr=0.1),
+        _with(m.BiLoRA, params="trained", climb="gradient", lr=100.0),
         (1, 1),
         exempt=(*ONE_PASS, "first-step-moves", "parameters-without-layers"),
     ),
