@@ -20,7 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
 from deltasam.methods import (
-    ASAM, ESAM, GSAM, SAM, BiLoRA, DeltaSAM, FriendlySAM, LookSAM, Method, MomentumSAM, RandomPerturbation, SubsetSAM,
+    ASAM,
+    ESAM,
+    GSAM,
+    SAM,
+    BiLoRA,
+    DeltaSAM,
+    FriendlySAM,
+    LookSAM,
+    Method,
+    MomentumSAM,
+    RandomPerturbation,
+    SubsetSAM,
 )  # fmt: skip
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error

@@ -85,7 +85,9 @@ class Reference:
 
 
 def flat(factors: dict[str, Any]) -> Matrices:
-    return {f"{name}.{which}": value for name, pair in factors.items() for which, value in zip("AB", pair, strict=True)}
+    return {
+        f"{name}.{which}": value for name, pair in factors.items() for which, value in zip("AB", pair, strict=True)
+    }
 
 
 @variants

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -31,8 +32,8 @@ class BiLoRA(Method):
               c^2 = \textstyle\sum_j \lVert B_j A_j \rVert_F^2 \text{ over all layers } j
 
     Here :math:`W_1 = W_0 + s B_1 A_1` is the matrix with its ordinary adapter, which your optimizer trains. The
-    auxiliary pair (B, A) beside it is the adversary. One backward pass serves both. The pair is state of the method and
-    not part of the model: the optimizer, the ``state_dict`` of the model and ``save_pretrained`` never see it, and it
+    auxiliary pair (B, A) beside it is the adversary. One backward pass serves both. The pair is state of the method,
+    not a part of the model: the optimizer, the ``state_dict`` of the model and ``save_pretrained`` never see it, and it
     is gone when you stop using the method. It is added to the output of the layer, so the matrix may be frozen, in
     bfloat16 or quantized, and is never written to.
 
@@ -127,11 +128,11 @@ class BiLoRA(Method):
 
     def _adam(self, gradient: Tensor, good: Tensor) -> Tensor:
         """Adam's direction, with moments that ignore gradients that are not good."""
-        like = {"device": gradient.device, "dtype": gradient.dtype}
-        count = self.table("ascents", (), **like).add_(good)  # on the device, so that a captured step can replay
+        table = partial(self.table, device=gradient.device, dtype=gradient.dtype)
+        count = table("ascents", ()).add_(good)  # on the device, so that a captured step can replay
         moments = []
         for name, beta, value in zip(("mean", "square"), _BETAS, (gradient, gradient.square()), strict=True):
-            kept = self.table(name, gradient.shape, **like)
+            kept = table(name, gradient.shape)
             torch.where(good, torch.lerp(kept, value, 1 - beta), kept, out=kept)
             moments.append(kept / (1 - beta**count))
         return moments[0] / (moments[1].sqrt() + _EPSILON)

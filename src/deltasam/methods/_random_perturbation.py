@@ -117,4 +117,5 @@ def row_scales(p: Tensor, dim: int = 0) -> Tensor:
     else:
         norms = torch.linalg.vector_norm(values, dim=others, keepdim=True, dtype=wide)
     whole: Tensor = norms.full_tensor() if is_shard(norms) else norms  # type: ignore[attr-defined]
-    return whole / max(count, 1) ** 0.5
+    scales: Tensor = whole / max(count, 1) ** 0.5
+    return scales

@@ -53,7 +53,8 @@ def places_beside(model: nn.Module, params: Mapping[str, nn.Parameter]) -> list[
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 1))
-        >>> [(place.name, place.inputs, place.outputs) for place in places_beside(model, dict(model.named_parameters()))]
+        >>> places = places_beside(model, dict(model.named_parameters()))
+        >>> [(place.name, place.inputs, place.outputs) for place in places]
         [('0', 2, 3), ('2', 3, 1)]
     """
     chosen = {id(p) for p in params.values()}
@@ -80,8 +81,8 @@ def _size(module: nn.Module) -> tuple[int, int] | None:
         outputs, inputs = stand_in(module).shape
         return inputs, outputs
     if is_transposed(module):
-        inputs, outputs = module.weight.shape  # type: ignore[union-attr]
-        return int(inputs), int(outputs)
+        matrix: Any = module.weight
+        return int(matrix.shape[0]), int(matrix.shape[1])
     return None
 
 
