@@ -271,7 +271,7 @@ def test_a_model_without_adapters() -> None:
 def test_merged_adapters() -> None:
     model = adapted("Llama")
     model.merge_adapter()  # type: ignore[operator]
-    with pytest.raises(ValueError, match="merged.*unmerge_adapter"):
+    with pytest.raises(ValueError, match=r"merged.*unmerge_adapter"):
         BiLoRA().backward(model, *task("Llama"))
 
 

@@ -33,8 +33,8 @@ class BiLoRA(Method):
 
     Here :math:`W_1 = W_0 + s B_1 A_1` is the matrix with its ordinary adapter, which your optimizer trains. The
     auxiliary pair (B, A) beside it is the adversary. One backward pass serves both. The pair is state of the method,
-    not a part of the model: the optimizer, the ``state_dict`` of the model and ``save_pretrained`` never see it, and it
-    is gone when you stop using the method. It is added to the output of the layer, so the matrix may be frozen, in
+    not a part of the model: the optimizer, the ``state_dict`` of the model and ``save_pretrained`` never see it. It is
+    gone when you stop using the method. It is added to the output of the layer, so the matrix may be frozen, in
     bfloat16 or quantized, and is never written to.
 
     From the paper: the objective (Eq. 8), the simultaneous ascent (Eq. 9) from the values before the step, the common

@@ -15,11 +15,16 @@ from deltasam.parallel.shards import is_shard, local
 from deltasam.step.auxiliary import is_transposed
 from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
+from deltasam.step.fused.noise import Noise, is_ready, supports
 from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
+from deltasam.step.precision import is_measured
 from deltasam.step.quantized import require_ordinary
+from deltasam.step.randomness import Seed, seeded_generator
 
 Per = Literal["row", "all"]
+
+_KERNEL = 2**33  # separates the seed of the kernel from those of drawn directions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +48,10 @@ class RandomPerturbation(Method):
     differ by the size of the update. Its noise grows from zero to rho during training, along
     :math:`(1 - \cos(\pi t / T)) / 2`; to do so, call ``method = method.replace(rho=...)`` between steps.
 
-    Cost: 1 forward, 1 backward; one extra copy of the perturbed parameters, a second one briefly before the pass. No
-    pass is made at w: ``step.losses`` and ``step.perturbed_losses`` are both those at the perturbed weights.
+    Cost: 1 forward, 1 backward; one extra copy of the perturbed parameters, a second one briefly before the pass. On a
+    GPU with Triton, noise per row is drawn while it is added, which takes one pass through memory and no second copy.
+    The norms of the rows take another pass. No pass is made at w: ``step.losses`` and ``step.perturbed_losses`` are
+    both those at the perturbed weights.
 
     Attributes:
         rho: Size of the noise: relative to each row, or with ``per="all"`` its norm; 0 is plain training. Flat-LoRA
@@ -78,24 +85,46 @@ class RandomPerturbation(Method):
         params = list(passes.params.values())
         require_ordinary(params, passes.params)
         require_real(params, passes.params)
-        direction = random_direction(params, self.step_seed)
+        direction: list[Tensor | Noise]
         if self.per == "row":
             wide = any(p.dtype is torch.float64 for p in params)
             norm = torch.ones((), device=passes.device, dtype=torch.float64 if wide else torch.float32)
-            _scale_by_rows_(direction, params, passes.inner)
+            direction = _noise_by_rows(params, passes.inner, passes.device, self.step_seed)
         else:
-            norm = global_norm(direction).to(passes.device)
+            drawn = random_direction(params, self.step_seed)
+            norm = global_norm(drawn).to(passes.device)
+            direction = [*drawn]
+            del drawn
         with passes.ascend(direction, self.rho, norm=norm) as ascent:
             losses = passes.accumulate(keep_side_effects=True)
         return replace(make_step(passes, losses, perturbed=losses), arrived=ascent.arrived)
 
 
 @torch.no_grad()
-def _scale_by_rows_(direction: list[Tensor], params: list[nn.Parameter], model: nn.Module) -> None:
-    """Multiplies each row of the direction by the root mean square of the entries of the parameter's row."""
+def _noise_by_rows(
+    params: list[nn.Parameter], model: nn.Module, device: torch.device, seed: Seed
+) -> list[Tensor | Noise]:
+    """Noise in proportion to the rows: left to the kernel where that supports it, else drawn."""
     transposed = {id(module.weight) for module in model.modules() if is_transposed(module)}
-    for z, p in zip(direction, params, strict=True):
-        local(z).mul_(row_scales(p, 1 if id(p) in transposed else 0))
+    dims = [1 if id(p) in transposed else 0 for p in params]
+    scales = [row_scales(p, dim) for p, dim in zip(params, dims, strict=True)]
+    left = [k for k, p in enumerate(params) if p.device == device and supports(p.data)]
+    # To measure what arrives, the noise itself is needed. A step of float64 has float64 numbers.
+    if not is_ready(device) or is_measured() or any(p.dtype is torch.float64 for p in params):
+        left = []
+    noise: dict[int, Tensor | Noise] = {}
+    if left:
+        generator = seeded_generator(device, seed.child(_KERNEL))
+        number = torch.randint(2**62, (), generator=generator, device=device)
+        for k in left:
+            is_one = scales[k].numel() == 1
+            columns = params[k].numel() if is_one else params[k].numel() // params[k].shape[0]
+            noise[k] = Noise(scales[k].flatten(), columns, bool(dims[k]) and not is_one, number)
+    rest = [k for k in range(len(params)) if k not in noise]
+    for k, z in zip(rest, random_direction([params[k] for k in rest], seed), strict=True):
+        local(z).mul_(scales[k])
+        noise[k] = z
+    return [noise[k] for k in range(len(params))]
 
 
 def row_scales(p: Tensor, dim: int = 0) -> Tensor:

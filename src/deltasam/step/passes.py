@@ -20,6 +20,7 @@ from deltasam.parallel.refusals import require_whole
 from deltasam.step.batches import one_more, part_of_a_step, versions
 from deltasam.step.branches import Branches
 from deltasam.step.checks import check_losses, check_move, check_step, require_real, warn_if_changed
+from deltasam.step.fused.noise import Noise
 from deltasam.step.gradients import Scaler as Scaler
 from deltasam.step.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.step.moving import Moved, perturbed
@@ -194,7 +195,7 @@ class Passes(StepBatch):
     @contextmanager
     def ascend(
         self,
-        direction: Sequence[Tensor | None],
+        direction: Sequence[Tensor | Noise | None],
         rho: float,
         *,
         norm: Tensor | None = None,
@@ -204,7 +205,8 @@ class Passes(StepBatch):
         r"""Moves to :math:`w + \rho \cdot direction / norm` (Eq. 1's one ascent step) and always back.
 
         Args:
-            direction: One tensor per parameter, carrying the loss scale; None leaves the parameter at w.
+            direction: One tensor per parameter, carrying the loss scale; None leaves the parameter at w. With a norm
+                it may also be noise that is not drawn yet.
             rho: The radius.
             norm: The divisor; by default the 2-norm of the direction.
             params: The parameters that move; by default those that may be perturbed.
@@ -215,9 +217,9 @@ class Passes(StepBatch):
         """
         moving = list(self.params.values()) if params is None else list(params)
         if norm is None:
-            norm = global_norm([d for d in direction if d is not None]).to(self.device)
+            norm = global_norm([d for d in direction if isinstance(d, Tensor)]).to(self.device)
         step = step_size(rho, norm)
-        meant = list(direction) if is_measured() else None
+        meant: list[Any] | None = list(direction) if is_measured() else None
         with self.move(moving, direction, step, consume=consume, rounded=True) as moved:
             share = None
             if meant is not None:
@@ -231,7 +233,7 @@ class Passes(StepBatch):
     def move(
         self,
         params: Sequence[nn.Parameter],
-        direction: Sequence[Tensor | None],
+        direction: Sequence[Tensor | Noise | None],
         step: Tensor,
         *,
         consume: bool = True,
