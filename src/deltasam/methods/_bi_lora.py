@@ -46,6 +46,9 @@ class BiLoRA(Method):
     rate B A stays orders of magnitude below rho, so the default is Adam, which LoRA is usually trained with. LoRA
     dropout is not applied to the auxiliary pair.
 
+    In bfloat16 the output of a layer and B A x are added with rounding to nearest: of a perturbation of 0.4% of the
+    outputs 97% arrived (28 layers of SmolLM2's shape with random weights, rho = 0.05), of a smaller one less.
+
     A layer with DoRA, rsLoRA or any other adapter of PEFT gets the pair beside its merged matrix. Linear layers,
     ``Conv1D`` (GPT-2) and embeddings can have a pair; other layers are left unperturbed. Without PEFT, ``params`` can
     choose other matrices: with ``params="trained"`` in full fine-tuning every trained matrix has an adversary of low
@@ -96,6 +99,7 @@ class BiLoRA(Method):
     cost = "1/1"
     buffers = ("auxiliary", "mean", "square", "ascents")
     needs_adapters = True
+    uses_direction_only = True  # the only pass is the last one: what clips it clips the final gradient
 
     def _needs_whole(self) -> bool:
         return False  # the perturbation is in the outputs of layers: shards need not be gathered for it

@@ -77,6 +77,7 @@ class RandomPerturbation(Method):
     per: Per = choice("row", Per)
     seed: int = random_seed()
     cost = "1/1"
+    uses_direction_only = True  # the only pass is the last one: what clips it clips the final gradient
 
     def _needs_whole(self) -> bool:
         return False  # the noise does not depend on the batch: each process draws that of its shards
