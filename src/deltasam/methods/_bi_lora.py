@@ -97,12 +97,10 @@ class BiLoRA(Method):
     params: Selection = field(default="base")
     seed: int = random_seed()
     cost = "1/1"
+    perturbs = "layers"
     buffers = ("auxiliary", "mean", "square", "ascents")
     needs_adapters = True
     uses_direction_only = True  # the only pass is the last one: what clips it clips the final gradient
-
-    def _needs_whole(self) -> bool:
-        return False  # the perturbation is in the outputs of layers: shards need not be gathered for it
 
     def _step(self, passes: Passes) -> Step:
         places = self._places(passes.inner, passes.params)

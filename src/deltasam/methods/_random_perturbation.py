@@ -19,7 +19,6 @@ from deltasam.step.fused.noise import Noise, is_ready, supports
 from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
 from deltasam.step.precision import is_measured
-from deltasam.step.quantized import require_ordinary
 from deltasam.step.randomness import Seed, seeded_generator
 
 Per = Literal["row", "all"]
@@ -84,7 +83,6 @@ class RandomPerturbation(Method):
 
     def _step(self, passes: Passes) -> Step:
         params = list(passes.params.values())
-        require_ordinary(params, passes.params)
         require_real(params, passes.params)
         direction: list[Tensor | Noise]
         if self.per == "row":
