@@ -57,6 +57,13 @@ def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for prefix, layer in layers.items() for name, p in _base(prefix, layer)}
 
 
+def innermost(layer: nn.Module) -> nn.Module:
+    """The layer under all adapters, which may be around one another."""
+    while is_adapted(layer):
+        layer = layer.base_layer  # type: ignore[assignment]
+    return layer
+
+
 def _base(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     base, prefix = layer.base_layer, f"{prefix}.base_layer".lstrip(".")
     while is_adapted(base):  # type: ignore[arg-type]  # several adapters around one another
