@@ -22,7 +22,19 @@ _OTHER = {
     "sam-no-bias-norm",  # is sam with another params
     "momentum-sam",  # follows gradients that train the model: refused below
 }
-rows = pytest.mark.parametrize("row", [row for row in ROWS if row.name not in _OTHER], ids=str)
+_QUICK = {
+    "sam", "delta-sam", "per-instance", "per-instance-groups", "asam", "gsam", "esam", "look-sam", "friendly-sam",
+    "subset-sam", "fisher-sam",
+}  # fmt: skip
+rows = pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=() if row.name in _QUICK else pytest.mark.slow)
+        for row in ROWS
+        if row.name not in _OTHER
+    ],
+    ids=str,
+)
 
 
 def plain(problem: Problem, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
