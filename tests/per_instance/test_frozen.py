@@ -74,7 +74,10 @@ def test_a_predicate_over_frozen_and_trained_parameters(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["Llama", "GPT-2", "BERT"])
 @pytest.mark.parametrize("kind", ["DoRA with dropout", "LoRA without dropout"])
-def test_other_ways_to_call_the_base(family: str, kind: str) -> None:
+def test_other_ways_to_call_the_base(family: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Around a Conv1D, PEFT makes a new parameter of the transposed weight, which hides this use from autograd, and so
+    # from the reference. The engine, whose weights are no parameters, sees it.
+    monkeypatch.setattr("peft.tuners.lora.dora.transpose", lambda weight, flip: weight.T if flip else weight)
     check(family, kind, 3)
 
 

@@ -124,6 +124,7 @@ def made(name: str, n: int = 4) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries while they are imported
         model = CASES[name].make().train()
+        model(torch.zeros(1, 1, dtype=torch.long))  # the first call of a layer of bitsandbytes moves its weight
     return model, (torch.randint(23, (n, 5)), torch.randint(3, (n,)))
 
 
@@ -144,7 +145,9 @@ def frozen_state(model: nn.Module) -> dict[str, Any]:
     for name, p in model.named_parameters():
         if getattr(p, "quant_state", None) is not None:
             found |= {f"{name} {k}": v for k, v in p.quant_state.as_dict(packed=False).items()}
-        found |= {f"{name} {k}": getattr(p, k).clone() for k in ("CB", "SCB") if getattr(p, k, None) is not None}
+    for name, module in model.named_modules():
+        state = getattr(module, "state", None)
+        found |= {f"{name} {k}": getattr(state, k).clone() for k in ("CB", "SCB") if hasattr(state, k)}
     return found
 
 
