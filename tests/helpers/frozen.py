@@ -1,4 +1,4 @@
-"""Small models with adapters around frozen weights, and the slow reference: a copy whose frozen weights really move."""
+"""Small models with adapters around frozen weights, and the slow reference: a copy whose frozen weights move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers with quantized weights, one of them written out here, and the two references that they are compared with.
+"""Linear layers with quantized weights, one of them written out here, and the two references for them.
 
 A weight-only layer equals a linear layer with the dequantized weights. A layer that rounds its inputs, too, does not:
 for every kind, a perturbation of the weights is a product that is added to the output, here with a matrix of zeros.

@@ -1,4 +1,4 @@
-"""The promises of all methods while they perturb frozen weights: nothing is left of it but the gradient of the rest."""
+"""The promises of all methods while they perturb frozen weights: only the gradient of the rest is left of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-instance perturbations of frozen bfloat16 weights arrive, although a move that is written to them would be lost."""
+"""Per-instance perturbations of frozen bfloat16 weights arrive; a move that is written to them would be lost."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ class Sizes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         for value in tree_leaves(output):
-            if isinstance(value, Tensor) and not value.is_meta and tuple(value.shape[-2:]) in self.shapes:
-                if value.untyped_storage().data_ptr() not in self.memory:
-                    self.found.append(f"{func}: {tuple(value.shape)}")
+            watched = isinstance(value, Tensor) and not value.is_meta and tuple(value.shape[-2:]) in self.shapes
+            if watched and value.untyped_storage().data_ptr() not in self.memory:
+                self.found.append(f"{func}: {tuple(value.shape)}")
         return output
 
 
@@ -80,8 +80,7 @@ def test_every_frozen_matrix() -> None:
 
 def test_the_test_would_notice() -> None:
     assert made_by(ERM(), is_base) == []
-    base = [p for p in select(llama(), "base").values()]
-    assert len(made_by(SAM(params="base"), is_base)) >= len(base)
+    assert len(made_by(SAM(params="base"), is_base)) >= len(select(llama(), "base"))
 
 
 def test_the_first_step_compares_a_sample_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
