@@ -114,21 +114,23 @@ def reference(model: nn.Module, run: Run, chosen: Iterable[str], rho: float, gro
     chosen = set(chosen)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in model.named_parameters() if name in trained}
-    start = run(deepcopy(model).double()).detach()
+    other = deepcopy(model).double()
+    params = dict(other.named_parameters())
+    moving = [params[name].requires_grad_(True) for name in params if name in chosen]
+    assert len(moving) == len(chosen)
+    start, before = run(other).detach(), [p.detach().clone() for p in moving]
     size, norms, perturbed = len(start), [], torch.empty_like(start)
     for members in groups_of(size, group):
-        other = deepcopy(model).double()
-        params = dict(other.named_parameters())
-        moving = [params[name].requires_grad_(True) for name in params if name in chosen]
-        assert len(moving) == len(chosen)
         grads = torch.autograd.grad(run(other)[members].sum(), moving, allow_unused=True)
         norm = torch.stack([g.square().sum() for g in grads if g is not None]).sum().sqrt()
         with torch.no_grad():
-            for p, g in zip(moving, grads, strict=True):
-                if g is not None:
-                    p += rho * g / norm
+            for p, w, g in zip(moving, before, grads, strict=True):
+                p.copy_(w if g is None else w + rho * g / norm)
         there = run(other)[members]
         found = torch.autograd.grad(there.sum() / size, [params[name] for name in trained], allow_unused=True)
+        with torch.no_grad():
+            for p, w in zip(moving, before, strict=True):
+                p.copy_(w)
         for name, g in zip(trained, found, strict=True):
             if g is not None:
                 total[name] += g

@@ -14,7 +14,7 @@ from helpers.instance_reference import Exact
 from helpers.promises import assert_intact, snapshot
 
 peft = pytest.importorskip("peft")
-RHO = 0.02
+RHO = 0.01
 
 
 def llama() -> nn.Module:
@@ -53,7 +53,7 @@ def test_the_rise_of_the_loss_is_that_of_exact_weights(exact: tuple[nn.Module, T
     before = snapshot(model)
     step = PerInstanceSAM(rho=RHO, params="base").backward(model, ids, losses)
     meant = rise(wanted.perturbed, wanted.losses)
-    assert rise(step.perturbed_losses, step.losses) == pytest.approx(meant, rel=0.1)
+    assert rise(step.perturbed_losses, step.losses) == pytest.approx(meant, rel=0.15)
     assert_intact(model, before)
     mine = torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
     theirs = torch.cat([g.flatten() for g in wanted.gradient.values()])
@@ -76,7 +76,7 @@ def test_a_written_perturbation_would_be_lost(exact: tuple[nn.Module, Tensor, Ex
                 p.copy_((p + RHO * g / norm).bfloat16())
             written.append(losses(other, ids[i : i + 1]))
     share = rise(torch.cat(written), wanted.losses) / rise(wanted.perturbed, wanted.losses)
-    assert share < 0.7
+    assert share < 0.5
 
 
 @pytest.mark.parametrize("group", [4, 8])
@@ -85,7 +85,7 @@ def test_groups_arrive_too(group: int) -> None:
     ids = torch.randint(50, (8, 16))
     wanted = reference(model, lambda model: losses(model, ids), base_names(model), RHO, group)
     step = PerInstanceSAM(rho=RHO, params="base", group=group).backward(model, ids, losses)
-    assert rise(step.perturbed_losses, step.losses) == pytest.approx(rise(wanted.perturbed, wanted.losses), rel=0.1)
+    assert rise(step.perturbed_losses, step.losses) == pytest.approx(rise(wanted.perturbed, wanted.losses), rel=0.15)
 
 
 def test_under_autocast() -> None:
@@ -96,5 +96,5 @@ def test_under_autocast() -> None:
     before = snapshot(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         step = PerInstanceSAM(rho=RHO, params="base").backward(model, ids, losses)
-    assert rise(step.perturbed_losses, step.losses) == pytest.approx(rise(wanted.perturbed, wanted.losses), rel=0.1)
+    assert rise(step.perturbed_losses, step.losses) == pytest.approx(rise(wanted.perturbed, wanted.losses), rel=0.15)
     assert_intact(model, before)

@@ -12,7 +12,6 @@ from itertools import repeat
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deltasam._torch import parameters_of
@@ -52,8 +51,7 @@ def _linear(module: Any, state: PassState) -> Forward:
             layout = state.layout(input, weight, 1)
             if layout.is_split and state.grouping.m == 1:
                 rows, recorded = state.rows(input, layout)
-                y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
-                return state.matrix(weight, bias, rows, y, recorded, layout)
+                return state.product(weight, bias, rows, recorded, layout, weight.parameter)
         return nn.Linear.forward(module, input)
 
     return forward
