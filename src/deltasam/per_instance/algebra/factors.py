@@ -179,13 +179,6 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
             return torch.baddbmm(y, x.to(y.dtype), matrix if transposed else matrix.transpose(1, 2))
 
 
-def linear_move(x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool, out: int) -> Tensor:
-    """``c x E^T``, what :func:`add_linear` adds to the ``out`` outputs, in new memory and in the dtype of x."""
-    if isinstance(factor, LowRank) and factor.transposed == transposed:
-        return torch.bmm(products(x, factor.x, c, factor.bias, x.dtype), factor.d.to(x.dtype))
-    return add_linear(x.new_zeros(*x.shape[:2], out), x, factor, c, products, transposed)
-
-
 def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
     """``y + c E[ids]`` for the perturbation ``c E`` of a table; ids is ``(G, S)``, y is ``(G, S, out)``."""
     scale = c.view(-1, 1, 1).to(y.dtype)

@@ -1,4 +1,4 @@
-"""Operations of the perturbed pass that save memory and memory traffic compared with plain autograd.
+"""Two operations of the perturbed pass that save memory and memory traffic compared with plain autograd.
 
 A ``torch.autograd.Function`` takes longer to launch than an operation of torch, so a GPU that waits for launches gets
 the operations of torch instead.
@@ -29,19 +29,6 @@ def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
     return made
 
 
-def add_affine(start: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
-    """``start + x W^T`` for x (G, S, in) and W (out, in), written to the memory of start, which has no other use.
-
-    The sum is rounded once. In half precision ``y + start`` would lose a start that is small beside y: y is already
-    rounded, so the sum is rounded back to it. Before it is rounded, it is as likely above as below a rounding border.
-    """
-    matrix = matrix.to(start.dtype)
-    if start.is_cuda and not is_recorded(start.device):
-        return torch.addmm(start.flatten(0, 1), x.flatten(0, 1), matrix.t()).view(start.shape)
-    made: Tensor = _AddAffine.apply(start, x, matrix)  # type: ignore[no-untyped-call]
-    return made
-
-
 def scaled_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     """``layer_norm(x) * scale + shift`` over the last dimension of x (N, S, H); scale and shift are (N, 1, H).
 
@@ -69,25 +56,6 @@ class _AddProduct(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (gradient,), (d,) = gradients, ctx.saved_tensors
         return gradient, torch.bmm(gradient.to(d.dtype), d.mT) if ctx.needs_input_grad[1] else None, None
-
-
-class _AddAffine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, start: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
-        ctx.save_for_backward(x, matrix)
-        out = start.new_empty(0)
-        out.set_(start)  # type: ignore[call-overload]  # the same memory, but no view of start to autograd
-        out.view(-1, out.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), matrix.t())
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (gradient,), (x, matrix) = gradients, ctx.saved_tensors
-        of_x = gradient @ matrix if ctx.needs_input_grad[1] else None
-        of_matrix = None
-        if ctx.needs_input_grad[2]:
-            of_matrix = gradient.reshape(-1, gradient.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-        return gradient, of_x, of_matrix
 
 
 class _ScaledNorm(torch.autograd.Function):

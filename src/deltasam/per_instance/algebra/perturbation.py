@@ -8,19 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deltasam.per_instance.algebra.factors import (
-    Factor,
-    Packed,
-    Products,
-    add_linear,
-    add_rows,
-    linear_move,
-    wide_dtype,
-)
+from deltasam.per_instance.algebra.factors import Factor, Packed, Products, add_linear, add_rows, wide_dtype
 from deltasam.per_instance.algebra.grouping import Grouping
-from deltasam.per_instance.algebra.operations import add_affine
-
-_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,26 +27,6 @@ class Perturbation:
         """The output ``y`` of a layer at w, perturbed. The factors of the weight include a bias that is folded in."""
         for factor, c in self.terms.get(id(weight), ()):
             y = add_linear(y, x, factor, c, self.products, transposed)
-        if bias is not None:
-            for factor, c in self.terms.get(id(bias), ()):
-                y = y + self._move(factor, c, spread=False).unsqueeze(1).to(y.dtype)
-        return y
-
-    def affine(
-        self, weight: Tensor, matrix: Tensor, bias: Tensor | None, x: Tensor, transposed: bool
-    ) -> Tensor | None:
-        """``x W^T`` perturbed, rounded once, in half precision; None if :meth:`linear` is as precise.
-
-        The layer's own bias is to be added. ``matrix`` is the weight as (out, in), x is (G, S, in).
-        """
-        terms = self.terms.get(id(weight), ())
-        if not terms or x.dtype not in _HALVES or type(x) is not Tensor:
-            return None
-        (factor, c), *more = terms
-        y = linear_move(x, factor, c, self.products, transposed, matrix.shape[0])
-        for factor, c in more:
-            y = add_linear(y, x, factor, c, self.products, transposed)
-        y = add_affine(y, x, matrix)
         if bias is not None:
             for factor, c in self.terms.get(id(bias), ()):
                 y = y + self._move(factor, c, spread=False).unsqueeze(1).to(y.dtype)

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.nn import functional as F
 
 from deltasam._torch import base_of, version_of
 from deltasam.per_instance.algebra.calls import Call, Normal
@@ -91,20 +90,6 @@ class PassState:
             self._last = last = (x, how, rows, rows.detach() if self.recording else rows)
         return last[2], last[3]
 
-    def product(self, weight: Proxy, bias: Any, x: Tensor, recorded: Tensor, layout: Layout, matrix: Tensor) -> Tensor:
-        """Output (G, S, out) of a layer that multiplies ``x`` (G, S, in) by ``matrix`` (out, in) and adds the bias.
-
-        With a perturbation, in half precision, the sum of both products is rounded once, see ``add_affine``.
-        """
-        transposed = matrix is not weight.parameter
-        added = bias.parameter if isinstance(bias, Proxy) else bias
-        if self.perturbation is not None:
-            y = self.perturbation.affine(weight.parameter, matrix, added, x, transposed)
-            if y is not None:
-                y = y if added is None else y + added.to(y.dtype)
-                return self._recorded(weight, bias, y, recorded, layout, transposed)
-        return self.matrix(weight, bias, x, F.linear(x, matrix, added), recorded, layout, transposed)
-
     def matrix(
         self,
         weight: Proxy,
@@ -119,12 +104,6 @@ class PassState:
         offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.perturbation is not None:
             y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
-        return self._recorded(weight, bias, y, recorded, layout, transposed)
-
-    def _recorded(
-        self, weight: Proxy, bias: Any, y: Tensor, recorded: Tensor, layout: Layout, transposed: bool
-    ) -> Tensor:
-        offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.recording and (edge := edge_of(whole_base(y))) is not None:
             shape = y.shape
 

@@ -81,13 +81,14 @@ def matmul(state: PassState, x: Tensor, weight: Tensor) -> Any:
 
 def _matrix(state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tensor, *, transposed: bool) -> Tensor:
     layout = state.layout(x, weight, 1)
-    rows, recorded = state.rows(x, layout)
     if layout.kind == "shared":
         once = F.linear(x.reshape(1, -1, x.shape[-1]), matrix, unwrapped(bias))
+        rows, recorded = state.rows(x, layout)
         y = state.grouping.rows(once.expand(layout.size, -1, -1).contiguous())
-        y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
     else:
-        y = state.product(weight, bias, rows, recorded, layout, matrix)
+        rows, recorded = state.rows(x, layout)
+        y = F.linear(rows, matrix, unwrapped(bias))
+    y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
     return layout.join(state.grouping.unrows(y))
 
 

@@ -12,6 +12,7 @@ from itertools import repeat
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deltasam._torch import parameters_of
@@ -51,7 +52,8 @@ def _linear(module: Any, state: PassState) -> Forward:
             layout = state.layout(input, weight, 1)
             if layout.is_split and state.grouping.m == 1:
                 rows, recorded = state.rows(input, layout)
-                return state.product(weight, bias, rows, recorded, layout, weight.parameter)
+                y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
+                return state.matrix(weight, bias, rows, y, recorded, layout)
         return nn.Linear.forward(module, input)
 
     return forward
