@@ -101,9 +101,21 @@ class PassState:
         transposed: bool = False,
     ) -> Tensor:
         """Output ``y`` (G, S, out) of a layer that multiplies ``x`` (G, S, in) by the weight and adds the bias."""
-        offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.perturbation is not None:
-            y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
+            y = self.perturbation.linear(weight.parameter, _parameter(bias), x, y, transposed)
+        return self.recorded(weight, bias, y, recorded, layout, transposed)
+
+    def half_move(self, weight: Proxy, bias: Any, x: Tensor, out: int, transposed: bool = False) -> Tensor | None:
+        """What the perturbation adds to the output of a layer in half precision; None without one, or in float32."""
+        if self.perturbation is None or x.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        return self.perturbation.linear_move(weight.parameter, _parameter(bias), x, out, transposed)
+
+    def recorded(
+        self, weight: Proxy, bias: Any, y: Tensor, recorded: Tensor, layout: Layout, transposed: bool = False
+    ) -> Tensor:
+        """The output ``y`` of a layer, whose inputs ``recorded`` and edge are recorded."""
+        offset = _parameter(bias)
         if self.recording and (edge := edge_of(whole_base(y))) is not None:
             shape = y.shape
 
@@ -166,6 +178,10 @@ class PassState:
         if name not in self._expanded:
             self._expanded[name] = PerInstance.wrap(self.values(proxy).to(proxy.dtype), self.layout_table)
         return self._expanded[name]
+
+
+def _parameter(value: Any) -> Tensor | None:
+    return value.parameter if isinstance(value, Proxy) else None
 
 
 def edge_of(output: Tensor) -> GradientEdge | None:

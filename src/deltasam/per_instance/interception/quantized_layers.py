@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam._torch import parameters_of
+from deltasam.per_instance.algebra.operations import add_dithered
 from deltasam.per_instance.interception.tensors import PerInstance, Proxy
 
 
@@ -26,12 +27,13 @@ def perturbed_forward(layer: nn.Module, proxy: Proxy) -> Callable[..., Any]:
         if isinstance(x, (PerInstance, Proxy)):
             state.refuse(f"the forward of {type(layer).__name__}, a quantized layer,", proxy)
         bias = own.get("bias")
-        if isinstance(bias, Proxy):  # the kernels of the layer take no proxies
-            own["bias"] = bias.parameter
+        shift = bias.parameter if isinstance(bias, Proxy) else None
+        if shift is not None:  # the kernels of the layer take no proxies
+            own["bias"] = shift
         try:
             y = original(x, *args, **kwargs)
         finally:
-            if isinstance(bias, Proxy):
+            if shift is not None:
                 own["bias"] = bias
         # The first layers of a frozen model: nothing before them requires a gradient. Activation checkpointing calls
         # the layer again, when nothing is recorded any more, and must find the same graph.
@@ -41,7 +43,10 @@ def perturbed_forward(layer: nn.Module, proxy: Proxy) -> Callable[..., Any]:
         rows, recorded = state.rows(x, layout)
         out = state.grouping.rows(layout.split(y, 1))
         if state.perturbation is not None:
-            out = out.clone()  # the sum is written to this memory, and the layer may have saved its output
-        return layout.join(state.grouping.unrows(state.matrix(proxy, bias, rows, out, recorded, layout)))
+            move = state.perturbation.linear_move(proxy.parameter, shift, rows, out.shape[-1])
+            if move is not None:
+                is_half = out.dtype in (torch.bfloat16, torch.float16)
+                out = add_dithered(out, move) if is_half else out + move.to(out.dtype)
+        return layout.join(state.grouping.unrows(state.recorded(proxy, bias, out, recorded, layout)))
 
     return forward
