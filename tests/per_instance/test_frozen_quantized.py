@@ -227,6 +227,25 @@ def test_in_float64() -> None:
     assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-6
 
 
+def test_a_small_perturbation_arrives_in_bfloat16() -> None:
+    """The outputs of the layer are bfloat16 values: a small move would be rounded away, half of it at this radius."""
+    rho = 1e-3
+    model, batch = made("packed", 64)
+    model = model.bfloat16()
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        logits = model(batch[0])
+        return nn.functional.cross_entropy(
+            logits.to(torch.promote_types(logits.dtype, torch.float32)), batch[1], reduction="none"
+        )
+
+    other = replaced(copy.deepcopy(model), ordinary).double()
+    exact = reference(other, lambda model: objective(model, batch), base_names(other), rho)
+    step = PerInstanceSAM(rho=rho, params="base").backward(model, batch, objective)
+    rise = float((step.perturbed_losses.double() - step.losses.double()).mean())
+    assert rise == pytest.approx(float((exact.perturbed - exact.losses).mean()), rel=0.2)
+
+
 @cases
 def test_micro_batches_and_a_loss_scale(name: str) -> None:
     found = []
