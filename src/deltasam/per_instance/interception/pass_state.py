@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -13,12 +14,13 @@ from deltasam._torch import base_of, version_of
 from deltasam.per_instance.algebra.calls import Call, Normal
 from deltasam.per_instance.algebra.factors import wide_dtype
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.operations import add_to_linear
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import NoRuleError
 from deltasam.per_instance.interception.batch_rule import Kind
 from deltasam.per_instance.interception.layout import Layout, find_layout
 from deltasam.per_instance.interception.memory import Memory
-from deltasam.per_instance.interception.tensors import PerInstance, Proxy
+from deltasam.per_instance.interception.tensors import PerInstance, Proxy, unwrapped
 
 _MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
 
@@ -105,11 +107,25 @@ class PassState:
             y = self.perturbation.linear(weight.parameter, _parameter(bias), x, y, transposed)
         return self.recorded(weight, bias, y, recorded, layout, transposed)
 
-    def half_move(self, weight: Proxy, bias: Any, x: Tensor, out: int, transposed: bool = False) -> Tensor | None:
-        """What the perturbation adds to the output of a layer in half precision; None without one, or in float32."""
-        if self.perturbation is None or x.dtype not in (torch.bfloat16, torch.float16):
-            return None
-        return self.perturbation.linear_move(weight.parameter, _parameter(bias), x, out, transposed)
+    def linear(
+        self,
+        weight: Proxy,
+        bias: Any,
+        x: Tensor,
+        matrix: Tensor,
+        recorded: Tensor,
+        layout: Layout,
+        transposed: bool = False,
+    ) -> Tensor:
+        """The layer ``x matrix^T + bias``, (G, S, out); the matrix is the weight, transposed if it is stored so."""
+        if self.perturbation is not None and x.dtype in (torch.bfloat16, torch.float16):
+            move = self.perturbation.linear_move(weight.parameter, _parameter(bias), x, matrix.shape[0], transposed)
+            if move is not None:
+                y = add_to_linear(move, x, matrix)
+                y = y if bias is None else y + unwrapped(bias).to(y.dtype)
+                return self.recorded(weight, bias, y, recorded, layout, transposed)
+        y = F.linear(x, matrix, unwrapped(bias))
+        return self.matrix(weight, bias, x, y, recorded, layout, transposed)
 
     def recorded(
         self, weight: Proxy, bias: Any, y: Tensor, recorded: Tensor, layout: Layout, transposed: bool = False
