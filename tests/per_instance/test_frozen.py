@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from deltasam.methods import PerInstanceSAM
+from deltasam.per_instance import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from helpers.frozen import FAMILIES, adapted, base_names, reference, run_of, trained_gradients
 from helpers.instance_reference import gradient_errors, relative
+from helpers.promises import assert_intact, snapshot
 
 pytest.importorskip("peft")
 RHO = 0.2
@@ -115,6 +117,34 @@ def test_both_engines(engine: Any) -> None:
     torch.manual_seed(3)
     PerInstanceSAM(rho=RHO, params="base", engine=engine).backward(model, batch, objective)
     assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-9
+
+
+@pytest.mark.parametrize("engine", ["loop", "low-rank"])
+def test_the_functions_for_one_batch(engine: Any) -> None:
+    model = adapted("GPT-2").eval()
+    before = snapshot(model)
+    run, batch, objective = run_of("GPT-2", 3)
+    exact = reference(model, run, base_names(model), RHO)
+    given = {"params": "base", "engine": engine}
+    norms = instance_gradient_norms(model, batch, objective, **given)
+    losses = instance_adversarial_losses(model, batch, objective, rho=RHO, **given)
+    assert relative(norms, exact.norms) < 1e-9
+    assert relative(losses, exact.perturbed) < 1e-9
+    stronger = instance_adversarial_losses(model, batch, objective, rho=RHO, steps=3, **given)
+    assert bool((stronger > exact.losses).all())
+    assert_intact(model, before)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_model_in_the_context_of_perturbed_instances() -> None:
+    model = adapted("GPT-2").eval()
+    before = snapshot(model)
+    run, batch, objective = run_of("GPT-2", 3)
+    exact = reference(model, run, base_names(model), RHO)
+    with perturbed_instances(model, batch, objective, rho=RHO, params="base"):
+        objective(model, batch).mean().backward()
+    assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-9
+    assert_intact(model, before)
 
 
 def test_a_group_of_all_instances_is_sam_without_writing_the_weights() -> None:

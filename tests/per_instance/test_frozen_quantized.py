@@ -130,7 +130,7 @@ def made(name: str, n: int = 4) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 def ordinary(layer: nn.Module) -> nn.Module:
     """A linear layer with the dequantized weights."""
-    w = dequantized(layer).detach().float()
+    w = dequantized(layer).detach()
     made = nn.Linear(w.shape[1], w.shape[0], bias=layer.bias is not None)
     made.weight = nn.Parameter(w.clone(), requires_grad=False)
     if layer.bias is not None:
@@ -184,10 +184,10 @@ def test_equals_the_loop_over_the_dequantized_weights(name: str, group: int) -> 
         return cross_entropy(model, batch)
 
     exact = reference(other, run, base_names(other), RHO, group) if weight_only else _in_place(other, run, group)
-    assert relative(step.losses.double(), exact.losses) < 1e-6
+    assert relative(step.losses.double(), exact.losses) < 1e-6  # the model computes in float32
     assert relative(step.perturbed_losses.double(), exact.perturbed) < 1e-6
     found = {k: None if g is None else g.double() for k, g in found.items()}
-    assert gradient_errors(found, exact.gradient) < 3e-6  # of a model that computes in float32
+    assert gradient_errors(found, exact.gradient) < 2e-5  # of single parameters, in float32
     assert relative(exact.perturbed, exact.losses) > 1e-2
 
 
@@ -216,15 +216,16 @@ def _in_place(model: nn.Module, run: Any, group: int) -> Any:
     return Exact(start, torch.stack(norms).double(), perturbed, total)
 
 
-def test_in_float64() -> None:
+@pytest.mark.parametrize("params", ["base", "all"])
+def test_in_float64(params: Any) -> None:
     """The layer that is written out here computes in any precision."""
     model, batch = made("packed")
     model = model.double()
-    other = replaced(copy.deepcopy(model), ordinary).double()
-    exact = reference(other, lambda model: cross_entropy(model, batch), base_names(other), RHO)
-    # The weights of the other were rounded to float32.
-    PerInstanceSAM(rho=RHO, params="base").backward(model, batch, cross_entropy)
-    assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-6
+    other = replaced(copy.deepcopy(model), ordinary)
+    chosen = base_names(other) if params == "base" else [name for name, _ in other.named_parameters()]
+    exact = reference(other, lambda model: cross_entropy(model, batch), chosen, RHO)
+    PerInstanceSAM(rho=RHO, params=params).backward(model, batch, cross_entropy)
+    assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-9
 
 
 def test_a_small_perturbation_arrives_in_bfloat16() -> None:
@@ -303,7 +304,7 @@ def test_all_parameters_include_the_quantized_weights(name: str) -> None:
         every = [key for key, _ in other.named_parameters()]
         exact = reference(other, lambda model: cross_entropy(model, batch), every, RHO)
         assert relative(step.perturbed_losses.double(), exact.perturbed) < 1e-6
-        assert gradient_errors(found, exact.gradient) < 3e-6
+        assert gradient_errors(found, exact.gradient) < 2e-5
 
 
 @cases

@@ -138,7 +138,10 @@ def sample(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Those that are trained have gradients of that size anyway. Of frozen ones that are too many, the layers of one
     kind, whose names differ in numbers only, are represented by the first: they run through the same code.
     """
-    ordinary = {name: p for name, p in params.items() if layer_of(p) is None}
+    # Quantized weights have no gradient, and the factors of their biases are folded into theirs.
+    quantized = [layer for p in params.values() if (layer := layer_of(p)) is not None]
+    folded = {id(p) for layer in quantized for p in layer.parameters(recurse=False)}
+    ordinary = {name: p for name, p in params.items() if layer_of(p) is None and id(p) not in folded}
     if sum(p.numel() for p in ordinary.values() if not p.requires_grad) <= _MOST_COMPARED:
         return ordinary
     layers = [name.rpartition(".")[0] for name, p in ordinary.items() if not p.requires_grad]
