@@ -174,3 +174,39 @@ def _transformer(dropout: float) -> nn.Module:
 #: The problems of ``helpers/problems.py`` with adapters; dropout, and none.
 ADAPTED = Problem("adapted", lambda: _transformer(0.1), token_ids, False)
 ADAPTED_NO_DROPOUT = Problem("adapted, no dropout", lambda: _transformer(0.0), token_ids, False)
+
+
+class Small(nn.Module):
+    """Tokens, a convolution, a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.mix = nn.Conv1d(4, 4, 3, padding=1)
+        self.norm = nn.LayerNorm(4)
+        self.up = nn.Linear(4, 6)
+        self.down = nn.Linear(6, 4)
+        self.head = nn.Linear(4, 9, bias=False)
+        self.head.weight = self.words.weight
+        self.score = nn.Linear(9, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.mix(self.words(ids).transpose(1, 2)).transpose(1, 2)
+        return self.score(self.head(self.norm(h + self.down(self.up(h).tanh())).mean(1)))
+
+
+#: Adapters that are not LoRA, with options for :func:`small`.
+OTHER_KINDS: dict[str, dict[str, Any]] = {
+    "LoHaConfig": {"r": 2},
+    "LoKrConfig": {"r": 2},
+    "IA3Config": {"feedforward_modules": ["down"]},
+    "VeraConfig": {"r": 2},
+    "OFTConfig": {"oft_block_size": 2},
+}
+
+
+def small(targets: tuple[str, ...] = ("up", "down"), kind: str = "LoraConfig", **options: Any) -> nn.Module:
+    """The small model with adapters of this kind."""
+    import peft
+
+    return peft.get_peft_model(Small(), getattr(peft, kind)(target_modules=list(targets), **options))

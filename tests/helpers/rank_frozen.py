@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deltasam import SAM, MicroBatches, PerInstanceSAM
+from deltasam.integrations import MethodOptimizer
 from deltasam.methods import ASAM, GSAM, DeltaSAM, FriendlySAM, LookSAM, Method
 from helpers.frozen import ADAPTED_NO_DROPOUT
 from helpers.problems import cross_entropy, relative_error
@@ -87,6 +88,20 @@ def frozen_replicas(rank: int, world: int) -> dict[str, float]:
             each = _compared(DistributedDataParallel(_model()), make, scope, rank, world)
             found |= {f"{name} {scope} {what}": value for what, value in each.items()}
     batch = _part(_batch(world), rank)
+    for scope in ("local", "global"):
+        given = SAM(rho=0.1, params="base", scope=scope)
+        plain, closed = DistributedDataParallel(_model()), DistributedDataParallel(_model())
+        given.backward(plain, batch, cross_entropy)
+        optimizer = MethodOptimizer(torch.optim.SGD(closed.parameters(), lr=0.0), given, closed, closure="backward")
+
+        def closure(model: nn.Module = closed, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = cross_entropy(model, batch).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        found[f"closure {scope}"] = relative_error(_gradients(closed), _gradients(plain))
     whole, split = DistributedDataParallel(_model()), DistributedDataParallel(_model())
     PerInstanceSAM(rho=0.1, params="base").backward(whole, batch, cross_entropy)
     parts = MicroBatches([tuple(value[:1] for value in batch), tuple(value[1:] for value in batch)])

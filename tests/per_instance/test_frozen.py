@@ -14,11 +14,20 @@ from torch import nn
 
 from deltasam.methods import PerInstanceSAM
 from deltasam.per_instance import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
-from helpers.frozen import FAMILIES, adapted, base_names, reference, run_of, trained_gradients
+from helpers.frozen import (
+    FAMILIES,
+    OTHER_KINDS,
+    adapted,
+    base_names,
+    reference,
+    run_of,
+    small,
+    trained_gradients,
+)
 from helpers.instance_reference import gradient_errors, relative
 from helpers.promises import assert_intact, snapshot
 
-pytest.importorskip("peft")
+peft = pytest.importorskip("peft")
 RHO = 0.2
 families = pytest.mark.parametrize("family", FAMILIES)
 
@@ -88,6 +97,42 @@ def test_other_ways_to_call_the_base(family: str, kind: str, monkeypatch: pytest
 def test_other_batch_sizes(family: str, n: int) -> None:
     """The batch of 6 is as large as the texts are long."""
     check(family, "LoRA", n)
+
+
+def check_small(model: nn.Module) -> None:
+    model = model.double().train()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))  # some adapters start as if they were not there
+    ids, labels = torch.randint(9, (4, 5)), torch.randint(3, (4,))
+
+    def objective(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(ids), labels, reduction="none")
+
+    exact = reference(model, lambda model: objective(model, None), base_names(model), RHO)
+    step = PerInstanceSAM(rho=RHO, params="base").backward(model, (ids, labels), objective)
+    assert (step.forwards, step.backwards) == (2, 2)
+    assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-9
+    assert relative(step.perturbed_losses, exact.perturbed) < 1e-9
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_kinds_of_adapters(kind: str) -> None:
+    if not hasattr(peft, kind):
+        pytest.skip(f"this version of peft has no {kind}")
+    torch.manual_seed(0)
+    check_small(small(kind=kind, **OTHER_KINDS[kind]))
+
+
+def test_embeddings_and_convolutions() -> None:
+    check_small(small(("words", "mix", "down")))
+
+
+def test_two_active_adapters() -> None:
+    model = small()
+    model.add_adapter("other", peft.LoraConfig(target_modules=["up"]))
+    model.base_model.set_adapter(["default", "other"])
+    check_small(model)
 
 
 def test_dora_in_groups() -> None:

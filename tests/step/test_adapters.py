@@ -10,35 +10,11 @@ from torch import nn
 
 from deltasam import ASAM, SAM, DeltaSAM, PerInstanceSAM, select
 from deltasam.step.adapters import adapted_layers
-from helpers.frozen import FAMILIES, Adapter, adapted, run_of
+from helpers.frozen import FAMILIES, OTHER_KINDS, Adapter, Small, adapted, run_of, small
 from helpers.problems import cross_entropy
 from helpers.promises import assert_intact, snapshot
 
 peft = pytest.importorskip("peft")
-
-
-class Small(nn.Module):
-    """Tokens, a convolution, a tied head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(9, 4)
-        self.mix = nn.Conv1d(4, 4, 3, padding=1)
-        self.norm = nn.LayerNorm(4)
-        self.up = nn.Linear(4, 6)
-        self.down = nn.Linear(6, 4)
-        self.head = nn.Linear(4, 9, bias=False)
-        self.head.weight = self.words.weight
-        self.score = nn.Linear(9, 3)
-
-    def forward(self, ids: Any) -> Any:
-        h = self.mix(self.words(ids).transpose(1, 2)).transpose(1, 2)
-        return self.score(self.head(self.norm(h + self.down(self.up(h).tanh())).mean(1)))
-
-
-def small(targets: tuple[str, ...] = ("up", "down"), kind: Any = None, **options: Any) -> nn.Module:
-    make = peft.LoraConfig if kind is None else kind
-    return peft.get_peft_model(Small(), make(target_modules=list(targets), **options))
 
 
 def short(names: Any) -> set[str]:
@@ -99,15 +75,11 @@ def test_several_adapters_share_a_base() -> None:
     assert short(select(model, "adapters")) == {"up.lora_A.other.weight", "up.lora_B.other.weight"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("LoHaConfig", {"r": 2}), ("LoKrConfig", {"r": 2}), ("IA3Config", {"feedforward_modules": ["down"]}),
-     ("VeraConfig", {"r": 2}), ("OFTConfig", {"oft_block_size": 2})],
-)  # fmt: skip
-def test_other_kinds_of_adapters(kind: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_kinds_of_adapters(kind: str) -> None:
     if not hasattr(peft, kind):
         pytest.skip(f"this version of peft has no {kind}")
-    model = small(kind=getattr(peft, kind), **options)
+    model = small(kind=kind, **OTHER_KINDS[kind])
     assert short(select(model, "base")) == {"up.base_layer.weight", "down.base_layer.weight"}
     assert select(model, "adapters").keys() == select(model, "trained").keys()
 
