@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.parallel.ranks import Ranks
-from deltasam.step.batches import MicroBatches, batch_size, ratio, shares, take, tensors
+from deltasam.step.batches import MicroBatches, batch_size, cut, ratio, shares, take, tensors
 from deltasam.step.randomness import Randomness, Replay, accelerators
 
 if TYPE_CHECKING:
@@ -150,6 +150,32 @@ class StepBatch:
             with self.ranks.no_sync(k < len(self.batches) - 1):
                 yield part
             self.sizes[k] = part.sizes[0]
+
+    def in_parts(self, most: int) -> Self:
+        """The same step with micro-batches of at most ``most`` instances.
+
+        Raises:
+            ValueError: A batch cannot be cut: it has no tensors, or its rows are not the instances.
+        """
+        other = copy(self)
+        parts: list[Any] = []
+        weights: list[Any] = []
+        items = getattr(self.objective, "items", lambda batch: None)
+        for batch, share in zip(self.batches, self._shares, strict=True):
+            size = batch_size(batch)
+            if size is None:
+                raise ValueError("a batch without tensors cannot be cut into parts")
+            pieces = [batch] if size <= most else cut(batch, most, size)
+            counts = [items(piece) for piece in pieces]
+            if any(count is None for count in counts):
+                counts = [batch_size(piece) for piece in pieces]
+            parts += pieces
+            weights += [share * each for each in shares(counts)] if len(pieces) > 1 else [share]
+        if len(parts) > len(self.batches):
+            getattr(self.objective, "check_parts", lambda batches: None)(parts)
+            other.batches, other._shares, other._is_part = MicroBatches(parts), weights, True
+            other.sizes = [batch_size(part) for part in parts]
+        return other
 
     def instances(self, index: Tensor, *, alone: bool) -> Self:
         """The passes over some instances of a part, whose gradient is their share of the gradient of the step.
