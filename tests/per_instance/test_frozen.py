@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from deltasam import CausalLM
 from deltasam.methods import PerInstanceSAM
 from deltasam.per_instance import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from helpers.frozen import (
@@ -161,6 +162,15 @@ def test_both_engines(engine: Any) -> None:
     exact = reference(model, run, base_names(model), RHO)
     torch.manual_seed(3)
     PerInstanceSAM(rho=RHO, params="base", engine=engine).backward(model, batch, objective)
+    assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-9
+
+
+def test_parts_of_the_batch_one_after_the_other() -> None:
+    model = adapted("GPT-2").eval()  # parts draw other dropout masks than the whole
+    _, batch, _ = run_of("GPT-2", 5)
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    exact = reference(model, lambda model: CausalLM()(model, batch), base_names(model), RHO)
+    PerInstanceSAM(rho=RHO, params="base", at_once=2).backward(model, batch, CausalLM())
     assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-9
 
 
