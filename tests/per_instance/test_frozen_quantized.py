@@ -39,7 +39,7 @@ def packed_by_peft() -> nn.Module:
     return randomised(peft.get_peft_model(model, config))
 
 
-def four_bits() -> nn.Module:
+def four_bits(**options: Any) -> nn.Module:
     peft, bnb = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
 
     def build(linear: nn.Linear) -> nn.Module:
@@ -50,7 +50,7 @@ def four_bits() -> nn.Module:
 
     model = Net(build)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # as transformers sets it
-    return _by_peft(peft, model)
+    return _by_peft(peft, model, **options)
 
 
 def eight_bits() -> nn.Module:
@@ -74,8 +74,8 @@ def torchao() -> nn.Module:
     return _by_peft(peft, model)
 
 
-def _by_peft(peft: Any, model: nn.Module) -> nn.Module:
-    config = peft.LoraConfig(r=2, target_modules=list(LAYERS), modules_to_save=["head"])
+def _by_peft(peft: Any, model: nn.Module, **options: Any) -> nn.Module:
+    config = peft.LoraConfig(r=2, target_modules=list(LAYERS), modules_to_save=["head"], **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return randomised(peft.get_peft_model(model, config))
@@ -117,13 +117,14 @@ CASES = {
     "torchao 8 bits": Case(torchao),
 }
 cases = pytest.mark.parametrize("name", CASES)
+REFUSED = {"bitsandbytes 4 bits, DoRA": Case(lambda: four_bits(use_dora=True))}
 
 
 def made(name: str, n: int = 4) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries while they are imported
-        model = CASES[name].make().train()
+        model = {**CASES, **REFUSED}[name].make().train()
         model(torch.zeros(1, 1, dtype=torch.long))  # the first call of a layer of bitsandbytes moves its weight
     return model, (torch.randint(23, (n, 5)), torch.randint(3, (n,)))
 
@@ -317,6 +318,23 @@ def test_methods_that_need_a_gradient_of_it_say_so(name: str, method: Any) -> No
     assert_same(frozen_state(model), before)
     method(params="adapters").backward(model, batch, cross_entropy)  # the remedy
     assert grads(model)
+
+
+@pytest.mark.parametrize("params", ["base", "all", lambda name, p: True], ids=["base", "all", "predicate"])
+def test_dora_over_quantized_weights_is_refused(params: Any) -> None:
+    """DoRA reads the weight for its norm, too: a perturbed output would not be that of perturbed weights."""
+    model, batch = made("packed")
+    for layer in (model.first, model.second, model.third):
+        layer.lora_magnitude_vector = nn.ModuleDict({"default": nn.Identity()})  # as PEFT marks it
+    with pytest.raises(ValueError, match=r"params selects.*'first'.*DoRA.*use_dora=False"):
+        PerInstanceSAM(params=params).backward(model, batch, cross_entropy)
+    PerInstanceSAM(params="adapters").backward(model, batch, cross_entropy)  # a remedy
+
+
+def test_dora_of_peft_over_four_bits_is_refused() -> None:
+    model, batch = made("bitsandbytes 4 bits, DoRA")
+    with pytest.raises(ValueError, match=r"params selects.*Linear4bit.*DoRA"):
+        PerInstanceSAM(params="base").backward(model, batch, cross_entropy)
 
 
 def test_the_loop_says_so_too() -> None:
