@@ -20,6 +20,7 @@ from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import InstancesMixedError, SizeUnknownError
+from deltasam.per_instance.interception.adapter_inputs import SWITCH, UnlessAutocast, casting
 from deltasam.per_instance.interception.memory import memory_of
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.quantized_layers import perturbed_forward
@@ -54,6 +55,7 @@ class ParameterSlots:
         self.names = {id(p): name for name, p in params.items()}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
         self._with_shortcuts: list[nn.Module] = []
+        self._casting: list[dict[str, Any]] = []  # attributes of layers that cast the inputs of adapters
         self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may compute weights
         self.is_sharded = False
         others: list[Tensor] = []
@@ -65,6 +67,8 @@ class ParameterSlots:
                 self._with_shortcuts.append(module)
             if forward_pre_hooks_of(module):
                 self._hooked.append(vars(module))
+            if (attributes := casting(module)) is not None:
+                self._casting.append(attributes)
             own = parameters_of(module)
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
             others += [p for p in own.values() if p is not None and id(p) not in self.names]
@@ -86,9 +90,10 @@ class ParameterSlots:
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
         made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
-        forwards = [(vars(layer), "forward", vars(layer).get("forward")) for layer, _ in self._quantized]
-        had = [each for each in forwards if each[2] is not None]
-        had_not = [each for each in forwards if each[2] is None]
+        unless_autocast = UnlessAutocast(next(self.model.parameters()).device.type)
+        changed = [(vars(layer), "forward") for layer, _ in self._quantized] + [(own, SWITCH) for own in self._casting]
+        had = [(own, name, own[name]) for own, name in changed if name in own]
+        had_not = [(own, name, None) for own, name in changed if name not in own]
         back = chain(
             starmap(setitem, self._slots), starmap(setitem, had), starmap(dict.pop, had_not), lengthening(shortened)
         )
@@ -105,6 +110,8 @@ class ParameterSlots:
                 proxy.state = state
             for own, name, p in self._slots:
                 own[name] = self._proxies[id(p)]
+            for own in self._casting:
+                own[SWITCH] = unless_autocast
             for layer, p in self._quantized:
                 vars(layer)["forward"] = perturbed_forward(layer, self._proxies[id(p)])
             shortened.extend(shorten(self._with_shortcuts, state))
