@@ -36,6 +36,7 @@ from deltasam.methods import (
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
 from helpers.rank_blocks import CAN_SHARD, blocks, kept
+from helpers.rank_frozen import frozen_replicas, frozen_shards
 from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, routed, uneven, unwrapped
 from helpers.regulariser_rows import Outputs
 
@@ -397,9 +398,9 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 
 
 CASES: Any = (replicas, accumulation, held_back, routed, buffers, closures, compiled)
-CASES += (inside, unwrapped, uneven, communication, decisions)
+CASES += (inside, unwrapped, uneven, communication, decisions, frozen_replicas)
 if CAN_SHARD:
-    CASES += (shards, gathered, blocks, kept, directions, refusals)
+    CASES += (frozen_shards, shards, gathered, blocks, kept, directions, refusals)
 
 
 def process(rank: int, world: int, folder: Path) -> None:
