@@ -79,8 +79,8 @@ def quantized(model: nn.Module, bits: int, *, group: int = 64, params: Chosen | 
     matrices = _matrices(model, params)
     if not matrices:
         raise ValueError(
-            "there is no floating-point matrix of a linear layer to round; a model that is quantized already cannot be "
-            "rounded again, and other parameters are selected by params=lambda name, parameter: ..."
+            "there is no floating-point matrix of a linear layer to round; a model that is quantized already cannot "
+            "be rounded again, and other parameters are selected by params=lambda name, parameter: ..."
         )
     copies = [(weight, weight.detach().clone()) for weight, _ in matrices]
     merged: list[Any] = []
