@@ -106,14 +106,15 @@ def _matrices(model: nn.Module, params: Chosen | None) -> list[tuple[nn.Paramete
     transposed = {id(m.weight) for m in model.modules() if _is_conv1d(m)}
     if params is None:
         kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-        head = getattr(model, "get_output_embeddings", lambda: None)()
+        output: Any = getattr(model, "get_output_embeddings", None)
+        head = None if output is None else output()
         kept |= {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
         kept |= adapter_parameters(model)
         layers = (m for m in model.modules() if isinstance(m, nn.Linear) or _is_conv1d(m))
         found = [m.weight for m in layers if id(m.weight) not in kept]
     else:
         found = [p for name, p in model.named_parameters() if params(name, p)]
-    unique = {id(p): p for p in found if p.dim() == 2 and p.is_floating_point()}
+    unique = {id(p): p for p in found if isinstance(p, nn.Parameter) and p.dim() == 2 and p.is_floating_point()}
     return [(p, 0 if key in transposed else 1) for key, p in unique.items()]
 
 

@@ -238,6 +238,8 @@ def _check_turns(turns: Any, where: str) -> None:
     for number, turn in enumerate(turns):
         if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
             raise DataError(f"{where}: turn {number} must have a role and a content, both text, not {turn!r:.100}")
+    if turns[0]["role"] == "assistant":
+        raise DataError(f"{where} starts with the assistant, which then answers nothing; drop that turn")
     if not any(turn["role"] == "assistant" and turn["content"].strip() for turn in turns):
         raise DataError(f"{where} has no turn of the assistant, so there is nothing to learn; drop such rows")
 

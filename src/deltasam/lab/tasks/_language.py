@@ -57,7 +57,10 @@ class LanguageTask(Table, Task):
 
     def load(self, source: DataSource, splits: Sequence[str] | None = None) -> Data:
         """Reads and checks the splits, and reads the general text."""
-        data = super().load(source, splits)
+        return self.load_general(super().load(source, splits), source)
+
+    def load_general(self, data: Data, source: DataSource) -> Data:
+        """Returns the data with the general text."""
         if not self.general_rows:
             return data
         texts = general_texts(self.general, source, self.general_rows)
