@@ -22,6 +22,7 @@ from deltasam.parallel.shards import is_shard
 from deltasam.step.branches import is_recorded
 from deltasam.step.checks import check_scale, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
+from deltasam.step.quantized import require_ordinary
 from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Preset, Selection
 
@@ -216,7 +217,11 @@ class Method(ABC):
 
     def compute_step(self, passes: Passes) -> Step:
         """Runs one step without counting it."""
-        return plain_step(passes) if self.is_erm() else self._step(passes)
+        if self.is_erm():
+            return plain_step(passes)
+        if self.perturbs == "weights":
+            require_ordinary(passes.params.values(), passes.params)
+        return self._step(passes)
 
     @abstractmethod
     def _step(self, passes: Passes) -> Step:

@@ -29,6 +29,7 @@ from deltasam.step.checks import check_losses
 from deltasam.step.float32 import rounds_products
 from deltasam.step.norms import step_size
 from deltasam.step.passes import Ascent, Passes
+from deltasam.step.quantized import layer_of
 
 Factors = Literal["auto", "exact", "bfloat16"]
 Uncovered = Literal["loop", "skip"]
@@ -46,6 +47,9 @@ class PerInstanceSAM(Method):
     and output gradients D of one batched pass, see :mod:`deltasam.per_instance`. The weights are never written.
 
     With ``group=m``, m neighbours in the batch share a perturbation: exact m-sharpness in one batch, SAM for m = N.
+
+    The perturbed weights need not be trained: with ``params="base"``, adapters are trained under perturbations of the
+    frozen matrices that carry them, also of quantized ones, without a gradient or a copy of these matrices.
 
     With several processes nothing is communicated in the first pass, and the gradient does not depend on their number.
 
@@ -152,7 +156,8 @@ class PerInstanceSAM(Method):
                 part.sizes = sizes  # those of the failed pass do not count
                 params = {name: p for name, p in params.items() if name not in why.parameters}
                 if self.uncovered != "skip" or not params:
-                    if self.engine == "low-rank":
+                    # The loop moves weights, which it cannot do with quantized ones.
+                    if self.engine == "low-rank" or any(layer_of(p) is not None for p in part.params.values()):
                         raise
                     warn_of_loop(part, why)
                     return None

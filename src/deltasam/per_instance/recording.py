@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +30,7 @@ from deltasam.per_instance.verification.objective_kind import kind_of
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
 from deltasam.step.precision import no_autocast
+from deltasam.step.selection import differentiable
 
 Run = Callable[[], Tensor]
 Terms = Sequence[tuple[InstanceGradients, Tensor]]
@@ -57,6 +58,10 @@ class Recording:
         """The same with output gradients in bfloat16, see :meth:`InstanceGradients.rounded`; norms stay exact."""
         return replace(self, gradients=self.gradients.rounded(widening=widening))
 
+    def only(self, params: Iterable[Tensor]) -> Recording:
+        """The same with the gradients of some parameters only; the norms stay those of all."""
+        return replace(self, gradients=self.gradients.only(params))
+
     def perturbed(self, c: Tensor) -> AbstractContextManager[None]:
         r"""The model at :math:`w + c_g \nabla l_g(w)` for every group, c of shape (G,); see :func:`perturbed`."""
         return perturbed(self.slots, [(self.gradients, c)])
@@ -80,12 +85,13 @@ def record(
     autograd's, and the loss of one group at perturbed weights with the loss at moved weights. So a use of a weight
     that the engine does not see is detected, not skipped. That costs two more backwards and two forwards.
 
-    Memory: the inputs and output gradients of every layer.
+    The parameters need not require gradients. Memory: the inputs and output gradients of every layer; no gradient or
+    copy of the parameters, except of a sample of them in the comparison.
 
     Args:
         model: The model that ``run`` calls.
         run: Makes one pass and returns the losses, (N,), with their graph; draws the same random numbers every time.
-        params: The parameters to differentiate by, by name; by default all that require gradients.
+        params: The parameters to differentiate by, by name, trained or frozen; by default all that require gradients.
         size: N; by default the leading dimension of the first tensor that the model is called with.
         group: Number of instances that share a perturbation.
         scale: Loss scaling; it cancels in quantities made from the norms.
@@ -105,7 +111,8 @@ def record(
     with slots.memory.corrections():
         for _ in range(_ATTEMPTS):
             try:
-                return _attempt(slots, request)
+                with differentiable(slots.params):
+                    return _attempt(slots, request)
             except MisreadError as misread:
                 why = misread.with_traceback(None)  # its frames hold the whole graph
                 slots.memory.correct(misread)
@@ -144,8 +151,9 @@ def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
         comparable = passes_compare(slots, request.run, check)
         if check.is_conclusive:
             if comparable and not request.terms:
+                perturb = recording.only(slots.compared.values()).perturbed
                 check_perturbed_pass(
-                    slots, request.run, recording.losses, recording.norms, check, request.scale, recording.perturbed
+                    slots, request.run, recording.losses, recording.norms, check, request.scale, perturb
                 )
             slots.memory.verified.add(signature)
     return recording

@@ -25,8 +25,8 @@ from deltasam.step.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.step.moving import Moved, perturbed
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.precision import arrived, grids_of, is_measured, no_autocast, note_grids
-from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.quantized import require_ordinary
+from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Selection, differentiable, select
 from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
 from deltasam.step.step_batch import StepBatch

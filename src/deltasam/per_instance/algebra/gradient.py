@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,13 @@ class InstanceGradients:
 
         factors = {name: [narrow(f) for f in found] for name, found in self.factors.items()}
         return replace(self, factors=factors)
+
+    def only(self, params: Iterable[Tensor]) -> InstanceGradients:
+        """These gradients with respect to some parameters only; a bias that is folded in stays with its weight."""
+        wanted = {id(p) for p in params}
+        if wanted >= self.factors.keys():
+            return self
+        return replace(self, factors={k: found for k, found in self.factors.items() if k in wanted}, vectors={})
 
     def without(self, groups: Tensor) -> InstanceGradients:
         """These gradients with zeros for some groups, a mask (G,), whatever their values were."""

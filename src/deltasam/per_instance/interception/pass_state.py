@@ -44,6 +44,7 @@ class PassState:
         self._memory = memory
         self.perturbation = perturbation
         self.recording = recording
+        self.differentiated = recording  # as long as the pass lasts; recording ends before the backward
         self.calls: list[Call] = []
         self.layouts: list[Layout | None] = []  # of the inputs of the calls; None for a parameter written out
         # By parameter, and whether there is a graph: a value that was computed without one has no gradient.

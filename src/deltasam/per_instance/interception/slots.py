@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,13 +22,24 @@ from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import InstancesMixedError, SizeUnknownError
 from deltasam.per_instance.interception.memory import memory_of
 from deltasam.per_instance.interception.pass_state import PassState
+from deltasam.per_instance.interception.quantized_layers import perturbed_forward
 from deltasam.per_instance.interception.shortcuts import SHORTCUTS, lengthening, shorten
 from deltasam.per_instance.interception.tensors import PerInstance
 from deltasam.step.checks import require_apart, sharing
+from deltasam.step.quantized import layer_of
+
+_MOST_COMPARED = 2**26  # elements of frozen parameters: 256 MB of gradients in float32
 
 
 class ParameterSlots:
     """Every attribute of a module that holds one of the chosen parameters, tied ones included.
+
+    Quantized layers have no such attribute: their ``forward`` is replaced.
+
+    Attributes:
+        model: The model.
+        params: The chosen parameters by name.
+        compared: Those whose gradient can be compared with autograd's, and of many frozen ones a sample.
 
     Raises:
         InstancesMixedError: A BatchNorm of the model is in training mode.
@@ -58,7 +70,9 @@ class ParameterSlots:
             others += [p for p in own.values() if p is not None and id(p) not in self.names]
         if sharing(params.values(), others):
             require_apart(params.values(), dict(model.named_parameters()))  # names them in the error
-        self._proxies = self.memory.proxies(p for _, _, p in self._slots)
+        self._quantized = [(layer, p) for p in params.values() if (layer := layer_of(p)) is not None]
+        self._proxies = self.memory.proxies([*(p for _, _, p in self._slots), *(p for _, p in self._quantized)])
+        self.compared = sample(params)
 
     @contextmanager
     def filled(
@@ -72,7 +86,12 @@ class ParameterSlots:
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
         made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
-        back = chain(starmap(setitem, self._slots), lengthening(shortened))
+        forwards = [(vars(layer), "forward", vars(layer).get("forward")) for layer, _ in self._quantized]
+        had = [each for each in forwards if each[2] is not None]
+        had_not = [each for each in forwards if each[2] is None]
+        back = chain(
+            starmap(setitem, self._slots), starmap(setitem, had), starmap(dict.pop, had_not), lengthening(shortened)
+        )
 
         def start(count: int) -> None:
             grouping = Grouping(count, min(group, count))
@@ -86,6 +105,8 @@ class ParameterSlots:
                 proxy.state = state
             for own, name, p in self._slots:
                 own[name] = self._proxies[id(p)]
+            for layer, p in self._quantized:
+                vars(layer)["forward"] = perturbed_forward(layer, self._proxies[id(p)])
             shortened.extend(shorten(self._with_shortcuts, state))
 
         def start_when_called(_module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -109,6 +130,20 @@ class ParameterSlots:
                     own[name] = value
             for proxy in self._proxies.values():
                 proxy.__dict__.pop("state", None)  # frees what the pass has recorded
+
+
+def sample(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters to compare with autograd on first use, which holds their gradients at once.
+
+    Those that are trained have gradients of that size anyway. Of frozen ones that are too many, the layers of one kind,
+    whose names differ in numbers only, are represented by the first: they run through the same code.
+    """
+    ordinary = {name: p for name, p in params.items() if layer_of(p) is None}
+    if sum(p.numel() for p in ordinary.values() if not p.requires_grad) <= _MOST_COMPARED:
+        return ordinary
+    layers = [name.rpartition(".")[0] for name, p in ordinary.items() if not p.requires_grad]
+    first = {re.sub(r"\d+", "#", layer): layer for layer in reversed(layers)}
+    return {name: p for name, p in ordinary.items() if p.requires_grad or name.rpartition(".")[0] in first.values()}
 
 
 def _started(states: list[PassState]) -> PassState:

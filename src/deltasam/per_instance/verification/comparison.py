@@ -47,7 +47,8 @@ def compare(
     """Compares the two groups with the largest finite gradients; None if no gradient is finite.
 
     Two groups, because one can be right by chance: an instance that uses a single position does not show that a table
-    of positions was taken for the batch. ``found`` are the gradients of the outputs of the calls, ``gradients`` the
+    of positions was taken for the batch. Where a gradient is not compared (quantized weights, and frozen ones that are
+    too many), the rows of the outputs that a group depends on must be its own. ``found`` are the gradients of the outputs of the calls, ``gradients`` the
     factors made from them.
 
     Raises:
@@ -57,27 +58,38 @@ def compare(
     """
 
     def check(group: int) -> CheckResult:
-        grouping, params = state.grouping, slots.params
+        grouping, params = state.grouping, slots.compared
         members = slice(group * grouping.m, min((group + 1) * grouping.m, grouping.size))
         # If the engine sees no gradient at all: does autograd?
         total = losses[members].sum() if group >= 0 else losses.sum()
         total = total if scale is None else scale(total)
-        expected = torch.autograd.grad(total, list(params.values()), retain_graph=True, allow_unused=True)
-        wrong, comparable = _differences(params, expected, gradients, state, group)
+        targets = list(params.values())
+        expected = torch.autograd.grad(total, targets, retain_graph=True, allow_unused=True) if targets else ()
+        wrong, comparable = _differences(params, expected, gradients, state, group) if targets else ([], True)
         if group < 0:  # a hook may have set a gradient to zero; only uses that the engine has not seen are its fault
             called = {id(p) for call, g in zip(state.calls, found, strict=True) if g is not None for p in call[:2]}
             wrong = [name for name in wrong if id(params[name]) not in called]
         if wrong:
             mixed = 2 * len(wrong) > len(gradients.factors) and group >= 0 and _rows_mix(state, total, group)
             _raise_cause(slots, state, wrong, members, mixed=mixed)
+        others = [name for name in slots.params if name not in params]
+        if others and group >= 0 and _rows_mix(state, total, group):
+            _raise_cause(slots, state, others, members, mixed=True)
         layouts = [layout for layout, g in zip(state.layouts, found, strict=True) if g is None and layout is not None]
         unproven = frozenset(layout.place for layout in layouts if layout.place and layout.kind != "shared")
         is_half = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in found)
         conclusive = comparable and (group >= 0 or all(g is None for g in expected))
         return CheckResult(group, members, list(expected), unproven, is_half, conclusive)
 
-    results = [check(group) for group in _telling_groups(gradients.norms())]
-    return replace(results[0], is_conclusive=all(each.is_conclusive for each in results)) if results else None
+    first = None
+    for group in _telling_groups(gradients.norms()):
+        found_here = check(group)  # its gradients may be as large as the model: those of the second group are dropped
+        if first is None:
+            first = found_here
+        else:
+            first = replace(first, is_conclusive=first.is_conclusive and found_here.is_conclusive)
+        del found_here
+    return first
 
 
 def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
@@ -86,14 +98,14 @@ def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
     A ``torch.autograd.Function`` silently treats a proxy as a constant. Returns False for a model that uses different
     parameters in every pass, so that passes cannot be compared.
     """
-    has_gradient = {name: g is not None for name, g in zip(slots.params, check.gradients, strict=True)}
+    has_gradient = {name: g is not None for name, g in zip(slots.compared, check.gradients, strict=True)}
     if all(has_gradient.values()) or slots.is_sharded:
         return True
     losses = plain_losses(slots.model, run)
     refuse_reentrant(losses)
     reached = {id(node.variable) for node in graph_of(losses) if hasattr(node, "variable")}
-    missed = [name for name, p in slots.params.items() if id(p) in reached and not has_gradient[name]]
-    same = all(id(p) in reached for name, p in slots.params.items() if has_gradient[name])
+    missed = [name for name, p in slots.compared.items() if id(p) in reached and not has_gradient[name]]
+    same = all(id(p) in reached for name, p in slots.compared.items() if has_gradient[name])
     if missed and same:
         raise UncoveredError(describe(slots.model, missed, "a torch.autograd.Function"), missed)
     return same

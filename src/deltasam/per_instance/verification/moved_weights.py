@@ -42,15 +42,15 @@ def check_perturbed_pass(
 ) -> None:
     """Compares the perturbed losses of one group, whose gradient at w is right, with those at moved weights.
 
-    Weights in half precision cannot be moved exactly; then this only makes sure that the perturbed pass runs.
+    Only parameters whose gradient was compared move, on both sides. Weights in half precision cannot be moved exactly; then this only makes sure that the perturbed pass runs.
     ``norms`` have the loss scale; ``perturb`` opens the perturbed pass of the engine for the coefficients (G,).
 
     Raises:
         MisreadError: An input whose layout the gradient did not prove was misread; carries the correction.
         UncoveredError: The perturbed pass does not follow the weights.
     """
-    model, params, members = slots.model, slots.params, check.members
-    if check.group < 0 or slots.is_sharded or len(slots.memory.verified) >= _MOST_COMPARISONS:
+    model, params, members = slots.model, slots.compared, check.members
+    if not params or check.group < 0 or slots.is_sharded or len(slots.memory.verified) >= _MOST_COMPARISONS:
         return
     norm = norms[check.group]
     norm = norm if scale is None else norm / scale(torch.ones_like(norm))
