@@ -71,8 +71,8 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
         config.task, eval_split=split or config.task.eval_split, eval_rows=rows or config.task.eval_rows
     )
     data = _load_data(config, task)
-    where = path or config.model.path
-    tokenizer = load_tokenizer(where)
+    whole = path if config.model.lora is None else None  # a run with adapters has saved these alone
+    tokenizer = load_tokenizer(whole or config.model.path)
     set_seed(config.seed)
     model = _model(config, task, data, path).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     rows_of_split = data.splits[task.eval_split]
@@ -81,7 +81,7 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
 
 
 def _model(config: RunConfig, task: Task, data: Data, path: str | None) -> Any:
-    """Returns the model; a run with adapters has saved these alone."""
+    """Returns the model, with the adapters of the run if it has trained some."""
     if config.model.lora is None or path is None:
         return task.model(path or config.model.path, data)
     return load_adapters(task.model(config.model.path, data), path)

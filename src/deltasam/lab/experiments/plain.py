@@ -172,6 +172,8 @@ def without_later(record: Any, described: Plain) -> Plain:
     """
     fields = dataclasses.fields(record)
     former = {f.name: f.metadata["former"] for f in fields if "former" in f.metadata}
-    described = {name: former.get(name, {}).get(value, value) for name, value in described.items()}
+    described = {
+        name: former[name].get(value, value) if name in former else value for name, value in described.items()
+    }
     same = {f.name for f in fields if getattr(record, f.name) in f.metadata.get("later", ())}
     return {name: value for name, value in described.items() if name not in same}

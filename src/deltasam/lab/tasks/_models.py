@@ -89,6 +89,11 @@ def find_model(path: str) -> str:
     if not local.is_dir() and in_models.is_dir():
         local = in_models
     if local.is_dir():
+        if (local / "adapter_config.json").is_file() and not (local / "config.json").is_file():
+            raise DataError(
+                f"model {path!r}: the folder holds adapters without their model; name the run folder (deltasam "
+                "evaluate RUN), or merge them first (PeftModel.merge_and_unload, save_pretrained)"
+            )
         if not (local / "config.json").is_file():
             raise DataError(f"model {path!r}: the folder has no config.json; use a folder written by save_pretrained")
         return str(local)
