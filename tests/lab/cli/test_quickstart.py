@@ -43,9 +43,15 @@ def test_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     options = ["--llm", "--model", str(llama_folder(tmp_path / "llama")), "--output", str(tmp_path / "runs")]
     assert main(["quickstart", *options]) == 0
     printed = capsys.readouterr().out
-    names = ("plain LoRA", "per-instance SAM on the base", "forgetting", "accuracy, 4 bits", "rounded its weights")
-    assert all(word in printed for word in (*names, "64/64", "128/128", "What to try next"))
-    for method, passes in (("ERM", 64), ("PerInstanceSAM", 128)):
+    names = (
+        "plain LoRA",
+        "per-instance SAM on the base",
+        "forgetting",
+        "accuracy, 4 bits",
+        "rounded its weights to 4 bits",
+    )
+    assert all(word in printed for word in (*names, "80/80", "160/160", "What to try next"))
+    for method, passes in (("ERM", 80), ("PerInstanceSAM", 160)):
         found = json.loads((tmp_path / "runs" / method / "result.json").read_text())
         assert (found["forward_passes"], found["backward_passes"]) == (passes, passes)
         assert f"{found['metrics']['accuracy_4bit']:.3f}" in printed

@@ -31,9 +31,9 @@ def quickstart_llm(output: Path, model: str) -> None:
     console = wide_console()
     silence_libraries()
     for line in (
-        "Does this description belong to this function? A language model answers yes or no to pairs from Python's",
-        f"standard library: {model} with LoRA adapters, 64 updates with each method. (The publisher of smollm2-135m",
-        "rounded its weights to 4 bits.) Each run ends with an evaluation of about a minute.\n",
+        "Which package of Python's standard library does this description of a function come from?",
+        f"{model} learns to answer with one of six words: LoRA adapters, 80 updates with each method.",
+        "The publisher of smollm2-135m rounded its weights to 4 bits. Each run ends with an evaluation.\n",
     ):
         console.print(line, highlight=False)
     folders, results = [], []
@@ -64,14 +64,14 @@ def llm_table(results: Sequence[Result]) -> Table:
 def _next(output: Path, folders: Sequence[Path]) -> tuple[str, ...]:
     return (
         "",
-        "Per-instance SAM perturbs the frozen matrices, for each pair in its own direction, while the adapters learn.",
+        "Per-instance SAM perturbs the frozen matrices, for each text in its own direction, while the adapters learn.",
         "NLL, ECE: log loss and calibration error of the answers. Forgetting: rise of the log loss per token on other",
         "text. 4 bits: the adapters are merged and the weights rounded. Passes: forward/backward.",
-        "200 pairs: accuracies that differ by less than 0.05 are equal. The runs are too short to rank the methods.",
+        "One run each and 181 texts: differences in accuracy below 0.05 are noise.",
         "",
         f"Run folders: {output}/{{{','.join(folder.name for folder in folders)}}}",
         "What to try next:",
-        f"  deltasam evaluate {folders[1]} --rows 1000          # more pairs",
+        f"  deltasam evaluate {folders[1]}",
         "  deltasam train --preset llm/mnli/per-instance        # GLUE as prompts, from the hub or from --data",
         "  deltasam train --preset llm/chat/per-instance task.files.train=a.jsonl task.files.validation=b.jsonl",
         "  deltasam train --preset llm/mnli/per-instance --model your/llm model.lora.r=32 method.rho=0.01",

@@ -19,6 +19,7 @@ from deltasam.lab.tasks._language import LanguageTask
 from deltasam.lab.tasks._metrics import METRICS, rouge
 from deltasam.lab.tasks._mirror import MirrorTask
 from deltasam.lab.tasks._models import dropout_options, find_model, load_model, load_tokenizer
+from deltasam.lab.tasks._packages import PackagePromptTask
 from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask
 from deltasam.lab.tasks._registry import GLUE, PROMPTS, TASKS, find_task
 from deltasam.lab.tasks._sentences import SentenceTask
@@ -42,6 +43,7 @@ __all__ = [
     "DocstringTask",
     "LanguageTask",
     "MirrorTask",
+    "PackagePromptTask",
     "PromptTask",
     "SentenceTask",
     "Seq2SeqTask",

@@ -14,6 +14,7 @@ from deltasam.lab.tasks._base import Task
 from deltasam.lab.tasks._chat import CNN_DAILYMAIL_CHAT, ChatTask
 from deltasam.lab.tasks._docstrings import DocstringTask
 from deltasam.lab.tasks._mirror import MirrorTask
+from deltasam.lab.tasks._packages import PackagePromptTask
 from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask, as_prompts
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
@@ -59,6 +60,7 @@ TASKS: dict[str, Task] = {
     "mirror": MirrorTask(name="mirror"),
     "cnn_dailymail": CNN_DAILYMAIL,
     "docstrings-prompt": DocstringPromptTask(name="docstrings-prompt"),
+    "packages-prompt": PackagePromptTask(name="packages-prompt"),
     **PROMPTS,
     "cnn_dailymail-chat": CNN_DAILYMAIL_CHAT,
     "classification": SentenceTask(name="classification"),
