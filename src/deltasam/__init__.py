@@ -61,8 +61,10 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Regression",
         "Tokens",
         "CausalLM",
+        "PackedCausalLM",
         "Seq2Seq",
         "Contrastive",
+        "DPO",
         "RDrop",
         "R3F",
         "SMART",
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from deltasam.methods import PerInstanceSAM as PerInstanceSAM
     from deltasam.methods import Step as Step
     from deltasam.methods import SubsetSAM as SubsetSAM
+    from deltasam.objectives import DPO as DPO
     from deltasam.objectives import R3F as R3F
     from deltasam.objectives import SMART as SMART
     from deltasam.objectives import VAT as VAT
@@ -105,6 +108,7 @@ if TYPE_CHECKING:
     from deltasam.objectives import Contrastive as Contrastive
     from deltasam.objectives import EmbeddingNoise as EmbeddingNoise
     from deltasam.objectives import Objective as Objective
+    from deltasam.objectives import PackedCausalLM as PackedCausalLM
     from deltasam.objectives import RDrop as RDrop
     from deltasam.objectives import Regression as Regression
     from deltasam.objectives import Seq2Seq as Seq2Seq

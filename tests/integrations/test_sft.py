@@ -16,24 +16,16 @@ from torch import Tensor
 pytest.importorskip("trl", reason="needs a newer transformers than the oldest one")
 
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
 from trl import SFTConfig, SFTTrainer
 
 from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.integrations import MethodMixin, SFTMethodTrainer
 from deltasam.per_instance import InstancesMixedError
 from helpers.data import REPOSITORY
+from helpers.preferences import WORDS, llama, tokenizer
 from helpers.trainers import arguments, assert_same_bits, largest_difference, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(return_outputs|label_smoothing_factor|lr_scheduler.step).*")
-
-WORDS = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", "a", "b", "c", "d", "e", "f", "g", "h"])}
-
-
-def tokenizer() -> hf.PreTrainedTokenizerFast:
-    inner = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def rows(n: int = 20) -> Dataset:
@@ -46,11 +38,7 @@ def rows(n: int = 20) -> Dataset:
 
 
 def fresh(dropout: float = 0.1) -> hf.PreTrainedModel:
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return hf.LlamaForCausalLM(hf.LlamaConfig(
-        vocab_size=len(WORDS), num_key_value_heads=1, max_position_embeddings=32, attention_dropout=dropout, **sizes,
-    ))  # fmt: skip
+    return llama(dropout)
 
 
 def sft(folder: Path, method: Method | None, *, model: Any = None, objective: Any = None, **options: Any) -> Any:
@@ -140,7 +128,7 @@ def test_common_settings(method: Method, tmp_path: Path) -> None:
     assert "sharpness" in logged[0]
     (first, _) = [entry for entry in logged if "eval_loss" in entry]
     assert "eval_mean_token_accuracy" in first
-    assert "eval_num_tokens" not in first, "they are not counted"
+    assert first["eval_num_tokens"] == logged[2]["num_tokens"], "those of the training so far"
     again = sft(tmp_path / "whole", method, **options)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert_same_bits(weights(trainer.model), weights(again.model))
@@ -150,8 +138,6 @@ def test_common_settings(method: Method, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"loss_type": "dft"}, r"loss_type='dft'.*loss_type='nll', or pass objective="),
-        ({"padding_free": True, "max_length": None}, r"padding_free=True.*packing=False"),
-        ({"packing": True, "max_length": 16}, r"packing_strategy='bfd'.*packing_strategy='wrapped'"),
         ({"activation_offloading": True}, r"activation_offloading=True.*gradient_checkpointing=True"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -213,6 +199,42 @@ def test_prompt_tuning(tmp_path: Path) -> None:
     assert largest_difference(plain, by(ERM())) < 1e-6
     assert largest_difference(plain, by(SAM(rho=0.0))) < 1e-6
     assert largest_difference(plain, by(SAM(rho=0.5))) > 1e-6
+
+
+TEMPLATE = (
+    "{% for each in messages %}{% if each['role'] == 'assistant' %}{% generation %}{{ each['content'] + ' <eos>' }}"
+    "{% endgeneration %}{% else %}{{ each['content'] + ' ' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_assistant_only_loss(packing: bool, tmp_path: Path) -> None:
+    """Only the tokens of the assistant, with the end of its turn, are targets."""
+    talks = [["a b", "d e", "c", "f g h"], ["a c", "h g f e"], ["b", "d", "a", "e", "c", "f"]] * 4
+    roles = ("user", "assistant")
+    messages = [{"messages": [{"role": roles[k % 2], "content": t} for k, t in enumerate(talk)]} for talk in talks]
+    chat = tokenizer()
+    chat.chat_template = TEMPLATE
+    options: dict[str, Any] = {
+        "kind": SFTConfig, "bf16": False, "gradient_checkpointing": False, "optim": "sgd", "max_grad_norm": 0.0,
+        "assistant_only_loss": True, "packing": packing, "max_length": 32, "max_steps": 3,
+    }  # fmt: skip
+
+    def run(kind: Any, **more: Any) -> Any:
+        args, data = arguments(tmp_path, **options), Dataset.from_list(messages)
+        trainer = kind(model=fresh(0.0), args=args, train_dataset=data, processing_class=chat, **more)
+        trainer.train()
+        return trainer
+
+    plain, ours = run(SFTTrainer), run(SFTMethodTrainer, method=SAM(rho=0.0))
+    batch = next(iter(ours.get_train_dataloader()))
+    targets = batch["labels"][batch["labels"] != -100]
+    users = {WORDS[letter] for letter in "abc"}
+    assert len(targets) > 0
+    assert not users & set(targets.tolist()), "the letters of the user"
+    assert WORDS["<eos>"] in targets
+    assert largest_difference(weights(plain.model), weights(ours.model)) < 1e-6
+    assert run(SFTMethodTrainer, method=PerInstanceSAM(rho=0.05, engine="low-rank")).state.global_step == 3
 
 
 def test_wrapped_packing_and_the_users_objective(tmp_path: Path) -> None:

@@ -177,7 +177,9 @@ def test_an_objective_that_goes_backward_itself(row: Row) -> None:
 
 @rows
 def test_bad_choices_raise_when_the_method_is_made(row: Row) -> None:
-    with pytest.raises(ValueError, match=r"params='no-embedding' must be one of 'trained', .*'no-embeddings', .*predicate"):
+    with pytest.raises(
+        ValueError, match=r"params='no-embedding' must be one of 'trained', .*'no-embeddings', .*predicate"
+    ):
         row.method(params="no-embedding")
     with pytest.raises(ValueError, match=r"params=\[Parameter containing: tensor.*\.\.\. must be one of") as caught:
         row.method(params=list(nn.Linear(50, 50).parameters()))

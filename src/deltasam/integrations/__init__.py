@@ -4,6 +4,7 @@
 :class:`MethodTrainer`                     Hugging Face ``Trainer``: ``MethodTrainer(model, args, method=DeltaSAM())``
 :class:`Seq2SeqMethodTrainer`              the same for ``Seq2SeqTrainer``
 :class:`SFTMethodTrainer`                  the same for TRL's ``SFTTrainer``
+:class:`DPOMethodTrainer`                  the same for TRL's ``DPOTrainer``
 :class:`SentenceTransformerMethodTrainer`  the same for sentence-transformers' trainer
 :class:`MethodMixin`                       their common part, for your own ``Trainer`` subclass
 :class:`MethodOptimizer`                   wraps any ``torch.optim.Optimizer``; its ``step`` takes a closure
@@ -20,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deltasam.integrations._dpo import DPOMethodTrainer as DPOMethodTrainer
     from deltasam.integrations._mixin import MethodMixin as MethodMixin
     from deltasam.integrations._optimizer import MethodOptimizer as MethodOptimizer
     from deltasam.integrations._sentence import SentenceTransformerMethodTrainer as SentenceTransformerMethodTrainer
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from deltasam.integrations._worker_errors import LostError as LostError
 
 _MODULES = {
+    "DPOMethodTrainer": ("_dpo", "trl"),
     "LostError": ("_worker_errors", ""),
     "MethodMixin": ("_mixin", "hf"),
     "MethodOptimizer": ("_optimizer", ""),

@@ -21,22 +21,24 @@ def check_method(method: Any, trainer: str) -> None:
         )
 
 
-def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool, except_for: tuple[type, ...] = ()) -> None:
+def refuse_overrides(trainer: type, mixin: type, *, has_objective: bool, replaces: tuple[type, ...] = ()) -> None:
     """Raises a ValueError if a user's ``compute_loss`` or ``training_step`` would silently be ignored."""
     libraries = ("transformers.", "sentence_transformers.", "deltasam.")
-    own = [each for each in trainer.__mro__ if not each.__module__.startswith(libraries) and each not in except_for]
+    own = [each for each in trainer.__mro__ if not each.__module__.startswith(libraries)]
     with_loss = next((each for each in own if "compute_loss" in vars(each)), None)
     if with_loss is not None and not has_objective:
         raise ValueError(
             f"{with_loss.__name__}.compute_loss would not be used: it returns one loss for the batch, and a method "
-            "needs one per instance. Pass objective=..., a callable objective(model, batch) -> losses of shape (N,)"
+            "needs one per instance. Pass objective=..., a callable objective(model, batch) -> losses of shape (N,), "
+            f"or return one from a method default_objective(self) of {trainer.__name__}"
         )
-    behind = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
+    behind = set(trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]) - set(replaces)
     hidden = next((each for each in own if each in behind and "training_step" in vars(each)), None)
     if hidden is not None:
         raise ValueError(
-            f"{hidden.__name__}.training_step would never be called: {mixin.__name__} replaces it. Define it in a "
-            f"class before {mixin.__name__} and call super().training_step there"
+            f"{hidden.__name__}.training_step would never be called: {mixin.__name__} replaces it. If the training "
+            f"does not need it, write replaces = ({hidden.__name__},) in {trainer.__name__}. What it does need goes "
+            f"into a training_step of {trainer.__name__}, which calls super().training_step"
         )
 
 

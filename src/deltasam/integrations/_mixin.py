@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -48,6 +48,17 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
     *Mixed precision.* The objective runs inside the autocast region, as in a plain PyTorch loop. The model's outputs
     are float32.
 
+    *Your own Trainer.* A Trainer with its own ``compute_loss`` returns one loss for the batch, so say which losses the
+    instances have: pass ``objective=``, or override :meth:`default_objective`. If it also has its own
+    ``training_step``, name it in the class attribute ``replaces``: the step of the method takes its place. Evaluation
+    still uses its ``compute_loss``. For example::
+
+        class Mine(MethodMixin, MyTrainer):
+            replaces = (MyTrainer,)
+
+            def default_objective(self):
+                return lambda model, inputs: ...  # losses of shape (N,)
+
     Args:
         *args: The Trainer's arguments.
         method: The method that computes the gradients, for example ``DeltaSAM(rho=0.05)``.
@@ -67,8 +78,8 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
     """
 
     method: Method
-    _replaced_trainers: tuple[type, ...] = ()
-    """Trainers whose ``compute_loss`` and ``training_step`` the subclass reproduces."""
+    replaces: ClassVar[tuple[type, ...]] = ()
+    """Trainers whose ``training_step`` your class replaces by the step of the method."""
 
     def __init__(
         self,
@@ -81,8 +92,8 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
     ) -> None:
         check_method(method, type(self).__name__)
         check_out_of_memory(on_out_of_memory, capture=capture)
-        has_objective = objective is not None
-        refuse_overrides(type(self), MethodMixin, has_objective=has_objective, except_for=self._replaced_trainers)
+        has_objective = objective is not None or type(self).default_objective is not MethodMixin.default_objective
+        refuse_overrides(type(self), MethodMixin, has_objective=has_objective, replaces=self.replaces)
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         if self.args.gradient_checkpointing:

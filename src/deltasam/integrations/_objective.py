@@ -22,7 +22,7 @@ _Base: Any = object  # a Trainer, once a class mixes this in
 class ObjectiveMixin(_Base):
     """Chooses the objective of a :class:`MethodMixin` and prepares its batches.
 
-    A trainer with another default overrides :meth:`_default_objective`. One whose inputs are not the batches of its
+    A trainer with another default overrides :meth:`default_objective`. One whose inputs are not the batches of its
     objective overrides :meth:`_objective_batch`.
     """
 
@@ -51,7 +51,7 @@ class ObjectiveMixin(_Base):
     def _init_objective(self, objective: ObjectiveLike | None) -> None:
         """Sets the objective given to the constructor, or the default."""
         check_label_smoothing(self.args.label_smoothing_factor, objective)
-        chosen = self._default_objective() if objective is None else objective
+        chosen = self.default_objective() if objective is None else objective
         if chosen is not None:
             self._set_objective(chosen)
 
@@ -66,7 +66,7 @@ class ObjectiveMixin(_Base):
             self.add_callback(ZeroAllGradients)
         self._objective = objective
 
-    def _default_objective(self) -> ObjectiveLike | None:
+    def default_objective(self) -> ObjectiveLike | None:
         """Returns the objective to use if none is given, or None if it cannot be inferred.
 
         A failed inference is not an error before :meth:`train`: evaluation and prediction need no objective.

@@ -45,7 +45,7 @@ class SentenceTransformerMethodTrainer(MethodMixin, SentenceTransformerTrainer):
         **kwargs: Keyword arguments of ``SentenceTransformerTrainer``.
     """
 
-    def _default_objective(self) -> ObjectiveLike:
+    def default_objective(self) -> ObjectiveLike:
         return self._loss_rows
 
     def _set_objective(self, objective: Any) -> None:

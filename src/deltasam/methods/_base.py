@@ -181,7 +181,7 @@ class Method(ABC):
                 raise torch.OutOfMemoryError(
                     f"{error}\n{type(self).__name__} ran out of memory in pass {passes.count.forwards} of a step. The "
                     "weights are unchanged. Lower the batch size, pass deltasam.MicroBatches (one perturbation, "
-                    "activations of one part), or perturb fewer parameters (params='norms', 'no-embeddings', 'adapters')"
+                    "activations of one part), or perturb fewer parameters (params='norms', 'adapters')"
                 ) from error
             if uses_a_graph_twice(error):
                 raise RuntimeError(

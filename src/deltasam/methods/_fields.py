@@ -24,6 +24,7 @@ def number(
     open_low: bool = False,
     whole: bool = False,
     optional: bool = False,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Any:
     """A field that holds a number in a range.
 
@@ -34,6 +35,7 @@ def number(
         open_low: Whether ``low`` itself is excluded.
         whole: Whether it must be a whole number.
         optional: Whether None is allowed.
+        metadata: More metadata of the field.
 
     Example:
         >>> from dataclasses import dataclass
@@ -50,7 +52,7 @@ def number(
         if value is not None or not optional:
             check_number(name, value, low, high, open_low=open_low, whole=whole)
 
-    return field(default=default, metadata={"check": check})
+    return field(default=default, metadata={"check": check, **(metadata or {})})
 
 
 def radius(default: float) -> Any:

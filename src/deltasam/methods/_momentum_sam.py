@@ -54,8 +54,8 @@ class MomentumSAM(Method):
         frozen = [name for name in passes.params if name not in passes.trainable]
         if frozen:
             raise ValueError(
-                f"params={self.params!r} selects {frozen[0]!r}, which is frozen: MomentumSAM follows the gradients that "
-                "train the model, and frozen weights have none; use params='trained', or another method"
+                f"params={self.params!r} selects {frozen[0]!r}, which is frozen: MomentumSAM follows the gradients "
+                "that train the model, and frozen weights have none; use params='trained', or another method"
             )
         momentum = self.buffer("momentum", passes)
         with passes.fresh_grads():

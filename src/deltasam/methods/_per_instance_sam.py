@@ -69,6 +69,8 @@ class PerInstanceSAM(Method):
             ``"exact"``: as they were computed; ``"bfloat16"``: in half the memory, which leaves two to three digits of
             the direction of the perturbation and rounds nothing else; ``"auto"``: ``"bfloat16"`` on a GPU with TF32,
             which rounds products anyway, for layers with more outputs than inputs, else ``"exact"``.
+        at_once: The most instances that pass through the model together; None for the whole batch. The result is the
+            same, and both passes over one part hold the activations and factors of this part only.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
@@ -92,6 +94,7 @@ class PerInstanceSAM(Method):
     uncovered: Uncovered = choice("loop", Uncovered)
     # "exact" was the first default: a run that recorded it keeps its name. It differs from "auto" in rounding only.
     factors: Factors = choice("auto", Factors, metadata={"later": ("auto", "exact")})
+    at_once: int | None = number(None, low=1, whole=True, optional=True, metadata={"later": (None,)})
     perturbs = "instances"
 
     def _step(self, passes: Passes) -> Step:
@@ -103,6 +106,8 @@ class PerInstanceSAM(Method):
             )
         if self.engine == "loop":  # the low-rank engine checks this itself
             refuse_batch_statistics(passes.inner)
+        if self.at_once is not None:  # groups stay together
+            passes = passes.in_parts(max(self.at_once // self.group, 1) * self.group)
         parts = [self._part(part) for part in passes.parts()]
         losses, perturbed, norms, steps = (list(values) for values in zip(*parts, strict=True))
         size = torch.cat(steps)

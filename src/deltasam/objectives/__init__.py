@@ -7,8 +7,10 @@ objective                  loss of instance i            mean equals
 :class:`Regression`        squared error                 the same with ``num_labels=1``
 :class:`Tokens`            token cross-entropies         Hugging Face's masked LM and token classification loss
 :class:`CausalLM`          next-token cross-entropies    Hugging Face's causal LM loss
+:class:`PackedCausalLM`    the same of a document        the same for rows of several documents
 :class:`Seq2Seq`           target cross-entropies        Hugging Face's sequence-to-sequence loss
 :class:`Contrastive`       two rows of NT-Xent           NT-Xent over the 2N views, as in Mirror-BERT
+:class:`DPO`               preference loss of a pair     the loss of TRL's ``DPOTrainer``
 =========================  ============================  =======================================================
 
 All accept Hugging Face models and batches, and plain modules with batches ``(inputs, labels)``. For anything else pass
@@ -23,12 +25,15 @@ from deltasam.objectives._base import Objective, at_least_float32, load_objectiv
 from deltasam.objectives._causal import CausalLM
 from deltasam.objectives._classification import Classification
 from deltasam.objectives._contrastive import Contrastive
+from deltasam.objectives._dpo import DPO
+from deltasam.objectives._packed import PackedCausalLM
 from deltasam.objectives._regression import Regression
 from deltasam.objectives._seq2seq import Seq2Seq
 from deltasam.objectives._tokens import Tokens
 from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop, perturbed_embeddings
 
 __all__ = [
+    "DPO",
     "R3F",
     "SMART",
     "VAT",
@@ -37,6 +42,7 @@ __all__ = [
     "Contrastive",
     "EmbeddingNoise",
     "Objective",
+    "PackedCausalLM",
     "RDrop",
     "Regression",
     "Seq2Seq",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.objectives.batch import Labels, Predict, call, inputs_of, labels_of, tensor_of
+from deltasam.objectives.observing import expect
 
 
 class Objective(ABC):
@@ -96,6 +97,15 @@ class Objective(ABC):
 
     def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most objectives have nothing to prepare
         """Called once at the start of every step, before any pass, with the model at w (SMART moves its teacher)."""
+
+    def prepare_batch(self, model: nn.Module, batch: Any) -> Any:
+        """Called once per batch at the start of a step, with the model at w; returns the batch that all passes use.
+
+        Rearranges a batch whose rows are not instances, and adds what is the same in every pass: :class:`DPO` puts the
+        two answers of a pair into one row, and adds the log-probabilities of the reference.
+        """
+        expect(batch)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint; empty for objectives without state."""

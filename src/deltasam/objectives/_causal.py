@@ -113,7 +113,9 @@ class CausalLM(Tokens):
 
     def targets(self, batch: Any) -> Tensor:
         """Labels, each at the position of the logits that predict it."""
-        labels = super().targets(batch)
+        return self._shifted(super().targets(batch))
+
+    def _shifted(self, labels: Tensor) -> Tensor:
         if self.virtual_tokens:
             return labels
         # Shifting the labels instead of the logits saves a copy of the logits.

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from deltasam.objectives._base import Supervised, at_least_float32, directed_kl, symmetric_kl
 from deltasam.objectives._checks import check_choice, check_integer, check_range, check_smoothing
+from deltasam.objectives.observing import see
 from deltasam.step.batches import is_part_of_a_step
 from deltasam.step.checks import readable
 
@@ -77,6 +78,7 @@ class Tokens(Supervised):
         logits = at_least_float32(outputs)
         labels = self.targets(batch).to(logits.device)
         self._check(logits, labels)
+        see(self, outputs, batch, labels=labels)
         nll = F.cross_entropy(
             logits.flatten(0, 1),
             labels.long().flatten(),
@@ -84,21 +86,22 @@ class Tokens(Supervised):
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
         )
-        return self._reduced(nll.view_as(labels), labels)
+        return self.reduced(nll.view_as(labels), labels, batch)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         labels = self.targets(batch).to(first.device)
-        return self._reduced(symmetric_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels)
+        return self.reduced(symmetric_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels, batch)
 
     def directed(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         labels = self.targets(batch).to(first.device)
-        return self._reduced(directed_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels)
+        return self.reduced(directed_kl(first, second).masked_fill(labels == self.ignore_index, 0.0), labels, batch)
 
     def items(self, batch: Any) -> Tensor | None:
         """Number of target tokens in the batch, on the labels' device; None if every sequence counts the same."""
         return (self.targets(batch) != self.ignore_index).sum() if self.reduction == "token" else None
 
-    def _reduced(self, values: Tensor, labels: Tensor) -> Tensor:
+    def reduced(self, values: Tensor, labels: Tensor, batch: Any) -> Tensor:
+        """One number per instance from one value per token, (N, T); 0 where the label is ignored."""
         counts = (labels != self.ignore_index).sum(1)
         if self.reduction == "sequence":
             return values.sum(1) / counts.clamp(min=1)

@@ -106,7 +106,10 @@ def record(
     """
     chosen = params if params is not None else {n: p for n, p in model.named_parameters() if p.requires_grad}
     slots = ParameterSlots(model, {name: p for name, p in chosen.items() if p.numel()})
-    request = _Request(run, size, group, scale, tuple(terms), kind_of(objective))
+    kind, given = kind_of(objective), size
+    if size is not None and size % (rows := slots.memory.rows.get(kind, 1)) == 0:
+        size //= rows
+    request = _Request(run, size, group, scale, tuple(terms), kind)
     why: MisreadError | None = None
     with slots.memory.corrections():
         for _ in range(_ATTEMPTS):
@@ -117,6 +120,8 @@ def record(
                 why = misread.with_traceback(None)  # its frames hold the whole graph
                 slots.memory.correct(misread)
                 request = replace(request, size=misread.size or request.size)
+                if given and misread.size and given % misread.size == 0:
+                    slots.memory.rows[kind] = given // misread.size  # else every step would begin with a wrong pass
                 continue
             except (InstancesMixedError, UncoveredError, SizeUnknownError, ReentrantError):
                 raise

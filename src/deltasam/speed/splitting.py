@@ -21,6 +21,7 @@ from deltasam.step.gradients import set_aside
 from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.passes import ObjectiveLike, Scaler, prepare_objective
 from deltasam.step.randomness import RandomState, accelerators, generators_of
+from deltasam.step.step_batch import prepared
 
 OnOutOfMemory = Literal["stop", "split"]
 
@@ -114,7 +115,7 @@ class Splitting:
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         streams = RandomState.now(accelerators([*model.parameters(), *tensors(batch)]), generators_of(model))
         buffers = ModelBuffers(model)
-        given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        given = prepared(objective, model, batch)  # a row is an instance only afterwards
         parts = self._parts(given) if self.largest is not None else given
         while True:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import partial
 from copy import copy
 from typing import Any
 
@@ -86,6 +87,21 @@ def take(batch: Any, index: Tensor, size: int) -> Any:
         return leaf
 
     return tree_map(pick, batch)
+
+
+def cut(batch: Any, most: int, size: int) -> list[Any]:
+    """A batch of ``size`` instances in parts of at most ``most``, as views; what has no instances is in every part.
+
+    Example:
+        >>> cut({"x": torch.arange(3), "scale": torch.tensor(2.0)}, 2, 3)
+        [{'x': tensor([0, 1]), 'scale': tensor(2.)}, {'x': tensor([2]), 'scale': tensor(2.)}]
+    """
+
+    def piece(leaf: Any, start: int) -> Any:
+        has_rows = (isinstance(leaf, Tensor) and leaf.ndim > 0) or are_texts(leaf)
+        return leaf[start : start + most] if has_rows and len(leaf) == size else leaf
+
+    return [tree_map(partial(piece, start=start), batch) for start in range(0, size, most)]
 
 
 def repeat(batch: Any, times: int, size: int) -> Any:

@@ -359,7 +359,8 @@ class Passes(StepBatch):
         if expected is not None and losses.shape[0] != expected:
             raise ValueError(
                 f"the objective returned {losses.shape[0]} losses instead of {expected}: it must return one loss per "
-                "instance, in every pass of a step"
+                "instance, in every pass of a step. If an instance has several rows of the batch, give the "
+                "objective a method prepare_batch(model, batch) that returns a batch with one row per instance"
             )
         self.sizes[k] = losses.shape[0]
         return losses

@@ -1,4 +1,4 @@
-"""Linear layers with a quantized weight (bitsandbytes, torchao, GPTQ, AWQ): there is no matrix to differentiate or move.
+"""Linear layers with a quantized weight (bitsandbytes, torchao, GPTQ): no matrix to differentiate by, or to move.
 
 Their weight is packed into integers, or is a tensor subclass with operations of its own, or is not a parameter at all.
 A stand-in, an empty parameter of the matrix's shape, names it in a selection. Methods that add to the output of layers
@@ -39,7 +39,7 @@ def is_quantized(module: nn.Module) -> bool:
 
 
 def stand_in(module: nn.Module) -> nn.Parameter:
-    """The parameter that represents the matrix of a quantized layer: its shape, without memory. Always the same one."""
+    """The parameter that represents the matrix of a quantized layer, always the same one: a shape without memory."""
     made = _STAND_INS.get(module)
     if made is None:
         shape = _shape(module)

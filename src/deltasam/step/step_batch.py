@@ -11,13 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.parallel.ranks import Ranks
-from deltasam.step.batches import MicroBatches, batch_size, ratio, shares, take, tensors
+from deltasam.step.batches import MicroBatches, batch_size, cut, ratio, shares, take, tensors
 from deltasam.step.randomness import Randomness, Replay, accelerators
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
+
+
+def prepared(objective: Any, model: nn.Module, batch: Any) -> MicroBatches:
+    """The micro-batches of a step, each as ``objective.prepare_batch`` returns it, if that exists."""
+    parts = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+    prepare = getattr(objective, "prepare_batch", None)
+    return parts if prepare is None else MicroBatches(prepare(model, part) for part in parts)
 
 
 class StepBatch:
@@ -51,7 +58,7 @@ class StepBatch:
         self.inner: nn.Module = self.ranks.inner
         self.named = dict(self.inner.named_parameters())
         self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
-        self.batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        self.batches = prepared(objective, self.inner, batch)
         self.sizes: list[int | None] = [None] * len(self.batches)
         self.objective = objective
         self._is_part = len(self.batches) > 1  # whether a pass sees only a part of the batch at a time
@@ -115,6 +122,12 @@ class StepBatch:
         if (n := len(self.batches)) > 1 or size is None:
             which = f"MicroBatches of {n}: call backward() for each, with scale=1 / {n}" if n > 1 else "one without"
             raise ValueError(f"a part of the batch can be taken from one batch of tensors only, not from {which}")
+        if not self._rows_are_instances(size):
+            raise ValueError(
+                f"the batch has {batch_size(self.batches[0])} rows for {size} losses, so a part of the instances "
+                "cannot be taken: give the objective a method prepare_batch(model, batch) that returns a batch with "
+                "one row per instance, as deltasam.DPO does"
+            )
         other = copy(self)
         other.batches, other._is_part = MicroBatches([take(self.batches[0], index, size)]), True
         other.sizes = [index.shape[0]]
@@ -138,18 +151,45 @@ class StepBatch:
                 yield part
             self.sizes[k] = part.sizes[0]
 
+    def in_parts(self, most: int) -> Self:
+        """The same step with micro-batches of at most ``most`` instances.
+
+        Raises:
+            ValueError: A batch cannot be cut: it has no tensors, or its rows are not the instances.
+        """
+        other = copy(self)
+        parts: list[Any] = []
+        weights: list[Any] = []
+        items = getattr(self.objective, "items", lambda batch: None)
+        for batch, share in zip(self.batches, self._shares, strict=True):
+            size = batch_size(batch)
+            if size is None:
+                raise ValueError("a batch without tensors cannot be cut into parts")
+            pieces = [batch] if size <= most else cut(batch, most, size)
+            counts = [items(piece) for piece in pieces]
+            if any(count is None for count in counts):
+                counts = [batch_size(piece) for piece in pieces]
+            parts += pieces
+            weights += [share * each for each in shares(counts)] if len(pieces) > 1 else [share]
+        if len(parts) > len(self.batches):
+            getattr(self.objective, "check_parts", lambda batches: None)(parts)
+            other.batches, other._shares, other._is_part = MicroBatches(parts), weights, True
+            other.sizes = [batch_size(part) for part in parts]
+        return other
+
     def instances(self, index: Tensor, *, alone: bool) -> Self:
         """The passes over some instances of a part, whose gradient is their share of the gradient of the step.
 
         Args:
             index: Which instances.
-            alone: Cut them out of the batch, which is cheaper. Otherwise the whole batch passes through the model,
-                which is right for any objective and gives every instance the random draws that it has in the batch.
+            alone: Cut them out of the batch if its rows are the instances, which is cheaper. Otherwise the whole batch
+                passes through the model, which is right for any objective and gives every instance the random draws
+                that it has in the batch.
         """
         size = self._only_size()
         assert size is not None
         objective = self.objective
-        if alone:
+        if alone and self._rows_are_instances(size):
             other = self.subset(index)
             items = getattr(objective, "items", lambda batch: None)
             here, whole = items(other.batches[0]), items(self.batches[0])
@@ -162,6 +202,10 @@ class StepBatch:
             other.sizes = [index.shape[0]]
         other._shares = [self._shares[0] * (index.shape[0] / size)]
         return other
+
+    def _rows_are_instances(self, size: int) -> bool:
+        """Whether the batch has one row per instance; an objective may need several, such as the answers of a pair."""
+        return batch_size(self.batches[0]) == size
 
     def _only_size(self) -> int | None:
         return self.sizes[0] or batch_size(self.batches[0])

@@ -33,3 +33,20 @@ def test_captured_steps_need_at_least_the_memory_of_eager_ones() -> None:
     rows = {row.name: row for row in measure(options).rows}
     eager, captured = rows["SAM"].peak_bytes, rows["SAM captured"].peak_bytes
     assert 0.95 * eager < captured < 1.5 * eager + 128 * 2**20  # and a workspace for matrix products
+
+
+@pytest.mark.gpu
+def test_captured_lora_steps_are_compared_with_captured_plain_lora() -> None:
+    pytest.importorskip("transformers")
+    options = StepOptions(
+        lora=True, model="llama-tiny", batch=2, length=32, rounds=1, warmup=1, device="cuda",
+        methods=("per-instance-sam:params=adapters",), ways=("eager", "captured"),
+    )  # fmt: skip
+    result = measure(options)
+    rows = {row.name: row for row in result.rows}
+    name = "PerInstanceSAM(params=adapters)"
+    assert list(rows) == ["plain LoRA", "plain loop", name, "plain LoRA captured", f"{name} captured"], result.failures
+    for row in rows.values():
+        assert row.peak_bytes < row.total_bytes <= row.reserved_bytes
+        assert row.memory_times_plain is not None
+    assert rows[f"{name} captured"].seconds.median < rows[name].seconds.median  # a replayed graph launches once

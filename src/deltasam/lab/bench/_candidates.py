@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module, util
 from typing import Any, Literal
 
@@ -75,7 +77,7 @@ def candidates(
     """Returns ERM, SAM and the named methods (all if none is named), then the third-party implementations.
 
     Args:
-        names: Methods and regularisers. A regulariser is measured with plain training.
+        names: Methods, with or without options, and regularisers. A regulariser is measured with plain training.
         ways: How to run each method. ERM and SAM always run eagerly as well, as the basis of comparison.
         third_party: Whether to include installed third-party implementations.
         embeddings: Whether the model has input embeddings, which some methods and the regularisers perturb.
@@ -85,7 +87,7 @@ def candidates(
     of_embeddings = {name for name, kind in METHODS.items() if kind.perturbs == "embeddings"}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
     chosen = ("ERM", "SAM", *(names or every))
-    entries = [_named(name) for name in ("ERM", "SAM")] + [_named(name, way) for way in ways for name in chosen]
+    entries = [named(name) for name in ("ERM", "SAM")] + [named(name, way) for way in ways for name in chosen]
     entries += [
         replace(entry, name=f"{entry.name}, {kind} AdamW", adamw=kind) for kind in adamw for entry in entries[:2]
     ]
@@ -93,11 +95,40 @@ def candidates(
     return [*ours.values(), *(_third_party(embeddings=embeddings) if third_party else [])]
 
 
-def _named(name: str, way: Way = "eager") -> Candidate:
+def named(text: str, way: Way = "eager") -> Candidate:
+    """Returns a candidate by name, or by ``name:option=value,option=value``.
+
+    Raises:
+        ValueError: The name is unknown, or an option does not fit the method.
+    """
+    name, _, own = text.partition(":")
     known = look_up({each: each for each in (*REGULARISERS, *VARIANTS)}, name)
+    if own:
+        if known is not None:
+            raise ValueError(f"methods={text}: {known} takes no options here")
+        return of_method(*_with_options(text, find_method(name), own), way=way)
     if known is None:
         return of_method(find_method(name), way=way)
     return of_method(VARIANTS.get(known, ERM), known, wrap=REGULARISERS.get(known), way=way)
+
+
+def _with_options(text: str, kind: type[Method], own: str) -> tuple[Callable[[], Method], str]:
+    """Returns the method with these options, and its name in the table."""
+    options: dict[str, Any] = {}
+    for part in own.split(","):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"methods={text}: write options as name:option=value,option=value")
+        try:
+            options[option] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):  # text without quotes
+            options[option] = value
+    make = partial(kind, **options)
+    try:
+        make()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"methods={text}: {error}") from error
+    return make, f"{kind.__name__}({', '.join(own.split(','))})"
 
 
 def of_method(

@@ -24,6 +24,7 @@ def machine(bench: Workbench) -> dict[str, str]:
         "load": "" if on_gpu or not hasattr(os, "getloadavg") else f"{os.getloadavg()[0]:.1f}",
         "torch": torch.__version__,
         "transformers": metadata.version("transformers") if util.find_spec("transformers") else "",
+        **({"adapters": bench.adapters} if bench.adapters else {}),
         "deltasam": __version__,
         "commit": commit() or "unknown",
         "parameters": str(sum(p.numel() for p in bench.model.parameters())),

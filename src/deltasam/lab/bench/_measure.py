@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 from deltasam.lab.bench import isolate
 from deltasam.lab.bench._candidates import Candidate, Work, candidates
 from deltasam.lab.bench._clock import Spread, interleaved, ratios
 from deltasam.lab.bench._facts import layers_by_form, machine
+from deltasam.lab.bench._lora_steps import lora_candidates, measure_lora
 from deltasam.lab.bench._memory import peak_bytes, release
-from deltasam.lab.bench._passes import PassCount, counted_passes
+from deltasam.lab.bench._passes import PassCount
+from deltasam.lab.bench._trial import Trial, first_line, run_trial, steps_in_a_row
 from deltasam.lab.bench._workbench import NO_OPTIMIZER, Workbench, adamw, set_up
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.bench.report import Report, Row
-
-IN_A_ROW = 5  # consecutive steps in a round on a GPU; as in training, the host runs ahead of the device
-SLOW = 0.5  # seconds; a longer step need not be followed by another one in its round
 
 
 def measure(
@@ -32,12 +28,15 @@ def measure(
 
     Args:
         options: What to measure.
-        entries: The candidates, ERM and SAM first. Defaults to those of the options.
+        entries: The candidates, ERM and SAM first; with ``lora``, plain LoRA first in each way. Defaults to those of
+            the options.
         alone: A context for the timed rounds, for example to wait until the device is free.
 
     Returns:
         One row per candidate.
     """
+    if options.lora:
+        return measure_lora(options, entries, alone=alone)
     bench = set_up(options)
     try:
         if options.isolate:
@@ -72,16 +71,6 @@ def prepared(options: StepOptions, entries: Sequence[Candidate] | None = None) -
         release(bench.device)
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """A candidate after its first steps."""
-
-    entry: Candidate
-    work: Work
-    passes: PassCount
-    seconds: float  # per step, roughly
-
-
 def _steps(
     options: StepOptions,
     bench: Workbench,
@@ -89,7 +78,7 @@ def _steps(
     alone: Callable[[], AbstractContextManager[None]],
 ) -> tuple[tuple[Row, ...], dict[str, str]]:
     tried, failures = _try_all(options, bench, entries)
-    repeats = {name: _in_a_row(one, options, bench) for name, one in tried.items()}
+    repeats = {name: steps_in_a_row(one, options, bench) for name, one in tried.items()}
     with alone():
         seconds = interleaved(
             {name: one.work for name, one in tried.items()},
@@ -129,6 +118,8 @@ def _steps(
 
 
 def _all(options: StepOptions) -> list[Candidate]:
+    if options.lora:
+        return lora_candidates(options)
     return candidates(
         options.methods,
         ways=options.ways,
@@ -140,58 +131,21 @@ def _all(options: StepOptions) -> list[Candidate]:
 
 def _try_all(
     options: StepOptions, bench: Workbench, entries: Sequence[Candidate]
-) -> tuple[dict[str, _Tried], dict[str, str]]:
+) -> tuple[dict[str, Trial], dict[str, str]]:
     """Takes the first steps of all candidates. Records those that fail, except ERM and SAM, which must run."""
-    tried: dict[str, _Tried] = {}
+    tried: dict[str, Trial] = {}
     failures: dict[str, str] = {}
     counted: dict[str, PassCount] = {}
     for entry in entries:
         bench.model.zero_grad()
         try:
-            tried[entry.name] = _try(entry, options, bench, counted)
+            tried[entry.name] = run_trial(entry, options, bench, counted)
         except Exception as error:  # third-party code can raise anything
             if entry.name in ("ERM", "SAM"):
                 raise
-            failures[entry.name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+            failures[entry.name] = first_line(error)
             release(bench.device)
     return tried, failures
-
-
-def _try(entry: Candidate, options: StepOptions, bench: Workbench, counted: dict[str, PassCount]) -> _Tried:
-    work = entry.build(bench, adamw(entry.adamw or options.adamw[0]))
-    for _ in range(entry.first_steps):
-        work()
-    known = entry.method or entry.name
-    if entry.build_eager is not None and known not in counted:
-        counted[known] = _passes(entry.build_eager(bench, NO_OPTIMIZER), entry.period, bench)
-    bench.synchronize()
-    start = time.perf_counter()
-    if entry.build_eager is None:
-        counted[known] = _passes(work, entry.period, bench)
-    else:
-        for _ in range(entry.period):
-            work()
-    bench.synchronize()
-    return _Tried(entry, work, counted[known], (time.perf_counter() - start) / entry.period)
-
-
-def _passes(work: Work, period: int, bench: Workbench) -> PassCount:
-    """Returns the mean number of passes per step over one period."""
-    with counted_passes(bench.model, bench.size) as count:
-        for _ in range(period):
-            work()
-    return PassCount(count.forwards / period, count.backwards / period)
-
-
-def _in_a_row(one: _Tried, options: StepOptions, bench: Workbench) -> int:
-    """Returns the number of consecutive steps per round, a multiple of the period."""
-    on_gpu = bench.device.type == "cuda"
-    if options.seconds is None:
-        wanted = IN_A_ROW if on_gpu else 1
-    else:
-        wanted = math.ceil(options.seconds / options.rounds / max(one.seconds, 1e-6))
-        wanted = max(wanted, 2) if on_gpu and one.seconds < SLOW else wanted
-    return one.entry.period * math.ceil(wanted / one.entry.period)
 
 
 def _isolated(options: StepOptions, bench: Workbench) -> tuple[Row, ...]:

@@ -5,12 +5,56 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from deltasam._torch import TorchDispatchMode, tree_leaves
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak memory of a function and of the steps after it.
+
+    Attributes:
+        whole: Bytes in excess of those before, from the first step on; the memory of CUDA graphs counts in full.
+        steady: The same for one more step: without what only the first steps need, such as checks on first use.
+        reserved: Bytes that the allocator held at most, with the weights and fragmentation; 0 on a CPU.
+    """
+
+    whole: int
+    steady: int
+    reserved: int = 0
+
+
+def peak_of_steps(work: Callable[[], Callable[[], object]], device: torch.device) -> Peak:
+    """Returns the peak memory of building and taking some steps, and of one more step.
+
+    Args:
+        work: Takes the first steps and returns the step, which is called once more.
+        device: The device that it runs on.
+    """
+    if device.type != "cuda":
+        live = LiveStorages()
+        with live:
+            again = work()
+            whole, live.peak = live.peak, live.current
+            again()
+        return Peak(max(whole, live.peak), live.peak)
+    release(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before, idle_before = torch.cuda.memory_allocated(device), _idle()
+    again = work()
+    torch.cuda.synchronize(device)
+    first = torch.cuda.max_memory_allocated(device)
+    idle = _idle() - idle_before
+    torch.cuda.reset_peak_memory_stats(device)
+    again()
+    torch.cuda.synchronize(device)
+    steady = torch.cuda.max_memory_allocated(device) + idle
+    return Peak(max(first, steady) - before, steady - before, torch.cuda.max_memory_reserved(device))
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:

@@ -30,7 +30,7 @@ def print_table(title: str, columns: Mapping[str, Sequence[str]], notes: Sequenc
         table.add_row(*row)
     console = Console(highlight=False)
     if not console.is_terminal:  # a file or a pipe is as wide as the table
-        width = max(200, sum(map(len, filled)) + max(len(row[0]) for row in rows) + 99)
+        width = max(200, sum(map(len, filled)) + max((len(row[0]) for row in rows), default=0) + 99)
         console = Console(highlight=False, width=width)
     for part in (title, table, *notes):
         console.print(part, markup=False)

@@ -1,4 +1,4 @@
-"""Plots a step benchmark: time relative to SAM, time and memory, one bar for each method and way."""
+"""Plots a step benchmark: time relative to SAM or plain LoRA, time and memory, one bar per method and way."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def plot(report: Report, path: Path) -> None:
     panels: dict[str, list[Spread | None]] = {
         "time / deltasam's": [row.times_ours for row in rows],
         "time / eager SAM's": [row.times_sam for row in rows],
+        "time / plain LoRA's": [row.times_plain for row in rows],
         "milliseconds": [_scaled(row.seconds, 1e3) for row in rows],
         "peak memory, MiB": [None if row.peak_bytes is None else Spread.of([row.peak_bytes / 2**20]) for row in rows],
     }

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam.lab.bench._llama import LLAMAS, llama
+from deltasam.lab.bench._lora import with_adapters
 from deltasam.lab.bench.options import AdamW, StepOptions
-from deltasam.objectives import Classification, Objective
+from deltasam.objectives import CausalLM, Classification, Objective
 from deltasam.speed.compiling import compiled
 from deltasam.step.batches import tree_map
 
@@ -42,7 +44,14 @@ class Workbench:
     device: torch.device
     autocast: torch.dtype | None
     compile_mode: str = "default"
+    adapters: str = ""  # the library that made them
     _compiled: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of all parameters, trained or frozen, and buffers; tied ones count once."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return sum({each.data_ptr(): each.numel() * each.element_size() for each in tensors}.values())
 
     @property
     def parameter_bytes(self) -> int:
@@ -89,17 +98,30 @@ def set_up(options: StepOptions) -> Workbench:
     torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
     torch.manual_seed(options.seed)
     device = torch.device(name)
+    adapters = ""
     with device:  # created on the device: 355M random weights take seconds on a CPU
-        model, batch = _mlp(options) if options.model == "mlp" else _transformer(options)
+        model, batch = _model_and_batch(options)
+        if options.lora:
+            model, adapters = with_adapters(model, rank=options.rank, dropout=options.dropout)
+    if options.checkpointing:
+        enable: Any = model.gradient_checkpointing_enable
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Workbench(
         model=model.to(device).train(),
         batch=tree_map(lambda tensor: tensor.to(device), batch),
         size=options.batch,
-        objective=Classification(),
+        objective=CausalLM() if options.model in LLAMAS else Classification(),
         device=device,
         autocast=PRECISIONS.get(options.precision),
         compile_mode=options.compile_mode,
+        adapters=adapters,
     )
+
+
+def _model_and_batch(options: StepOptions) -> tuple[nn.Module, Any]:
+    if options.model in LLAMAS:
+        return llama(options)
+    return _mlp(options) if options.model == "mlp" else _transformer(options)
 
 
 def _mlp(options: StepOptions) -> tuple[nn.Module, Any]:
@@ -151,8 +173,9 @@ class Optimizer:
     captured_options: dict[str, Any] = field(default_factory=dict)
 
     def over(self, model: torch.nn.Module, *, captured: bool = False) -> torch.optim.Optimizer:
-        """Returns a new optimizer for the model's parameters; if ``captured``, one that works in a CUDA graph."""
-        return self.kind(model.parameters(), **self.options, **(self.captured_options if captured else {}))
+        """Returns a new optimizer for what is trained; if ``captured``, one that works in a CUDA graph."""
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return self.kind(trained, **self.options, **(self.captured_options if captured else {}))
 
 
 class NoStep(torch.optim.Optimizer):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from deltasam.lab.bench._clock import Spread
 from deltasam.lab.bench._output import print_table, spread_text
 from deltasam.lab.bench.options import StepOptions, Way
 from deltasam.step.names import pluralized
+
+PLAIN_LORA = "plain LoRA"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,14 @@ class Row:
         forwards: Forward passes of a step in units of the batch, counted by hooks.
         backwards: Backward passes of a step, counted in the same way.
         extra_copies: Peak memory in excess of plain training, in copies of the parameters.
-        peak_bytes: Peak memory in excess of the weights, without an optimizer. Includes all memory of CUDA graphs.
+        peak_bytes: Peak memory in excess of the weights, without an optimizer (with ``lora``: with it). Includes all
+            memory of CUDA graphs.
         memory_times_sam: ``peak_bytes`` relative to our SAM, run in the same way.
+        times_plain: Time relative to plain LoRA, run in the same way; only with ``lora``, as the next four.
+        total_bytes: Peak memory of the whole step: weights, adapters, optimizer, activations, CUDA graphs.
+        memory_times_plain: ``total_bytes`` relative to plain LoRA, run in the same way.
+        steady_bytes: ``total_bytes`` without what only the first steps need, such as checks on first use.
+        reserved_bytes: Peak of what CUDA's allocator held, with fragmentation.
         in_a_row: Consecutive steps in each round.
         method: The method.
         way: How it was run.
@@ -44,6 +52,11 @@ class Row:
     extra_copies: float | None = None
     peak_bytes: int | None = None
     memory_times_sam: float | None = None
+    times_plain: Spread | None = None
+    total_bytes: int | None = None
+    memory_times_plain: float | None = None
+    steady_bytes: int | None = None
+    reserved_bytes: int | None = None
     in_a_row: int = 1
     method: str = ""
     way: Way = "eager"
@@ -59,6 +72,7 @@ class Report:
         rows: One row per candidate.
         failures: The reason for each candidate that could not run.
         machine: Device and versions.
+        remarks: What a candidate warned of, such as a fallback to something slower; only with ``lora``.
         engine: Number of linear layers per form in the per-instance engine, see ``_facts``.
     """
 
@@ -67,6 +81,7 @@ class Report:
     failures: dict[str, str]
     machine: dict[str, str]
     engine: dict[str, int] | None = None
+    remarks: dict[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -75,6 +90,9 @@ class Report:
         what = "norm + perturb + restore" if options.isolate else "one training step, AdamW included"
         size = f"{int(machine['parameters']) / 1e6:.1f}M parameters"
         shape = "" if options.isolate else f", {options.batch} x {options.length}, dropout {options.dropout:g}"
+        if options.lora:
+            adapters = f"LoRA {options.rank} ({machine['adapters']})"
+            size = f"{size}, {adapters}{', checkpointing' if options.checkpointing else ''}"
         threads = pluralized(int(machine["threads"]), "thread")
         where = f"{machine['device']}, {threads}, torch {machine['torch']}"
         return f"{what}: {options.shape}, {size}{shape}, {options.precision}, {where}, {options.clock} clock"
@@ -82,6 +100,9 @@ class Report:
 
 def show(report: Report) -> None:
     """Prints the table."""
+    if report.options.lora:
+        show_lora(report)
+        return
     rows = report.rows
     columns = {
         "method": [row.name for row in rows],
@@ -102,8 +123,56 @@ def show(report: Report) -> None:
     print_table(report.title, columns, notes)
 
 
+def show_lora(report: Report) -> None:
+    """Prints what a user decides by, then the table: time and memory relative to plain LoRA, run in the same way."""
+    rows = report.rows
+    for line in lora_headlines(report):
+        print(line)
+    columns = {
+        "method": [row.name for row in rows],
+        "ms": [spread_text(row.seconds, ".1f", 1e3) for row in rows],
+        "x plain": [spread_text(row.times_plain, ".2f") for row in rows],
+        "passes": ["" if row.forwards is None else f"{row.forwards:.3g}/{row.backwards:.3g}" for row in rows],
+        "peak GiB": [_gib(row.total_bytes) for row in rows],
+        "x plain's": ["" if row.memory_times_plain is None else f"{row.memory_times_plain:.2f}" for row in rows],
+        "without weights": [_gib(row.peak_bytes) for row in rows],
+        "later steps": [_gib(row.steady_bytes) for row in rows],
+        "reserved": [_gib(row.reserved_bytes) for row in rows],
+    }
+    time = "median ± half the interquartile range; x plain: relative to plain LoRA, run in the same way; passes: "
+    time += "forward/backward, without the recomputation of checkpointing"
+    memory = "peak GiB: from the first step on, with weights, optimizer and CUDA graphs; later steps: without checks "
+    memory += "on first use; reserved: by CUDA's allocator"
+    notes = [
+        time,
+        *([memory] if any(columns["peak GiB"]) else []),
+        *(f"{name} could not run: {reason}" for name, reason in report.failures.items()),
+        *(f"{name} warned: {text}" for name, text in report.remarks.items() if name not in report.failures),
+    ]
+    print_table(report.title, columns, notes)
+
+
+def lora_headlines(report: Report) -> list[str]:
+    """Returns one sentence per way: the cost of per-instance SAM on the frozen base, or else of the last method."""
+    lines = []
+    for way in dict.fromkeys(row.way for row in report.rows):
+        rows = [row for row in report.rows if row.way == way and row.times_plain and row.method != PLAIN_LORA]
+        base = [row for row in rows if row.method.startswith("PerInstanceSAM") and "params=base" in row.method]
+        for row in base[:1] or rows[-1:]:
+            what = "per-instance SAM on the frozen base" if base else row.method
+            assert row.times_plain is not None
+            memory = "" if row.memory_times_plain is None else f", {row.memory_times_plain:.2f} of their memory"
+            lines.append(f"a step of {what} costs {row.times_plain.median:.2f} plain LoRA steps here ({way}){memory}")
+    return lines
+
+
+def _gib(size: int | None) -> str:
+    return "" if not size else f"{size / 2**30:.3g}"
+
+
 def record(report: Report, **more: str) -> dict[str, Any]:
     """Returns the report as plain data, without the names of output files; ``more`` is added at the top."""
     plain = asdict(report)
     del plain["options"]["json"], plain["options"]["plot"]
-    return {**more, **plain}
+    headlines = {"headlines": lora_headlines(report)} if report.options.lora else {}
+    return {**more, **headlines, **plain}

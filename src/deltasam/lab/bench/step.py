@@ -87,7 +87,9 @@ def _kind(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is tuple:
         return {"nargs": "*", **_kind(get_args(hint)[0])}
     optional = [kind for kind in get_args(hint) if kind is not type(None)]
-    kind = optional[0] if optional else hint
+    if optional:
+        return _kind(optional[0])
+    kind = hint
     return {"type": kind, "metavar": "FILE" if kind is Path else kind.__name__.upper()}
 
 

@@ -61,6 +61,9 @@ class Wrapper(Objective):
     def prepare(self, model: nn.Module) -> None:
         self.objective.prepare(model)
 
+    def prepare_batch(self, model: nn.Module, batch: Any) -> Any:
+        return self.objective.prepare_batch(model, batch)
+
     def state_dict(self, **place: Any) -> dict[str, Any]:
         """State of the wrapped objective, under ``objective``, and of this one; empty if neither has any.
 
@@ -147,6 +150,10 @@ class Losses(Objective):
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
         return outputs
+
+    def prepare_batch(self, model: nn.Module, batch: Any) -> Any:
+        own = getattr(self.function, "prepare_batch", None)
+        return batch if own is None else own(model, batch)
 
     def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
         raise TypeError(

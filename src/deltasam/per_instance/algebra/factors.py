@@ -179,6 +179,19 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
             return torch.baddbmm(y, x.to(y.dtype), matrix if transposed else matrix.transpose(1, 2))
 
 
+def linear_move(x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool, out: int) -> Tensor:
+    """``c x E^T`` (``transposed``: ``c x E``) in the dtype of x, (G, S, out); see :func:`add_linear`."""
+    match factor:
+        case LowRank() if factor.transposed == transposed:
+            return torch.bmm(products(x, factor.x, c, factor.bias, x.dtype), factor.d.to(x.dtype))
+        case Rows() if not transposed:
+            return add_linear(x.new_zeros(*x.shape[:2], out), x, factor, c, products, transposed)
+        case _:
+            matrix = factor.dense().flatten(2)
+            matrix = (matrix * c.view(-1, 1, 1).to(matrix.dtype)).to(x.dtype)
+            return torch.bmm(x, matrix if transposed else matrix.transpose(1, 2))
+
+
 def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
     """``y + c E[ids]`` for the perturbation ``c E`` of a table; ids is ``(G, S)``, y is ``(G, S, out)``."""
     scale = c.view(-1, 1, 1).to(y.dtype)

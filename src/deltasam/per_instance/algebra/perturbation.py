@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deltasam.per_instance.algebra.factors import Factor, Packed, Products, add_linear, add_rows, wide_dtype
+from deltasam.per_instance.algebra.factors import (
+    Factor,
+    Packed,
+    Products,
+    add_linear,
+    add_rows,
+    linear_move,
+    wide_dtype,
+)
 from deltasam.per_instance.algebra.grouping import Grouping
 
 
@@ -31,6 +39,22 @@ class Perturbation:
             for factor, c in self.terms.get(id(bias), ()):
                 y = y + self._move(factor, c, spread=False).unsqueeze(1).to(y.dtype)
         return y
+
+    def linear_move(
+        self, weight: Tensor, bias: Tensor | None, x: Tensor, out: int, transposed: bool = False
+    ) -> Tensor | None:
+        """What the perturbation adds to the output of a layer, (G, S, out), in the dtype of x; None for nothing."""
+        move = None
+        for factor, c in self.terms.get(id(weight), ()):
+            if move is None:
+                move = linear_move(x, factor, c, self.products, transposed, out)
+            else:
+                move = add_linear(move, x, factor, c, self.products, transposed)
+        if bias is not None:
+            for factor, c in self.terms.get(id(bias), ()):
+                own = self._move(factor, c, spread=False).unsqueeze(1).to(x.dtype)
+                move = own.expand(*x.shape[:2], -1).contiguous() if move is None else move + own
+        return move
 
     def rows(self, table: Tensor, ids: Tensor, y: Tensor) -> Tensor:
         """The rows ``y`` of a table at w, perturbed."""

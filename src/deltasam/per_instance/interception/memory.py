@@ -26,6 +26,7 @@ class Memory:
     layouts: dict[Any, Layout] = field(default_factory=dict)  # a cache, see PassState.layout
     verified: set[Hashable] = field(default_factory=set)  # signatures of passes that were compared with autograd
     warned: set[str] = field(default_factory=set)
+    rows: dict[Hashable, int] = field(default_factory=dict)  # of the batch per instance, by kind of objective
     _proxies: dict[int, tuple[Proxy, tuple[Any, ...]]] = field(default_factory=dict)
 
     def correct(self, misread: MisreadError) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -13,12 +14,13 @@ from deltasam._torch import base_of, version_of
 from deltasam.per_instance.algebra.calls import Call, Normal
 from deltasam.per_instance.algebra.factors import wide_dtype
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.operations import add_to_linear
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import NoRuleError
 from deltasam.per_instance.interception.batch_rule import Kind
 from deltasam.per_instance.interception.layout import Layout, find_layout
 from deltasam.per_instance.interception.memory import Memory
-from deltasam.per_instance.interception.tensors import PerInstance, Proxy
+from deltasam.per_instance.interception.tensors import PerInstance, Proxy, unwrapped
 
 _MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
 
@@ -101,9 +103,35 @@ class PassState:
         transposed: bool = False,
     ) -> Tensor:
         """Output ``y`` (G, S, out) of a layer that multiplies ``x`` (G, S, in) by the weight and adds the bias."""
-        offset = bias.parameter if isinstance(bias, Proxy) else None
         if self.perturbation is not None:
-            y = self.perturbation.linear(weight.parameter, offset, x, y, transposed)
+            y = self.perturbation.linear(weight.parameter, _parameter(bias), x, y, transposed)
+        return self.recorded(weight, bias, y, recorded, layout, transposed)
+
+    def linear(
+        self,
+        weight: Proxy,
+        bias: Any,
+        x: Tensor,
+        matrix: Tensor,
+        recorded: Tensor,
+        layout: Layout,
+        transposed: bool = False,
+    ) -> Tensor:
+        """The layer ``x matrix^T + bias``, (G, S, out); the matrix is the weight, transposed if it is stored so."""
+        if self.perturbation is not None and x.dtype in (torch.bfloat16, torch.float16):
+            move = self.perturbation.linear_move(weight.parameter, _parameter(bias), x, matrix.shape[0], transposed)
+            if move is not None:
+                y = add_to_linear(move, x, matrix)
+                y = y if bias is None else y + unwrapped(bias).to(y.dtype)
+                return self.recorded(weight, bias, y, recorded, layout, transposed)
+        y = F.linear(x, matrix, unwrapped(bias))
+        return self.matrix(weight, bias, x, y, recorded, layout, transposed)
+
+    def recorded(
+        self, weight: Proxy, bias: Any, y: Tensor, recorded: Tensor, layout: Layout, transposed: bool = False
+    ) -> Tensor:
+        """The output ``y`` of a layer, whose inputs ``recorded`` and edge are recorded."""
+        offset = _parameter(bias)
         if self.recording and (edge := edge_of(whole_base(y))) is not None:
             shape = y.shape
 
@@ -166,6 +194,10 @@ class PassState:
         if name not in self._expanded:
             self._expanded[name] = PerInstance.wrap(self.values(proxy).to(proxy.dtype), self.layout_table)
         return self._expanded[name]
+
+
+def _parameter(value: Any) -> Tensor | None:
+    return value.parameter if isinstance(value, Proxy) else None
 
 
 def edge_of(output: Tensor) -> GradientEdge | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from deltasam.per_instance.algebra.calls import Normal
 from deltasam.per_instance.interception.attention import attention
 from deltasam.per_instance.interception.pass_state import PassState
-from deltasam.per_instance.interception.tensors import RULES, PerInstance, Proxy
+from deltasam.per_instance.interception.tensors import RULES, PerInstance, Proxy, unwrapped
 
 Rule = Callable[..., Any]
 
@@ -42,11 +42,6 @@ def register_rule(*operations: Callable[..., Any]) -> Callable[[Rule], Rule]:
         return rule
 
     return add
-
-
-def unwrapped(value: Any) -> Any:
-    """The parameter behind a proxy; any other value as it is."""
-    return value.parameter if isinstance(value, Proxy) else value
 
 
 @register_rule(F.linear)
@@ -85,7 +80,8 @@ def _matrix(state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tenso
         y = state.grouping.rows(once.expand(layout.size, -1, -1).contiguous())
     else:
         rows, recorded = state.rows(x, layout)
-        y = F.linear(rows, matrix, unwrapped(bias))
+        y = state.linear(weight, bias, rows, matrix, recorded, layout, transposed)
+        return layout.join(state.grouping.unrows(y))
     y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
     return layout.join(state.grouping.unrows(y))
 

@@ -12,7 +12,6 @@ from itertools import repeat
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deltasam._torch import parameters_of
@@ -48,12 +47,11 @@ def _linear(module: Any, state: PassState) -> Forward:
 
     def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
         weight, bias = own["weight"], own["bias"]
-        if type(weight) is Proxy and type(input) is Tensor and (bias is None or type(bias) is Proxy):
+        if type(weight) is Proxy and type(input) is Tensor:
             layout = state.layout(input, weight, 1)
             if layout.is_split and state.grouping.m == 1:
                 rows, recorded = state.rows(input, layout)
-                y = F.linear(rows, weight.parameter, None if bias is None else bias.parameter)
-                return state.matrix(weight, bias, rows, y, recorded, layout)
+                return state.linear(weight, bias, rows, weight.parameter, recorded, layout)
         return nn.Linear.forward(module, input)
 
     return forward

@@ -135,8 +135,8 @@ class ParameterSlots:
 def sample(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters to compare with autograd on first use, which holds their gradients at once.
 
-    Those that are trained have gradients of that size anyway. Of frozen ones that are too many, the layers of one kind,
-    whose names differ in numbers only, are represented by the first: they run through the same code.
+    Those that are trained have gradients of that size anyway. Of frozen ones that are too many, the layers of one
+    kind, whose names differ in numbers only, are represented by the first: they run through the same code.
     """
     ordinary = {name: p for name, p in params.items() if layer_of(p) is None}
     if sum(p.numel() for p in ordinary.values() if not p.requires_grad) <= _MOST_COMPARED:

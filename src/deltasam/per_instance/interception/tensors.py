@@ -72,6 +72,11 @@ class Proxy(Tensor):
         return dispatch(func, args, kwargs or {})
 
 
+def unwrapped(value: Any) -> Any:
+    """The parameter behind a proxy; any other value as it is."""
+    return value.parameter if isinstance(value, Proxy) else value
+
+
 #: The rules by operation, see ``register_rule``.
 RULES: dict[Any, Callable[..., Any]] = {}
 

@@ -48,8 +48,9 @@ def compare(
 
     Two groups, because one can be right by chance: an instance that uses a single position does not show that a table
     of positions was taken for the batch. Where a gradient is not compared (quantized weights, and frozen ones that are
-    too many), the rows of the outputs that a group depends on must be its own. ``found`` are the gradients of the outputs of the calls, ``gradients`` the
-    factors made from them.
+    too many), the rows of the outputs that a group depends on must be its own.
+
+    ``found`` are the gradients of the outputs of the calls, ``gradients`` the factors made from them.
 
     Raises:
         MisreadError: The layout of an input was misread; carries the correction.

@@ -42,7 +42,8 @@ def check_perturbed_pass(
 ) -> None:
     """Compares the perturbed losses of one group, whose gradient at w is right, with those at moved weights.
 
-    Only parameters whose gradient was compared move, on both sides. Weights in half precision cannot be moved exactly; then this only makes sure that the perturbed pass runs.
+    Only parameters whose gradient was compared move, on both sides. Weights in half precision cannot be moved exactly;
+    then this only makes sure that the perturbed pass runs.
     ``norms`` have the loss scale; ``perturb`` opens the perturbed pass of the engine for the coefficients (G,).
 
     Raises:
