@@ -91,6 +91,19 @@ def test_full_fine_tuning_measures_forgetting_against_the_first_weights(
     assert metrics["forgetting"] == pytest.approx(result.metrics["forgetting"], abs=1e-4)
 
 
+def test_own_conversations(llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"role": "user", "content": "get it"}, {"role": "assistant", "content": "the file"}]
+    own, text = tmp_path / "own.jsonl", tmp_path / "text.txt"
+    own.write_text((json.dumps({"messages": turns}) + "\n") * 8)
+    text.write_text("it is the name of the file and it is in the file")
+    files = [f"task.files.{split}={own}" for split in ("train", "validation")]
+    options = ["--preset", "llm/chat/per-instance", "--model", llama, "--output", str(tmp_path / "run")]
+    assert main(["train", *options, *files, f"task.general={text}", "task.bits=[4]", "optimizer.lr=0.05"]) == 0
+    assert "forgetting" in capsys.readouterr().out
+    metrics = json.loads((tmp_path / "run/result.json").read_text())["metrics"]
+    assert {"nll", "perplexity", "token_accuracy", "forgetting", "nll_4bit"} <= set(metrics)
+
+
 def test_an_encoder_trains_its_head_with_the_adapters(tmp_path: Path) -> None:
     bert = str(bert_folder(tmp_path / "bert"))
     task = {"name": "docstrings", "train_rows": 8, "eval_rows": 8, "max_length": 24}
