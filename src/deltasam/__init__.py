@@ -41,6 +41,8 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "FisherSAM",
         "FriendlySAM",
         "MomentumSAM",
+        "RandomPerturbation",
+        "BiLoRA",
         "FreeLB",
         "TAT",
         "TAVAT",
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
     from deltasam.methods import SAM as SAM
     from deltasam.methods import TAT as TAT
     from deltasam.methods import TAVAT as TAVAT
+    from deltasam.methods import BiLoRA as BiLoRA
     from deltasam.methods import DeltaSAM as DeltaSAM
     from deltasam.methods import FisherSAM as FisherSAM
     from deltasam.methods import FreeLB as FreeLB
@@ -97,6 +100,7 @@ if TYPE_CHECKING:
     from deltasam.methods import Method as Method
     from deltasam.methods import MomentumSAM as MomentumSAM
     from deltasam.methods import PerInstanceSAM as PerInstanceSAM
+    from deltasam.methods import RandomPerturbation as RandomPerturbation
     from deltasam.methods import Step as Step
     from deltasam.methods import SubsetSAM as SubsetSAM
     from deltasam.objectives import DPO as DPO

@@ -62,6 +62,8 @@ def soak(name: str, steps: int, build: Callable[[], nn.Module]) -> None:
     model = build().train()
     options = {"embeddings": "embeddings"} if hasattr(METHODS[name](), "embeddings") else {}
     method = METHODS[name](**options)
+    if method.needs_adapters:
+        method = method.replace(params="trained")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     addresses = [p.data_ptr() for p in model.parameters()]

@@ -80,7 +80,8 @@ class Case:
 
     def method(self, row: Row) -> Method:
         """The method of a row, with a radius at which its gradient is clearly not the plain one."""
-        rho = 1.5 if row.name == "asam" else 0.5  # the weights are small, and the radius of ASAM is relative to them
+        # The weights are small, and the radius of ASAM is relative to them; noise and low rank need a larger one.
+        rho = {"asam": 1.5, "random-all": 4.0, "bi-lora": 1.0}.get(row.name, 0.5)
         made = row.method(**({} if row.rho is None else {"rho": rho}))
         if self.params is not None:
             made = made.replace(params=self.params)

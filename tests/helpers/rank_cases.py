@@ -19,10 +19,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
-from deltasam.methods import ASAM, ESAM, GSAM, SAM, DeltaSAM, FriendlySAM, LookSAM, Method, MomentumSAM, SubsetSAM
+from deltasam.methods import (
+    ASAM,
+    ESAM,
+    GSAM,
+    SAM,
+    BiLoRA,
+    DeltaSAM,
+    FriendlySAM,
+    LookSAM,
+    Method,
+    MomentumSAM,
+    RandomPerturbation,
+    SubsetSAM,
+)  # fmt: skip
 from deltasam.weighting import Directional
 from helpers.problems import TinyTransformer, cross_entropy, relative_error
 from helpers.rank_blocks import CAN_SHARD, blocks, kept
+from helpers.rank_frozen import frozen_replicas, frozen_shards
 from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, routed, uneven, unwrapped
 from helpers.regulariser_rows import Outputs
 
@@ -65,6 +79,9 @@ def methods() -> dict[str, tuple[Callable[..., Method], Any]]:
         "look-sam": (LookSAM, cross_entropy),
         "friendly-sam": (FriendlySAM, cross_entropy),
         "momentum-sam": (MomentumSAM, cross_entropy),
+        "random": (RandomPerturbation, cross_entropy),
+        "random-all": (lambda **o: RandomPerturbation(per="all", **o), cross_entropy),
+        "bi-lora": (lambda **o: BiLoRA(params="trained", rho=0.5, lr=0.1, **o), cross_entropy),
         "esam": (lambda **o: ESAM(beta=0.7, gamma=1.0, **o), cross_entropy),
         "subset-sam": (lambda **o: SubsetSAM(fraction=1.0, **o), cross_entropy),
         "per-instance": (lambda **o: PerInstanceSAM(engine="low-rank", **o), cross_entropy),
@@ -249,22 +266,35 @@ def sharded(model: nn.Module) -> nn.Module:
     return model
 
 
-def shards(rank: int, world: int) -> dict[str, float]:
-    """Relative errors under ``fully_shard`` against the large batch, and whether shards are restored bit for bit."""
-    from torch.distributed.tensor import distribute_tensor
+@contextmanager
+def draws_of_one_process() -> Iterator[None]:
+    """Random directions inside are those that one process would draw, in parts."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
+    from deltasam.methods import _random_perturbation as noise
     from deltasam.weighting import _finite_difference as probes
 
-    found: dict[str, float] = {}
-    batch = whole_batch(world)
     draw = probes.random_direction
     whole = [p for p in model_for(0.0).parameters() if p.requires_grad]
 
     def given(params: Any, seed: Any) -> list[Tensor]:
-        """The direction that one process would draw, in parts."""
-        r = draw(whole, seed)
-        return [distribute_tensor(value, p.device_mesh, p.placements) for p, value in zip(params, r, strict=True)]
+        pairs = zip(params, draw(whole, seed), strict=True)
+        return [distribute_tensor(r, p.device_mesh, p.placements) if isinstance(p, DTensor) else r for p, r in pairs]
 
+    modules: Any = (probes, noise)
+    for module in modules:
+        module.random_direction = given
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.random_direction = draw
+
+
+def shards(rank: int, world: int) -> dict[str, float]:
+    """Relative errors under ``fully_shard`` against the large batch, and whether shards are restored bit for bit."""
+    found: dict[str, float] = {}
+    batch = whole_batch(world)
     for name, (make, objective) in methods().items():
         if name.startswith("per-instance"):
             continue
@@ -272,11 +302,10 @@ def shards(rank: int, world: int) -> dict[str, float]:
         model = sharded(model_for(0.0))
         method = make(scope="global")
         before = [(p.to_local().data_ptr(), p.to_local().detach().clone()) for p in model.parameters()]
-        probes.random_direction = given
-        for _ in range(steps):
-            model.zero_grad()
-            method.backward(model, part_of(batch, rank), objective)
-        probes.random_direction = draw
+        with draws_of_one_process():
+            for _ in range(steps):
+                model.zero_grad()
+                method.backward(model, part_of(batch, rank), objective)
         wanted = plain(make, objective, batch, seed=0, dropout=0.0, steps=steps)
         found[name] = relative_error(gradients(model), wanted)
         moved = [p.to_local().data_ptr() != q or not torch.equal(p.to_local(), w)
@@ -301,13 +330,15 @@ def gathered(rank: int, world: int) -> dict[str, float]:
         before = [(p.to_local().data_ptr(), p.to_local().detach().clone()) for p in model.parameters()]
         with torch.no_grad():
             model(batch[0])  # leaves the outermost parameters gathered
-        make().backward(model, part_of(batch, rank), objective)
+        with draws_of_one_process():
+            make().backward(model, part_of(batch, rank), objective)
         wanted = mean_of_ranks(make, objective, world, dropout=0.0)
         found[name] = relative_error(gradients(model), wanted)
         moved = [p.to_local().data_ptr() != q or not torch.equal(p.to_local(), w)
                  for p, (q, w) in zip(model.parameters(), before, strict=True)]  # fmt: skip
         found[f"{name} weights changed"] = float(any(moved))
-        make().backward(model, part_of(batch, rank), objective)  # a second backward adds to .grad
+        with draws_of_one_process():
+            make().backward(model, part_of(batch, rank), objective)  # a second backward adds to .grad
         found[f"{name} twice"] = relative_error(gradients(model), {n: 2 * g for n, g in wanted.items()})
     wanted = plain(PerInstanceSAM, cross_entropy, batch, seed=0, dropout=0.0)
     model.zero_grad()
@@ -367,9 +398,9 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 
 
 CASES: Any = (replicas, accumulation, held_back, routed, buffers, closures, compiled)
-CASES += (inside, unwrapped, uneven, communication, decisions)
+CASES += (inside, unwrapped, uneven, communication, decisions, frozen_replicas)
 if CAN_SHARD:
-    CASES += (shards, gathered, blocks, kept, directions, refusals)
+    CASES += (frozen_shards, shards, gathered, blocks, kept, directions, refusals)
 
 
 def process(rank: int, world: int, folder: Path) -> None:

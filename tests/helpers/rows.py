@@ -36,6 +36,8 @@ def _with(cls: Any, **defaults: Any) -> Callable[..., Method]:
     return lambda **changes: cls(**{**defaults, **changes})
 
 
+ONE_PASS = ("one-instance", "losses-at-w", "buffers-at-w", "first-backward-is-the-ascent")
+
 ROWS = [
     Row("erm", m.ERM, (1, 1), rho=None),
     Row("sam", m.SAM, (2, 2)),
@@ -74,6 +76,16 @@ ROWS = [
         m.MomentumSAM,
         (1, 1),
         exempt=("one-instance", "losses-at-w", "first-step-moves", "first-backward-is-the-ascent"),
+    ),
+    # one pass, at the perturbed weights
+    Row("random", m.RandomPerturbation, (1, 1), exempt=ONE_PASS),
+    Row("random-all", _with(m.RandomPerturbation, per="all"), (1, 1), exempt=ONE_PASS),
+    # perturbs layers, and these start with B = 0; there are no adapters here: more in test_bi_lora.py
+    Row(
+        "bi-lora",
+        _with(m.BiLoRA, params="trained", climb="gradient", lr=100.0),
+        (1, 1),
+        exempt=(*ONE_PASS, "first-step-moves", "parameters-without-layers"),
     ),
     # the ascent uses the first instances only
     Row("subset-sam", m.SubsetSAM, (2, 2), exempt=("permutation", "losses-at-w", "micro-batches")),

@@ -23,6 +23,7 @@ PERTURBS_EMBEDDINGS = ("FreeLB", "TAT", "TAVAT")
 MADE: dict[str, Any] = {name: METHODS[name](embeddings="embeddings") for name in PERTURBS_EMBEDDINGS}
 MADE |= {name: METHODS[name]() for name in ("SAM", "DeltaSAM", "PerInstanceSAM", "ASAM", "GSAM", "ESAM", "LookSAM")}
 MADE |= {name: METHODS[name]() for name in ("ERM", "SubsetSAM", "FisherSAM")}
+MADE |= {"RandomPerturbation": METHODS["RandomPerturbation"](), "BiLoRA": METHODS["BiLoRA"](params="trained", lr=0.1)}
 MADE["independent"] = SAM(randomness="independent")
 MADE["own gradient"] = DeltaSAM(weighting=OwnGradient())
 MADE["loop"] = METHODS["PerInstanceSAM"](engine="loop")

@@ -42,7 +42,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     "case",
     [
         *("replicas", "accumulation", "held_back", "routed", "buffers", "closures", "compiled"),
-        *(pytest.param(case, marks=shards) for case in ("shards", "gathered", "blocks")),
+        "frozen_replicas",
+        *(pytest.param(case, marks=shards) for case in ("shards", "gathered", "blocks", "frozen_shards")),
     ],
 )
 def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
@@ -52,10 +53,14 @@ def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: s
 
 def test_the_comparisons_are_complete(ranks: list[dict[str, Any]]) -> None:
     named = ("erm", "sam", "delta-sam", "asam", "gsam", "friendly-sam", "momentum-sam", "freelb", "rdrop")
+    named += ("random", "random-all", "bi-lora")
     for name in (*named, "look-sam", "per-instance", "per-instance-loop"):
         assert {f"{name} local", f"{name} global"} <= ranks[0]["replicas"].keys()
+    frozen = {f"{name} local gradient" for name in ("sam", "asam", "per-instance", "per-instance-groups")}
+    assert frozen <= ranks[0]["frozen_replicas"].keys()
     if CAN_SHARD:
         assert set(named) <= ranks[0]["shards"].keys()
+        assert frozen <= ranks[0]["frozen_shards"].keys()
 
 
 def test_local_perturbations_cost_no_communication(ranks: list[dict[str, Any]]) -> None:

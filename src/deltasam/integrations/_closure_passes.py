@@ -16,6 +16,8 @@ from deltasam.methods import Method
 from deltasam.parallel.refusals import inside_ddp_forward
 from deltasam.step.passes import Passes
 from deltasam.step.precision import note_grids
+from deltasam.step.quantized import require_ordinary
+from deltasam.step.selection import differentiable
 
 LOSSES_REMEDY = (
     'use MethodOptimizer(..., closure="losses") with a closure that returns losses of shape (N,), for example '
@@ -72,16 +74,27 @@ class ClosurePasses(Passes):
             raise self._needs_losses()
         self.ranks.check(self.scope)
         targets = list(self.params.values()) if params is None else list(params)
-        before = [(p, p.grad) for p in {*self.trainable.values(), *self._updated}]
+        require_ordinary(targets, self.params)
+        before = [(p, p.grad) for p in {*self.involved.values(), *self._updated}]
         try:
             for p, _ in before:
                 p.grad = None
-            with self._unshared():
+            with self._unshared(), differentiable(self.params):
                 loss = self._run(keep_side_effects)
-            return loss, [_own(p.grad) for p in targets]
+            grads = [_own(p.grad) for p in targets]
         finally:
             for p, grad in before:
                 p.grad = grad
+        return loss, self._shared(grads, targets)
+
+    def _shared(self, grads: list[Tensor | None], targets: Sequence[nn.Parameter]) -> list[Tensor | None]:
+        """With ``scope="global"``, the mean over all processes for frozen parameters, too, which DDP does not know."""
+        frozen = [k for k, p in enumerate(targets) if not p.requires_grad]
+        if frozen and self.scope == "global" and self.ranks.replicated:
+            means = self.ranks.mean_gradients([grads[k] for k in frozen], [targets[k] for k in frozen])
+            for k, mean in zip(frozen, means, strict=True):
+                grads[k] = mean
+        return grads
 
     def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
         """Returns the loss, shape (1,); its gradient is in ``.grad``."""
@@ -122,8 +135,8 @@ class ClosurePasses(Passes):
             )
         if all(p.grad is None for p in self.trainable.values()):
             raise ValueError(f"the closure left no gradient: call loss.backward() in it, or {LOSSES_REMEDY}")
-        trained = list(self.trainable.values())
-        note_grids(self.inner, self.objective_kind, loss, trained, [p.grad for p in trained])
+        involved = list(self.involved.values())
+        note_grids(self.inner, self.objective_kind, loss, involved, [p.grad for p in involved])
         return loss.detach().reshape(1)
 
 

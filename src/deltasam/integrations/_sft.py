@@ -94,7 +94,7 @@ class SFTMethodTrainer(TRLMixin, SFTTrainer):
     def needs_rows(self) -> bool:
         """Whether the current method and objective need one row per document instead of the pack."""
         method = self.method
-        perturbs_batch = method.perturbs in ("weights", "nothing") and not method.subsets_batch
+        perturbs_batch = method.perturbs in ("weights", "layers", "nothing") and not method.subsets_batch
         return not (perturbs_batch and isinstance(self._objective, PackedCausalLM)) or self.splitting is not None
 
     def get_train_dataloader(self) -> Any:

@@ -27,6 +27,7 @@ from typing import Any
 
 from deltasam.methods._asam import ASAM
 from deltasam.methods._base import Method
+from deltasam.methods._bi_lora import BiLoRA
 from deltasam.methods._buffers import Buffer
 from deltasam.methods._delta_sam import DeltaSAM
 from deltasam.methods._erm import ERM
@@ -39,6 +40,7 @@ from deltasam.methods._gsam import GSAM
 from deltasam.methods._look_sam import LookSAM
 from deltasam.methods._momentum_sam import MomentumSAM
 from deltasam.methods._per_instance_sam import PerInstanceSAM
+from deltasam.methods._random_perturbation import RandomPerturbation
 from deltasam.methods._sam import SAM
 from deltasam.methods._step import Step, make_step, plain_step
 from deltasam.methods._subset_sam import SubsetSAM
@@ -47,9 +49,9 @@ from deltasam.methods._tavat import TAVAT
 from deltasam.step.checks import check_number
 
 __all__ = [
-    "ASAM", "ERM", "ESAM", "GSAM", "SAM", "TAT", "TAVAT", "Buffer", "DeltaSAM", "FisherSAM", "FreeLB", "FriendlySAM",
-    "LookSAM", "Method", "MomentumSAM", "PerInstanceSAM", "Step", "SubsetSAM", "check_number", "choice", "make_step",
-    "number", "plain_step", "radius", "random_seed",
+    "ASAM", "ERM", "ESAM", "GSAM", "SAM", "TAT", "TAVAT", "BiLoRA", "Buffer", "DeltaSAM", "FisherSAM", "FreeLB",
+    "FriendlySAM", "LookSAM", "Method", "MomentumSAM", "PerInstanceSAM", "RandomPerturbation", "Step", "SubsetSAM",
+    "check_number", "choice", "make_step", "number", "plain_step", "radius", "random_seed",
 ]  # fmt: skip
 
 

@@ -96,12 +96,14 @@ class Method(ABC):
     #: on the same memory. A class that does not set this is captured, unless it keeps something in :attr:`state` that
     #: is not in :attr:`buffers`, or reads :attr:`steps` without overriding :meth:`capture_key`.
     capturable: ClassVar[bool] = True
-    #: What is perturbed.
-    perturbs: ClassVar[Literal["weights", "instances", "embeddings", "nothing"]] = "weights"
+    #: What is perturbed; "layers": the outputs of layers, whose matrices may be quantized.
+    perturbs: ClassVar[Literal["weights", "layers", "instances", "embeddings", "nothing"]] = "weights"
     #: Whether the method computes with the final gradient, in ``passes.fresh_grads()``.
     edits_gradient: ClassVar[bool] = False
     #: Whether the ascent uses the direction of the gradient only, so that clipping its norm changes nothing.
     uses_direction_only: ClassVar[bool] = False
+    #: Whether the method, with its defaults, needs a model with adapters (LoRA).
+    needs_adapters: ClassVar[bool] = False
     #: Whether the method takes some instances out of a batch.
     subsets_batch: ClassVar[bool] = False
     #: Whether a step has read :attr:`steps` since this was set to False; :class:`~deltasam.Captured` looks at it.

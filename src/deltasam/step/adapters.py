@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from deltasam.step.quantized import is_quantized, stand_in
 
@@ -55,6 +56,32 @@ def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
                 "forward pass: call model.unmerge_adapter() before training"
             )
     return {name: p for prefix, layer in layers.items() for name, p in _base(prefix, layer)}
+
+
+def innermost(layer: nn.Module) -> nn.Module:
+    """The layer under all adapters, which may be around one another."""
+    while is_adapted(layer):
+        layer = layer.base_layer  # type: ignore[assignment]
+    return layer
+
+
+def refuse_dora(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:
+    """Raises a ValueError if DoRA reads a chosen quantized weight besides calling its layer.
+
+    It dequantizes the weight for its norm, and with dropout for a second product. A perturbation of the output of the
+    layer reaches neither.
+    """
+    if not any(p.is_meta for p in chosen.values()):
+        return
+    stand_ins = {id(p) for p in chosen.values()}
+    for name, layer in adapted_layers(model).items():
+        base: Any = layer.base_layer
+        if len(getattr(layer, "lora_magnitude_vector", ())) and is_quantized(base) and id(stand_in(base)) in stand_ins:
+            raise ValueError(
+                f"params selects the weight of {name!r}, which is quantized ({type(base).__name__}) and has a DoRA "
+                "adapter. DoRA reads that weight outside of its layer, where it cannot be perturbed: use LoRA "
+                "(use_dora=False), load the base in bfloat16, or choose params='trained' or 'adapters'"
+            )
 
 
 def _base(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

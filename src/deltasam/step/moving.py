@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from deltasam._torch import foreach_copy_, foreach_lerp, foreach_lerp_, fused_as
 from deltasam.parallel.shards import local, shard_number
 from deltasam.step import fused
 from deltasam.step.branches import is_recorded
+from deltasam.step.fused.noise import Noise, fill
 from deltasam.step.norms import dense, masked_product
 from deltasam.step.randomness import Seed, seeded_generator
 from deltasam.step.rounding import STORED, Grid, Rounding, add_rounded
@@ -60,7 +62,7 @@ class _MovedRecorded(Moved):
 @contextmanager
 def perturbed(
     params: Sequence[nn.Parameter],
-    direction: Sequence[Tensor | None],
+    direction: Sequence[Tensor | Noise | None],
     step: Tensor,
     *,
     consume: bool = True,
@@ -77,7 +79,8 @@ def perturbed(
 
     Args:
         params: The parameters to move.
-        direction: One tensor per parameter; None leaves it where it is.
+        direction: One tensor per parameter; None leaves it where it is; noise (:mod:`deltasam.step.fused.noise`) is
+            drawn while it is added.
         step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
         consume: Empty the list of directions, so that their memory can be freed.
         grids: The precision in which each parameter is used, None for float32: the move is rounded to it
@@ -154,7 +157,7 @@ def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = 
 
 @contextmanager
 def _in_place(
-    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+    params: list[nn.Parameter], direction: list[Any], step: Tensor, rounding: Rounding | None = None
 ) -> Iterator[Moved]:
     """On accelerators: the values change in place, and are restored from a copy."""
     weights = [local(p.data) for p in params]
@@ -173,7 +176,7 @@ def _in_place(
 
 @contextmanager
 def _recorded(
-    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+    params: list[nn.Parameter], direction: list[Any], step: Tensor, rounding: Rounding | None = None
 ) -> Iterator[Moved]:
     """For a step that is being recorded: its kernels keep the addresses that they see, so nothing is copied back."""
     weights = [p.data for p in params]
@@ -182,6 +185,9 @@ def _recorded(
             made = fused.moved(weights, direction, step)
         else:
             made = fused.moved(weights, direction, step, rounding.grids, _random_number(rounding, step.device))
+        for k in _noisy(direction):
+            made[k] = torch.empty_like(weights[k])
+        _add_noise(weights, direction, made, step, rounding)
         rest = [k for k, value in enumerate(made) if value is None]
         copies = _copies([weights[k] for k in rest])
         add_scaled_(copies, [direction[k] for k in rest], step, None if rounding is None else rounding.of(rest))
@@ -201,14 +207,35 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
     return made
 
 
-def add_scaled_(
-    weights: list[Tensor], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
+def _noisy(direction: Sequence[Any]) -> list[int]:
+    return [k for k, d in enumerate(direction) if isinstance(d, Noise)]
+
+
+def _add_noise(
+    weights: Sequence[Tensor],
+    direction: Sequence[Any],
+    outs: Sequence[Any],
+    step: Tensor,
+    rounding: Rounding | None,
 ) -> None:
+    """Writes ``w + step * noise`` to ``outs``, for the tensors whose direction is noise that is not drawn yet."""
+    which = _noisy(direction)
+    if which:
+        grids = [None if rounding is None else rounding.grids[k] for k in which]
+        fill([weights[k] for k in which], [direction[k] for k in which], [outs[k] for k in which], step, grids)
+
+
+def add_scaled_(weights: list[Tensor], direction: list[Any], step: Tensor, rounding: Rounding | None = None) -> None:
     """``weights += step * direction`` in place; a zero step changes nothing, even where the direction is not finite.
 
     No host synchronisation. Dense tensors of one dtype and device take a single fused kernel: the Triton kernel if
     they are rounded, else that of ``torch.optim.SGD(fused=True)``.
     """
+    if noisy := _noisy(direction):
+        _add_noise(weights, direction, weights, step, rounding)
+        rest = [k for k in range(len(weights)) if k not in noisy]
+        weights, direction = [weights[k] for k in rest], [direction[k] for k in rest]
+        rounding = None if rounding is None else rounding.of(rest)
     if rounding is not None:
         taken = _add_rounded_(weights, direction, step, rounding)
         rest = [k for k in range(len(weights)) if k not in taken]

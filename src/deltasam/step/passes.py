@@ -20,6 +20,7 @@ from deltasam.parallel.refusals import require_whole
 from deltasam.step.batches import one_more, part_of_a_step, versions
 from deltasam.step.branches import Branches
 from deltasam.step.checks import check_losses, check_move, check_step, require_real, warn_if_changed
+from deltasam.step.fused.noise import Noise
 from deltasam.step.gradients import Scaler as Scaler
 from deltasam.step.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.step.moving import Moved, perturbed
@@ -30,7 +31,7 @@ from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Selection, differentiable, select
 from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
 from deltasam.step.step_batch import StepBatch
-from deltasam.step.unperturbed import unperturbed_part
+from deltasam.step.unperturbed import unperturbed_part, unperturbed_without
 
 _ROUNDING = 2**32  # separates the seeds of the rounding from those of random directions
 
@@ -111,6 +112,7 @@ class Passes(StepBatch):
         self.branches = Branches(self.device)
         self.scope, self._scale, self._seed = scope, scale, seed
         self._moved: Moved | None = None
+        self._without: Callable[[], AbstractContextManager[None]] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -193,7 +195,7 @@ class Passes(StepBatch):
     @contextmanager
     def ascend(
         self,
-        direction: Sequence[Tensor | None],
+        direction: Sequence[Tensor | Noise | None],
         rho: float,
         *,
         norm: Tensor | None = None,
@@ -203,7 +205,8 @@ class Passes(StepBatch):
         r"""Moves to :math:`w + \rho \cdot direction / norm` (Eq. 1's one ascent step) and always back.
 
         Args:
-            direction: One tensor per parameter, carrying the loss scale; None leaves the parameter at w.
+            direction: One tensor per parameter, carrying the loss scale; None leaves the parameter at w. With a norm
+                it may also be noise that is not drawn yet.
             rho: The radius.
             norm: The divisor; by default the 2-norm of the direction.
             params: The parameters that move; by default those that may be perturbed.
@@ -214,9 +217,9 @@ class Passes(StepBatch):
         """
         moving = list(self.params.values()) if params is None else list(params)
         if norm is None:
-            norm = global_norm([d for d in direction if d is not None]).to(self.device)
+            norm = global_norm([d for d in direction if isinstance(d, Tensor)]).to(self.device)
         step = step_size(rho, norm)
-        meant = list(direction) if is_measured() else None
+        meant: list[Any] | None = list(direction) if is_measured() else None
         with self.move(moving, direction, step, consume=consume, rounded=True) as moved:
             share = None
             if meant is not None:
@@ -230,7 +233,7 @@ class Passes(StepBatch):
     def move(
         self,
         params: Sequence[nn.Parameter],
-        direction: Sequence[Tensor | None],
+        direction: Sequence[Tensor | Noise | None],
         step: Tensor,
         *,
         consume: bool = True,
@@ -314,6 +317,19 @@ class Passes(StepBatch):
         if self.ranks.replicated and self.scope == "local":
             self.ranks.share_gradients(list(self.trainable.values()))
 
+    @contextmanager
+    def perturbed_by(self, without: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Passes inside are perturbed by something else than a move of the weights, such as hooks.
+
+        Args:
+            without: A context without the perturbation, for objectives of which a part stays at w.
+        """
+        self._without = without
+        try:
+            yield
+        finally:
+            self._without = None
+
     def scaled(self, value: Tensor) -> Tensor:
         """The value times the loss scale."""
         return scaled(value, self._scale)
@@ -342,8 +358,11 @@ class Passes(StepBatch):
         before = versions(batch) if self._replay is not None else None
         objective: Any = self.objective
         unperturbed = None
+        has_unperturbed_part = getattr(objective, "has_unperturbed_part", False)
         is_elsewhere = self._moved is not None or ascending or unperturbed_weights is not None
-        if is_elsewhere and getattr(objective, "has_unperturbed_part", False):
+        if self._without is not None and has_unperturbed_part:
+            unperturbed = unperturbed_without(objective, self.inner, batch, self._without)
+        elif is_elsewhere and has_unperturbed_part:
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
             unperturbed = unperturbed_part(objective, self.inner, batch, self._moved, unperturbed_weights or {})

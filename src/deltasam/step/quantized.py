@@ -68,7 +68,7 @@ def require_ordinary(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> N
             name = next((name for name, other in named.items() if other is p), "?")
             raise ValueError(
                 f"params selects {name!r}, whose layer ({type(layer).__name__}) is quantized: such a weight has no "
-                "gradient and cannot be moved. PerInstanceSAM perturbs it without either (params='base'); for other "
+                "gradient and cannot be moved. PerInstanceSAM and BiLoRA need neither (params='base'); for other "
                 "methods choose params='trained' or 'adapters', or load the base in bfloat16"
             )
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from deltasam.step.adapters import adapter_parameters, base_matrices
+from deltasam.step.adapters import adapter_parameters, base_matrices, refuse_dora
 from deltasam.step.quantized import quantized_weights
 
 Preset = Literal["trained", "all", "base", "adapters", "no-embeddings", "no-bias-norm", "norms", "lora"]
@@ -39,7 +39,8 @@ def select(
         The chosen parameters by name. A quantized weight is represented by a parameter without memory.
 
     Raises:
-        ValueError: Nothing is trained, nothing was chosen, or the preset is unknown.
+        ValueError: Nothing is trained, nothing was chosen, the preset is unknown, or DoRA reads a chosen quantized
+            weight.
 
     Example:
         >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), "norms"))
@@ -51,13 +52,16 @@ def select(
     if which == "trained":
         return trained
     if which == "base":
-        return base_matrices(model)
+        chosen = base_matrices(model)
+        refuse_dora(model, chosen)
+        return chosen
     every = _every(model) if which == "all" or callable(which) else trained
     wanted = _predicate(model, which)
     chosen = {name: p for name, p in every.items() if wanted(name, p)}
     if not chosen:
         kind = "parameters" if callable(which) else "trained parameters"
         raise ValueError(f"params={which!r} chose none of the {len(every)} {kind}, e.g. {next(iter(every))!r}")
+    refuse_dora(model, chosen)
     return chosen
 
 

@@ -7,6 +7,7 @@ While the weights are moved to w + eps, the unperturbed part (the embeddings of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -64,6 +65,19 @@ def unperturbed_part(
     back = {names[id(p)]: at_origin(p, w) for p, w in moved.pairs() if id(p) in names}
     with recomputed_by(lambda compute: _with(model, back, compute)):
         return _with(model, back, lambda: unperturbed(model, batch))
+
+
+def unperturbed_without(
+    objective: Any, model: nn.Module, batch: Any, without: Callable[[], AbstractContextManager[None]]
+) -> Tensor | None:
+    """The same if the perturbation is not in the weights: ``without()`` is a context that switches it off."""
+
+    def run(compute: Callable[[], Tensor | None]) -> Tensor | None:
+        with without():
+            return compute()
+
+    with recomputed_by(run):
+        return run(lambda: objective.unperturbed(model, batch))
 
 
 def _with(model: nn.Module, values: Mapping[str, Tensor], compute: Callable[[], Tensor | None]) -> Tensor | None:

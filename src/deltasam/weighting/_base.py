@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deltasam.step.checks import check_number
 from deltasam.step.passes import Passes
+from deltasam.step.quantized import require_ordinary
 from deltasam.step.randomness import Seed
 
 
@@ -35,7 +36,12 @@ class Weighting(ABC):
         """
 
     def __call__(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> InstanceWeights:
-        """The weights of one step, for ``passes.gradient``. The arguments are those of :meth:`probe`."""
+        """The weights of one step, for ``passes.gradient``. The arguments are those of :meth:`probe`.
+
+        Raises:
+            ValueError: A quantized weight is to be perturbed: probes cannot move it.
+        """
+        require_ordinary(passes.params.values(), passes.params)
         return InstanceWeights(self.probe(passes, rho=rho, eta=eta, seed=seed), passes)
 
 

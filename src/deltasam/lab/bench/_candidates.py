@@ -72,6 +72,7 @@ def candidates(
     ways: tuple[Way, ...] = ("eager",),
     third_party: bool,
     embeddings: bool,
+    adapters: bool = False,
     adamw: tuple[AdamW, ...] = (),
 ) -> list[Candidate]:
     """Returns ERM, SAM and the named methods (all if none is named), then the third-party implementations.
@@ -81,11 +82,13 @@ def candidates(
         ways: How to run each method. ERM and SAM always run eagerly as well, as the basis of comparison.
         third_party: Whether to include installed third-party implementations.
         embeddings: Whether the model has input embeddings, which some methods and the regularisers perturb.
+        adapters: Whether the model has adapters, which some methods need.
         adamw: Further implementations of AdamW, to be measured with ERM and SAM.
     """
     load_plugins()
     of_embeddings = {name for name, kind in METHODS.items() if kind.perturbs == "embeddings"}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
+    every = [name for name in every if adapters or name not in METHODS or not METHODS[name].needs_adapters]
     chosen = ("ERM", "SAM", *(names or every))
     entries = [named(name) for name in ("ERM", "SAM")] + [named(name, way) for way in ways for name in chosen]
     entries += [

@@ -210,7 +210,10 @@ def whole_base(output: Tensor) -> Tensor:
     """The tensor that an output is a view of, if the view covers all of it in the same order; else the output itself.
 
     ``F.linear`` with a bias returns such a view. If it is changed in place, the gradient arrives at the base only.
+    If it was computed inside a ``torch.autograd.Function`` (bitsandbytes), the base is not part of the graph.
     """
     base = base_of(output)
-    whole = base is not None and base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
-    return base if base is not None and whole else output
+    if base is None or base.grad_fn is None:
+        return output
+    whole = base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
+    return base if whole else output

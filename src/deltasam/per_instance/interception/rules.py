@@ -59,8 +59,10 @@ def linear(state: PassState, x: Tensor, weight: Tensor, bias: Tensor | None = No
 def addmm(state: PassState, bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """``b + x W`` with the weight stored as (in, out): GPT-2's ``Conv1D``, which flattens its input first."""
     odd = beta != 1 or alpha != 1 or isinstance(x, Proxy) or isinstance(bias, PerInstance) or bias.ndim != 1
-    if odd or not isinstance(weight, Proxy):
+    if odd or isinstance(weight, PerInstance):
         return NotImplemented
+    if not isinstance(weight, Proxy):  # only the bias differs between instances
+        return torch.mm(x, weight) + bias
     return _matrix(state, x, weight, bias, weight.parameter.t(), transposed=True)
 
 

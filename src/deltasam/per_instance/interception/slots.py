@@ -20,6 +20,7 @@ from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import InstancesMixedError, SizeUnknownError
+from deltasam.per_instance.interception.adapter_inputs import SWITCH, UnlessAutocast, casting
 from deltasam.per_instance.interception.memory import memory_of
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.quantized_layers import perturbed_forward
@@ -54,6 +55,8 @@ class ParameterSlots:
         self.names = {id(p): name for name, p in params.items()}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
         self._with_shortcuts: list[nn.Module] = []
+        self._changes: list[tuple[dict[str, Any], str, Any]] = []  # other attributes of modules during a pass
+        unless_autocast = UnlessAutocast(next(iter(model.parameters())).device.type)
         self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may compute weights
         self.is_sharded = False
         others: list[Tensor] = []
@@ -65,13 +68,17 @@ class ParameterSlots:
                 self._with_shortcuts.append(module)
             if forward_pre_hooks_of(module):
                 self._hooked.append(vars(module))
+            if (attributes := casting(module)) is not None:
+                self._changes.append((attributes, SWITCH, unless_autocast))
             own = parameters_of(module)
             self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
             others += [p for p in own.values() if p is not None and id(p) not in self.names]
         if sharing(params.values(), others):
             require_apart(params.values(), dict(model.named_parameters()))  # names them in the error
-        self._quantized = [(layer, p) for p in params.values() if (layer := layer_of(p)) is not None]
-        self._proxies = self.memory.proxies([*(p for _, _, p in self._slots), *(p for _, p in self._quantized)])
+        quantized = [(layer, p) for p in params.values() if (layer := layer_of(p)) is not None]
+        self._proxies = self.memory.proxies([*(p for _, _, p in self._slots), *(p for _, p in quantized)])
+        for layer, p in quantized:
+            self._changes.append((vars(layer), "forward", perturbed_forward(layer, self._proxies[id(p)])))
         self.compared = sample(params)
 
     @contextmanager
@@ -86,9 +93,8 @@ class ParameterSlots:
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
         made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
-        forwards = [(vars(layer), "forward", vars(layer).get("forward")) for layer, _ in self._quantized]
-        had = [each for each in forwards if each[2] is not None]
-        had_not = [each for each in forwards if each[2] is None]
+        had = [(own, name, own[name]) for own, name, _ in self._changes if name in own]
+        had_not = [(own, name, None) for own, name, _ in self._changes if name not in own]
         back = chain(
             starmap(setitem, self._slots), starmap(setitem, had), starmap(dict.pop, had_not), lengthening(shortened)
         )
@@ -105,8 +111,7 @@ class ParameterSlots:
                 proxy.state = state
             for own, name, p in self._slots:
                 own[name] = self._proxies[id(p)]
-            for layer, p in self._quantized:
-                vars(layer)["forward"] = perturbed_forward(layer, self._proxies[id(p)])
+            deque(starmap(setitem, self._changes), maxlen=0)
             shortened.extend(shorten(self._with_shortcuts, state))
 
         def start_when_called(_module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -138,7 +143,10 @@ def sample(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Those that are trained have gradients of that size anyway. Of frozen ones that are too many, the layers of one
     kind, whose names differ in numbers only, are represented by the first: they run through the same code.
     """
-    ordinary = {name: p for name, p in params.items() if layer_of(p) is None}
+    # Quantized weights have no gradient, and the factors of their biases are folded into theirs.
+    quantized = [layer for p in params.values() if (layer := layer_of(p)) is not None]
+    folded = {id(p) for layer in quantized for p in layer.parameters(recurse=False)}
+    ordinary = {name: p for name, p in params.items() if layer_of(p) is None and id(p) not in folded}
     if sum(p.numel() for p in ordinary.values() if not p.requires_grad) <= _MOST_COMPARED:
         return ordinary
     layers = [name.rpartition(".")[0] for name, p in ordinary.items() if not p.requires_grad]

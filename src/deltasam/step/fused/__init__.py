@@ -21,7 +21,7 @@ from deltasam.step.rounding import STORED, Grid
 
 _BLOCK = 4096  # elements
 _MOST = 1024  # tensors of a launch
-_ROOM = 7 * _MOST * 8  # numbers of a recording: eight launches, if each is full
+_ROOM = 9 * _MOST * 8  # numbers of a recording: eight launches, if each is full
 _CODES: dict[Grid | None, int] = {None: 0, "bf16": 1, "fp16": 2, "tf32": 3}
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # as Triton names them
 _log = logging.getLogger(__name__)
@@ -94,13 +94,19 @@ def add_(
     """``w += step * d`` in place, rounded, in a step that is not recorded; returns the indices of what was moved."""
     if not is_ready(step.device):
         return set()
+    return set(_launch(weights, direction, list(weights), step, grids, seed, sent_to(step.device)))
+
+
+def sent_to(device: torch.device) -> Take:
+    """Makes tables of addresses, outside a recording, and sends them to the device at once."""
 
     def sent(rows: Sequence[Sequence[int]]) -> Tensor:
         # Pinned, so that the copy is asynchronous; torch keeps the memory until the copy is done.
-        table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=True).flatten()
-        return table.to(step.device, non_blocking=True)
+        pinned = device.type == "cuda"
+        table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=pinned).flatten()
+        return table.to(device, non_blocking=True)
 
-    return set(_launch(weights, direction, list(weights), step, grids, seed, sent))
+    return sent
 
 
 def _launch(
@@ -161,11 +167,27 @@ def _planned(
     seed: Tensor | None,
 ) -> Callable[[], None] | None:
     """A function that launches the kernel over these tensors; None if the tables have no room for them."""
+    return _launcher("move_kernel", take, weights, direction, outs, step, grids, seed)
+
+
+def _launcher(
+    kernel: str,
+    take: Take,
+    weights: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    step: Tensor,
+    grids: Sequence[Grid | None],
+    seed: Tensor | None,
+    *columns: Sequence[int],
+) -> Callable[[], None] | None:
+    """Writes the table of a kernel, seven columns and perhaps more, and returns a function that launches it."""
     blocks = [-(-w.numel() // _BLOCK) for w in weights]
     ends = list(accumulate(blocks))
     begins = [end - own for end, own in zip(ends, blocks, strict=True)]
-    addresses = [[t.data_ptr() for t in tensors] for tensors in (weights, direction, outs)]
-    table = take([ends, begins, [w.numel() for w in weights], *addresses, [_CODES[grid] for grid in grids]])
+    addresses = [[t.data_ptr() for t in tensors] for tensors in (weights, sources, outs)]
+    codes = [_CODES[grid] for grid in grids]
+    table = take([ends, begins, [w.numel() for w in weights], *addresses, codes, *columns])
     if table is None:
         return None
     module = import_module("deltasam.step.fused._kernel")
@@ -177,7 +199,8 @@ def _planned(
     def launch() -> None:
         # Triton launches on the current device.
         with torch.cuda.device(step.device) if step.is_cuda else nullcontext():
-            module.move_kernel[(ends[-1],)](table, step, step if seed is None else seed, len(weights), **options)
+            run = getattr(module, kernel)[(ends[-1],)]
+            run(table, step, step if seed is None else seed, len(weights), **options)
 
     return launch
 

@@ -1,0 +1,155 @@
+"""Which parameters the presets select around adapters, and what they say about models without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from deltasam import ASAM, SAM, DeltaSAM, PerInstanceSAM, select
+from deltasam.step.adapters import adapted_layers
+from helpers.frozen import FAMILIES, OTHER_KINDS, Adapter, Small, adapted, run_of, small
+from helpers.problems import cross_entropy
+from helpers.promises import assert_intact, snapshot
+
+peft = pytest.importorskip("peft")
+
+
+def short(names: Any) -> set[str]:
+    return {name.removeprefix("base_model.model.") for name in names}
+
+
+def batch() -> Any:
+    return torch.randint(9, (4, 5)), torch.randint(3, (4,))
+
+
+def test_the_layers_that_carry_adapters() -> None:
+    assert short(adapted_layers(small(modules_to_save=["score"]))) == {"up", "down"}
+    assert adapted_layers(Small()) == {}
+    assert list(adapted_layers(Adapter(nn.Linear(2, 2)))) == [""]
+
+
+def test_what_the_presets_select() -> None:
+    model = small(modules_to_save=["score"])
+    adapters = {f"{layer}.lora_{which}.default.weight" for layer in ("up", "down") for which in "AB"}
+    saved = {f"score.modules_to_save.default.{which}" for which in ("weight", "bias")}
+    assert short(select(model)) == short(select(model, "trained")) == adapters | saved
+    assert short(select(model, "adapters")) == short(select(model, "lora")) == adapters
+    assert short(select(model, "base")) == {"up.base_layer.weight", "down.base_layer.weight"}
+    assert set(select(model, "all")) == {name for name, _ in model.named_parameters()}
+    assert short(select(model, "no-bias-norm")) == adapters | {"score.modules_to_save.default.weight"}
+    assert short(select(model, lambda name, p: name.endswith("norm.weight"))) == {"norm.weight"}
+
+
+def test_a_selection_changes_nothing() -> None:
+    model = small()
+    before = snapshot(model)
+    for which in ("trained", "all", "base", "adapters"):
+        select(model, which)
+    assert_intact(model, before)
+
+
+def test_the_base_may_be_trained() -> None:
+    model = small()
+    for p in select(model, "base").values():
+        p.requires_grad_(True)
+    assert short(select(model, "base")) == {"up.base_layer.weight", "down.base_layer.weight"}
+    assert short(select(model, "adapters")) == {f"{x}.lora_{y}.default.weight" for x in ("up", "down") for y in "AB"}
+
+
+def test_embeddings_and_convolutions_carry_adapters_too() -> None:
+    model = small(("words", "mix"))
+    assert short(select(model, "base")) == {"words.base_layer.weight", "mix.base_layer.weight"}
+    adapters = short(select(model, "adapters"))
+    assert {"words.lora_embedding_A.default", "mix.lora_A.default.weight"} <= adapters
+    assert adapters == short(select(model, "trained"))
+
+
+def test_several_adapters_share_a_base() -> None:
+    model = small()
+    model.add_adapter("other", peft.LoraConfig(target_modules=["up"]))
+    model.set_adapter("other")
+    assert short(select(model, "base")) == {"up.base_layer.weight", "down.base_layer.weight"}
+    assert short(select(model, "adapters")) == {"up.lora_A.other.weight", "up.lora_B.other.weight"}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_kinds_of_adapters(kind: str) -> None:
+    if not hasattr(peft, kind):
+        pytest.skip(f"this version of peft has no {kind}")
+    model = small(kind=kind, **OTHER_KINDS[kind])
+    assert short(select(model, "base")) == {"up.base_layer.weight", "down.base_layer.weight"}
+    assert select(model, "adapters").keys() == select(model, "trained").keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA", "modules_to_save"])
+def test_every_adapted_matrix_of_an_architecture(family: str, kind: str) -> None:
+    model = adapted(family, kind)
+    chosen = select(model, "base")
+    assert len(chosen) == sum(isinstance(m, peft.tuners.lora.LoraLayer) for m in model.modules())
+    assert all(p.ndim == 2 and not p.requires_grad and "base_layer.weight" in name for name, p in chosen.items())
+    trained = set(select(model, "trained"))
+    saved = {name for name in trained if "modules_to_save" in name}
+    assert set(select(model, "adapters")) == trained - saved
+    assert bool(saved) == (kind == "modules_to_save" or family == "BERT")
+
+
+methods = pytest.mark.parametrize("method", [PerInstanceSAM, SAM, DeltaSAM, ASAM], ids=lambda m: m.__name__)
+
+
+def refused(method: Any, model: nn.Module, message: str, params: Any = "base") -> None:
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=message):
+        method(params=params).backward(model, batch(), cross_entropy)
+    assert_intact(model, before)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@methods
+def test_without_adapters(method: Any) -> None:
+    refused(method, Small(), r"params='base'.*no adapters.*get_peft_model")
+
+
+@methods
+def test_merged_adapters(method: Any) -> None:
+    model = small()
+    model.merge_adapter()
+    refused(method, model, r"params='base'.*merged.*unmerge_adapter")
+    model.unmerge_adapter()
+    method(params="base").backward(model, batch(), cross_entropy)  # the remedy
+
+
+@methods
+def test_adapters_merged_for_good(method: Any) -> None:
+    model = small().merge_and_unload().requires_grad_(True)
+    refused(method, model, r"params='base'.*no adapters")
+
+
+@methods
+def test_a_predicate_that_selects_nothing(method: Any) -> None:
+    refused(method, small(), r"params=.*chose none of the \d+ parameters, e\.g\. ", params=lambda name, p: False)
+
+
+def test_nothing_is_trained() -> None:
+    refused(PerInstanceSAM, small().requires_grad_(False), "no trainable parameter.*requires_grad")
+
+
+@pytest.mark.parametrize("which", ["bases", "LORA", "frozen", None, 3])
+def test_an_unknown_preset(which: Any) -> None:
+    with pytest.raises(ValueError, match=r"params=.*'trained'.*'base'.*'adapters'.*predicate"):
+        PerInstanceSAM(params=which)
+
+
+@pytest.mark.parametrize("family", ["GPT-2", "BERT"])
+def test_selected_parameters_that_take_no_part_are_left_alone(family: str) -> None:
+    """Of a part that is trained as a whole, PEFT keeps the original, which no pass uses."""
+    model = adapted(family, "modules_to_save")
+    _, data, objective = run_of(family, 3)
+    before = snapshot(model)
+    PerInstanceSAM(params=lambda name, p: "original_module" in name or "base_layer.weight" in name).backward(
+        model, data, objective
+    )
+    assert_intact(model, before)
