@@ -67,7 +67,7 @@ def _next(output: Path, folders: Sequence[Path]) -> tuple[str, ...]:
         "Per-instance SAM perturbs the frozen matrices, for each text in its own direction, while the adapters learn.",
         "NLL, ECE: log loss and calibration error of the answers. Forgetting: rise of the log loss per token on other",
         "text. 4 bits: the adapters are merged and the weights rounded. Passes: forward/backward.",
-        "One run each and 181 texts: differences in accuracy below 0.05 are noise.",
+        "One short run each and 181 texts: differences in accuracy below 0.05 are noise, and no method is ranked.",
         "",
         f"Run folders: {output}/{{{','.join(folder.name for folder in folders)}}}",
         "What to try next:",
