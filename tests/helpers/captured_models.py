@@ -228,7 +228,7 @@ CAPTURABLE = [row for row in ROWS if row.method().capturable]
 class Comparison:
     """A captured method after ordinary and two replayed steps, against ordinary steps.
 
-    The first step is ordinary. So is the second if the first one has allocated buffers.
+    The first step is ordinary, and perhaps the second, see :func:`ordinary_steps`.
 
     Differences are norms over all parameters, relative to the ordinary gradient.
     """
@@ -250,12 +250,17 @@ class Comparison:
         assert self.from_plain is None or self.from_plain > 3 * tolerance
 
 
+def ordinary_steps(method: Method) -> int:
+    """How many steps are ordinary: two if the first one allocates buffers, or is of its own kind."""
+    return 2 if method.buffers or method.replace(state={}).capture_key() is False else 1
+
+
 def compare(case: Case, row: Row, device: torch.device | str = "cpu", *, bf16: bool = False) -> Comparison:
     model, objective = case.model(device), case.objective
     before = {name: (p.detach().clone(), p.data_ptr()) for name, p in model.named_parameters()}
     captured, method = Captured(case.method(row)), case.method(row)
     with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=bf16):
-        first = 2 if method.buffers else 1
+        first = ordinary_steps(method)
         for number in range(first + 2):
             model.zero_grad()
             batch = case.batch(device, seed=number)
@@ -296,7 +301,7 @@ def trajectory(method: Method, model: nn.Module, optimizer: Any, batches: list[A
         assert step.perturbed_losses is not None
         losses.append(step.losses.mean())
         perturbed.append(step.perturbed_losses.mean())
-    first = 2 if method.buffers else 1
+    first = ordinary_steps(method)
     return Trajectory(torch.stack(losses).cpu(), torch.stack(perturbed).cpu(), captured.report, first)
 
 

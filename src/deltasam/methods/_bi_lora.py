@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from deltasam.methods._base import Method
 from deltasam.methods._fields import choice, number, radius, random_seed
 from deltasam.methods._step import Step, make_step
+from deltasam.step.adapter_inputs import without_input_casts
 from deltasam.step.auxiliary import Place, added, places_beside, products_norm
 from deltasam.step.passes import Ascent, Passes
 from deltasam.step.selection import Selection, select
@@ -114,7 +115,7 @@ class BiLoRA(Method):
         )
         pairs = _pairs(values, places, self.rank)
         leaves = [(a.detach().requires_grad_(), b.detach().requires_grad_()) for a, b in pairs]
-        with added(places, leaves) as state, passes.perturbed_by(state.off):
+        with without_input_casts(passes.inner), added(places, leaves) as state, passes.perturbed_by(state.off):
             losses = passes.accumulate(keep_side_effects=True)
         with torch.no_grad():
             gradient = _flat_gradient(leaves) / passes.scaled(torch.ones_like(values[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,12 @@ class RandomPerturbation(Method):
     cost = "1/1"
     uses_direction_only = True  # the only pass is the last one: what clips it clips the final gradient
 
+    _has_run: ClassVar[bool] = False  # of this object
+
+    def capture_key(self) -> bool:
+        """The first step differs: the precision in which the weights are used is found in it, and rounded to later."""
+        return self._has_run
+
     def _needs_whole(self) -> bool:
         return False  # the noise does not depend on the batch: each process draws that of its shards
 
@@ -96,6 +102,7 @@ class RandomPerturbation(Method):
             del drawn
         with passes.ascend(direction, self.rho, norm=norm) as ascent:
             losses = passes.accumulate(keep_side_effects=True)
+        object.__setattr__(self, "_has_run", True)
         return replace(make_step(passes, losses, perturbed=losses), arrived=ascent.arrived)
 
 

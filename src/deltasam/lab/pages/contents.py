@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltasam.lab.pages import figures, measurements, plan, runs, speed
+from deltasam.lab.pages import figures, lora, measurements, plan, runs, speed
 from deltasam.lab.pages.measurements import COSINE_PAIRS, named, weight_lines
 from deltasam.lab.pages.runs import SETS, Selection, by_metric, finals, row_name, scores, trained
 from deltasam.lab.pages.statistics import (
@@ -191,4 +191,7 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "speed-adamw.md": speed.adamw,
     **{f"speed-{axis}.md": partial(speed.growth, axis=axis) for axis in speed.AXES},
     **{f"speed-{axis}.svg": partial(figures.growth, axis=axis) for axis in speed.AXES},
+    # LoRA
+    **{f"lora-{model}.md": partial(lora.steps, model=model) for model in ("llama-1.1b", "llama-7b")},
+    **{f"lora-{model}-provenance.md": partial(lora.provenance, model=model) for model in ("llama-1.1b", "llama-7b")},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, starmap
 from operator import setitem
@@ -20,12 +20,12 @@ from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import InstancesMixedError, SizeUnknownError
-from deltasam.per_instance.interception.adapter_inputs import SWITCH, UnlessAutocast, casting
 from deltasam.per_instance.interception.memory import memory_of
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.quantized_layers import perturbed_forward
 from deltasam.per_instance.interception.shortcuts import SHORTCUTS, lengthening, shorten
 from deltasam.per_instance.interception.tensors import PerInstance
+from deltasam.step.adapter_inputs import SWITCH, UnlessAutocast, casting
 from deltasam.step.checks import require_apart, sharing
 from deltasam.step.quantized import layer_of
 
@@ -149,9 +149,13 @@ def sample(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ordinary = {name: p for name, p in params.items() if layer_of(p) is None and id(p) not in folded}
     if sum(p.numel() for p in ordinary.values() if not p.requires_grad) <= _MOST_COMPARED:
         return ordinary
-    layers = [name.rpartition(".")[0] for name, p in ordinary.items() if not p.requires_grad]
-    first = {re.sub(r"\d+", "#", layer): layer for layer in reversed(layers)}
-    return {name: p for name, p in ordinary.items() if p.requires_grad or name.rpartition(".")[0] in first.values()}
+    first = first_of_each_kind(name.rpartition(".")[0] for name, p in ordinary.items() if not p.requires_grad)
+    return {name: p for name, p in ordinary.items() if p.requires_grad or name.rpartition(".")[0] in first}
+
+
+def first_of_each_kind(names: Iterable[str]) -> set[str]:
+    """Of names that differ in numbers only, the first."""
+    return set({re.sub(r"\d+", "#", name): name for name in reversed(list(names))}.values())
 
 
 def _started(states: list[PassState]) -> PassState:

@@ -14,7 +14,7 @@ from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.errors import MisreadError, SuspectedMixError, UncoveredError
 from deltasam.per_instance.interception.batch_rule import Place
 from deltasam.per_instance.interception.pass_state import PassState
-from deltasam.per_instance.interception.slots import ParameterSlots
+from deltasam.per_instance.interception.slots import ParameterSlots, first_of_each_kind
 from deltasam.per_instance.verification.plain_pass import Run, plain_losses
 from deltasam.step.gradients import graph_of, refuse_reentrant
 
@@ -73,9 +73,9 @@ def compare(
         if wrong:
             mixed = 2 * len(wrong) > len(gradients.factors) and group >= 0 and _rows_mix(state, total, group)
             _raise_cause(slots, state, wrong, members, mixed=mixed)
-        others = [name for name in slots.params if name not in params]
-        if others and group >= 0 and _rows_mix(state, total, group):
-            _raise_cause(slots, state, others, members, mixed=True)
+        others = first_of_each_kind(name for name in slots.params if name not in params)
+        if others and group >= 0 and _rows_mix(state, total, group, {id(slots.params[name]) for name in others}):
+            _raise_cause(slots, state, sorted(others), members, mixed=True)
         layouts = [layout for layout, g in zip(state.layouts, found, strict=True) if g is None and layout is not None]
         unproven = frozenset(layout.place for layout in layouts if layout.place and layout.kind != "shared")
         is_half = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in found)
@@ -202,12 +202,12 @@ def of_group(factor: Factor, group: int) -> Tensor:
             return factor.dense()[group]
 
 
-def _rows_mix(state: PassState, total: Tensor, group: int) -> bool:
-    """Whether the loss of a group has a gradient in rows of other groups."""
+def _rows_mix(state: PassState, total: Tensor, group: int, weights: set[int] | None = None) -> bool:
+    """Whether the loss of a group has a gradient in rows of other groups, in the layers of some weights (``id``)."""
     calls = [
         call
         for call, layout in zip(state.calls, state.layouts, strict=True)
-        if layout is not None and layout.kind in ("batch", "tiled")
+        if layout is not None and layout.kind in ("batch", "tiled") and (not weights or id(call.weight) in weights)
     ]
     if state.grouping.groups == 1 or not calls:
         return False

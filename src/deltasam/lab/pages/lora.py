@@ -1,0 +1,43 @@
+"""Training steps with LoRA, measured by ``deltasam bench step --lora``, as tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from deltasam.lab.pages.statistics import table
+
+_HEAD = ("step", "eager: ms", "x plain", "GiB", "x plain", "captured: ms", "x plain", "GiB", "x plain")
+
+
+def steps(results: Path, model: str) -> str:
+    """Time and peak memory of every step, and relative to plain LoRA that is run in the same way."""
+    rows = json.loads((results / "lora" / f"{model}.json").read_text(encoding="utf-8"))["rows"]
+    found = {(row["method"], row["way"]): row for row in rows}
+    methods = dict.fromkeys(row["method"] for row in rows)
+    return table(_HEAD, [[f"`{m}`", *(_cells(found.get((m, way))) for way in ("eager", "captured"))] for m in methods])
+
+
+def provenance(results: Path, model: str) -> str:
+    """What was measured, and where."""
+    record = json.loads((results / "lora" / f"{model}.json").read_text(encoding="utf-8"))
+    machine, options = record["machine"], record["options"]
+    million = int(machine["parameters"]) // 10**6
+    return (
+        f"{options['model']}, {million} million parameters in bfloat16, LoRA {options['rank']} in all linear layers "
+        f"({machine['adapters']}), {options['batch']} x {options['length']} tokens"
+        f"{', gradient checkpointing' if options['checkpointing'] else ''}; {machine['device']}, torch "
+        f"{machine['torch']}, transformers {machine['transformers']}, AdamW included."
+    )
+
+
+def _cells(row: dict[str, object] | None) -> str:
+    """Four columns; times are medians over the rounds, memory is the peak from the first step on, with the weights."""
+    if row is None:
+        return " |  |  | "
+    ratio, memory = row["times_plain"], row["memory_times_plain"]
+    assert isinstance(row["seconds"], dict)
+    cells = [f"{1000 * row['seconds']['median']:.0f}", f"{ratio['median']:.2f}" if isinstance(ratio, dict) else ""]
+    total = row["total_bytes"]
+    cells.append(f"{total / 2**30:.1f}" if isinstance(total, int) else "")
+    return " | ".join([*cells, f"{memory:.2f}" if isinstance(memory, float) else ""])
