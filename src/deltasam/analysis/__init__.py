@@ -2,26 +2,40 @@
 
 All functions take ``(model, data, objective, ...)``, where ``data`` is an iterable of batches. They measure in eval
 mode by default, leave the model unchanged, and show a progress bar on a terminal if ``rich`` is installed.
+
+For language models: :func:`forgetting` and :func:`token_nll` on general text, and :func:`quantized`, inside which the
+weights are rounded to few bits. :func:`calibration` takes the logits of any classifier.
 """
 
 from deltasam.analysis._alignment import WEIGHTINGS, Alignment, alignment
+from deltasam.analysis._calibration import Calibration, ReliabilityBin, calibration
+from deltasam.analysis._forgetting import Forgetting, forgetting, token_nll
 from deltasam.analysis._landscape import filter_direction, gradient_direction, instance_slice, line_slice, plane_slice
+from deltasam.analysis._quantized import quantized, rounded
 from deltasam.analysis._risk import Risk, Sharpness, adversarial_risk, sharpness
 from deltasam.analysis._weights_quality import WeightsQuality, weights_quality
 
 __all__ = [
     "WEIGHTINGS",
     "Alignment",
+    "Calibration",
+    "Forgetting",
+    "ReliabilityBin",
     "Risk",
     "Sharpness",
     "WeightsQuality",
     "adversarial_risk",
     "alignment",
+    "calibration",
     "filter_direction",
+    "forgetting",
     "gradient_direction",
     "instance_slice",
     "line_slice",
     "plane_slice",
+    "quantized",
+    "rounded",
     "sharpness",
+    "token_nll",
     "weights_quality",
 ]

@@ -124,7 +124,7 @@ def test_settings_are_yaml() -> None:
             {"method": {"name": "delta-sam", "weighting": "Uniforn"}},
             r"weighting: there is no 'Uniforn'; did you mean Uniform\?",
         ),
-        ({"method": {"name": "sam", "params": "non"}}, r"method.params='non': Input should be 'all'"),
+        ({"method": {"name": "sam", "params": "non"}}, r"method.params='non': Input should be 'trained', 'all'"),
         ({"optimizer": {"lr": "fast"}}, r"optimizer.lr='fast': .*number"),
         ({"optimizer": {"lr": True}}, r"optimizer.lr=True: must be a number"),
         ({"optimizer": {"lr": float("nan")}}, r"optimizer: lr=nan must be"),

@@ -42,7 +42,15 @@ def test_every_preset_resolves_and_is_another_run() -> None:
     assert len(names) == len(set(names)) > 200
     configs = {name: resolve(preset=name) for name in names}
     assert len({config.run_id for config in configs.values()}) == len(names)
-    assert {name.partition("/")[0] for name in names} == {"glue", "sts", "summarization", "small", "quickstart"}
+    assert {name.partition("/")[0] for name in names} == {
+        "glue",
+        "sts",
+        "summarization",
+        "small",
+        "quickstart",
+        "quickstart-llm",
+        "llm",
+    }
 
 
 @pytest.mark.parametrize(("model", "task"), GLUE)

@@ -22,7 +22,7 @@ class Command:
 
 # In the order of the help text. A name may have two words.
 COMMANDS: dict[str, Command] = {
-    "quickstart": Command("quickstart:Quickstart", "compare four methods offline in a few minutes"),
+    "quickstart": Command("quickstart:Quickstart", "compare methods offline in a few minutes"),
     "train": Command("train:Train", "train and evaluate one run"),
     "sweep": Command("sweep:SweepCommand", "train all missing runs of a sweep file"),
     "search": Command("search:SearchCommand", "search for the best settings with Optuna"),

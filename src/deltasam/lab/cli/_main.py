@@ -23,7 +23,7 @@ _REMEDIES = {
 _EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "filelock", "jinja2", "matplotlib", "pandas", "rouge_score"), "lab"),
     **dict.fromkeys(("scipy", "sklearn", "transformers"), "lab"),
-    "optuna": "search", "peft": "peft", "ray": "cluster", "sentence_transformers": "sts",
+    "gguf": "llm", "optuna": "search", "peft": "peft", "ray": "cluster", "sentence_transformers": "sts",
 }  # fmt: skip
 
 

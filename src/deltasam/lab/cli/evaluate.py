@@ -72,7 +72,7 @@ class Evaluate:
             loaded = self._load()
         rows = f"{pluralized(len(loaded.rows), 'row')} of {loaded.origin}"
         with Console(stderr=True).status(Text(f"Evaluating on {rows}")):
-            metrics = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows, batch_size=self.batch_size)
+            metrics = self._metrics(loaded)
         if self.json:
             found = {"metrics": metrics, "rows": len(loaded.rows), "origin": loaded.origin}
             print(json.dumps(without_nan(found), indent=2))
@@ -83,6 +83,20 @@ class Evaluate:
         console = wide_console()
         console.print(table)
         console.print(f"\n{rows}", highlight=False)
+
+    def _metrics(self, loaded: Loaded) -> dict[str, float]:
+        """Returns the metrics, and what the task measures once after training."""
+        task, model, tokenizer, rows = loaded.task, loaded.model, loaded.tokenizer, loaded.rows
+        found = task.evaluate(model, tokenizer, rows, batch_size=self.batch_size)
+        before = self._before()
+        final = task.final(model, tokenizer, loaded.data, rows, before=before, batch_size=self.batch_size)
+        return {**found, **final}
+
+    def _before(self) -> dict[str, float]:
+        """Returns the metrics of the run folder, some of which were measured before training."""
+        from deltasam.lab.experiments import Result, RunFolder
+
+        return {} if self.folder is None else Result.read(RunFolder(self.folder).result).metrics
 
     def _load(self) -> Loaded:
         from deltasam.lab.experiments import load, load_run, resolve

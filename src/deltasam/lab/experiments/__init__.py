@@ -19,7 +19,7 @@ from deltasam.lab.experiments._register import register
 from deltasam.lab.experiments._resolve import resolve
 from deltasam.lab.experiments._result import Result, rank
 from deltasam.lab.experiments._run import Prepared, prepare, run
-from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.lab.experiments._sections import Batch, Lora, ModelConfig, Optimizer, Schedule
 from deltasam.lab.plugins import PluginError
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "DivergedError",
     "Loaded",
     "LockedError",
+    "Lora",
     "ModelConfig",
     "Optimizer",
     "PluginError",

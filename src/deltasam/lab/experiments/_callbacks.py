@@ -31,6 +31,10 @@ class Clock:
         """Seconds so far, without evaluation."""
         return self.earlier + time.perf_counter() - self._since - self.evaluating
 
+    def start(self) -> None:
+        """Starts this process's clock again: what was done before is not training."""
+        self._since = time.perf_counter()
+
     def resume(self, notes: dict[str, Any]) -> None:
         """Continues from the times noted in a checkpoint."""
         self.evaluating = float(notes["eval_seconds"])

@@ -15,7 +15,7 @@ import yaml
 
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._parts import FORMER_NAMES, Regulariser, named_plain, to_method, to_regulariser, to_task
-from deltasam.lab.experiments._sections import Batch, ModelConfig, Optimizer, Schedule
+from deltasam.lab.experiments._sections import Batch, Lora, ModelConfig, Optimizer, Schedule
 from deltasam.lab.experiments.plain import (
     Plain,
     build,
@@ -116,7 +116,7 @@ class RunConfig:
         model = {"path": given["model"]} if isinstance(given["model"], str) else given["model"]
         parts: Plain = {
             "task": to_task(given["task"]),
-            "model": _section(ModelConfig, model, "model", given),
+            "model": _section(ModelConfig, _with_lora(model), "model", given),
         }
         if given.get("method") is not None:
             parts["method"] = to_method(given["method"])
@@ -161,6 +161,7 @@ class RunConfig:
     def run_id(self) -> str:
         """A hash of all options that affect the result: equal ids are the same run."""
         identity = {key: value for key, value in self.to_plain().items() if key not in _NOT_IDENTITY}
+        identity["model"] = without_later(self.model, identity["model"])
         method = without_later(self.method, identity["method"])
         identity["method"] = {FORMER_NAMES.get(name, name): value for name, value in method.items()}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
@@ -171,6 +172,15 @@ class RunConfig:
         model = Path(self.model.path).name
         method = "-".join([type(self.method).__name__, *(one.name for one in self.regularisers)])
         return f"{self.task.name}-{model}-{method}-s{self.seed}-{self.run_id}"
+
+
+def _with_lora(model: Any) -> Any:
+    """Returns the section of the model with its adapters built: from true, a rank or a mapping of options."""
+    given = model.get("lora") if isinstance(model, Mapping) else None
+    if given is None or given is False:
+        return {**model, "lora": None} if given is False else model
+    whole = {} if given is True else {"r": given} if isinstance(given, (int, float, str)) else given
+    return {**model, "lora": given if isinstance(given, Lora) else section(Lora, whole, "model.lora")}
 
 
 def _section(kind: type, given: Any, where: str, run: Mapping[str, Any]) -> Any:

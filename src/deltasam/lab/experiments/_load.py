@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from deltasam.lab.experiments._adapters import load_adapters
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._data_record import absolute_files
 from deltasam.lab.experiments._errors import ConfigError
@@ -29,6 +30,7 @@ class Loaded:
         tokenizer: Its tokenizer.
         rows: The rows of the split.
         origin: Where they came from.
+        data: The data of the task, of which this is a split.
     """
 
     task: Task
@@ -36,6 +38,7 @@ class Loaded:
     tokenizer: Any
     rows: list[dict[str, Any]]
     origin: str
+    data: Data
 
     @property
     def objective(self) -> Objective:
@@ -68,13 +71,20 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
         config.task, eval_split=split or config.task.eval_split, eval_rows=rows or config.task.eval_rows
     )
     data = _load_data(config, task)
-    where = path or config.model.path
-    tokenizer = load_tokenizer(where)
+    whole = path if config.model.lora is None else None  # a run with adapters has saved these alone
+    tokenizer = load_tokenizer(whole or config.model.path)
     set_seed(config.seed)
-    model = task.model(where, data).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    model = _model(config, task, data, path).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     rows_of_split = data.splits[task.eval_split]
     check_lengths(task, model, tokenizer, {task.eval_split: rows_of_split})
-    return Loaded(task, model, tokenizer, rows_of_split, data.origins[task.eval_split])
+    return Loaded(task, model, tokenizer, rows_of_split, data.origins[task.eval_split], data)
+
+
+def _model(config: RunConfig, task: Task, data: Data, path: str | None) -> Any:
+    """Returns the model, with the adapters of the run if it has trained some."""
+    if config.model.lora is None or path is None:
+        return task.model(path or config.model.path, data)
+    return load_adapters(task.model(config.model.path, data), path)
 
 
 def _load_data(config: RunConfig, task: Task) -> Data:

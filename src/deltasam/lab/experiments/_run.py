@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from deltasam.integrations.storage import explain_storage_errors, remove_partial, sealed, write_text
+from deltasam.lab.experiments._adapters import add_adapters, check_installed
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._data_record import changed_since, changed_split, record_rows
 from deltasam.lab.experiments._environment import device_name, environment, peak_memory
@@ -72,6 +73,8 @@ class Prepared:
         collate = self.config.task.collator(self.tokenizer)
         if not self.config.capture:
             return collate
+        if hasattr(collate, "to_multiple"):  # it pads on the left
+            return collate.to_multiple(32)
         padded = PadToBuckets(lambda batch: batch, pad_token_id=self.tokenizer.pad_token_id, multiple=32)
 
         def few_shapes(rows: Any) -> Any:
@@ -87,7 +90,8 @@ class Prepared:
         set_seed(self.config.seed)
         settings = self.config.model
         changes = {} if settings.dropout is None else dropout_options(settings.path, settings.dropout)
-        return self.config.task.model(settings.path, self.data, **changes)
+        model = self.config.task.model(settings.path, self.data, **changes)
+        return model if settings.lora is None else add_adapters(model, settings.lora)
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -109,6 +113,8 @@ def prepare(config: RunConfig) -> Prepared:
         )
     if config.on_out_of_memory == "split":
         _check_splitting(config)
+    if config.model.lora is not None:
+        check_installed()
     find_model(config.model.path)
     data = config.task.load(DataSource.find(config.data))
     tokenizer = load_tokenizer(config.model.path)
@@ -263,6 +269,8 @@ def _train(
     checkpoint = place.last_checkpoint(total)
     if checkpoint is not None:
         clock.resume(sealed(checkpoint, COMPLETE))
+    before = task.initial(trainer.model, prepared.tokenizer, prepared.data)
+    clock.start()
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
     finally:
@@ -275,7 +283,8 @@ def _train(
     seconds = clock.training
     if trainer.evaluated_at != trainer.state.global_step:
         trainer.evaluate()
-    result = _result(prepared, trainer, facts, seconds, clock.evaluating)
+    final = _final(prepared, trainer, before)
+    result = _result(prepared, trainer, facts, seconds, clock.evaluating, final)
     weights = trainer.whole_weights()
     if trainer.is_world_process_zero():
         if keep_weights:
@@ -286,7 +295,23 @@ def _train(
     return result
 
 
-def _result(prepared: Prepared, trainer: Any, facts: dict[str, str], seconds: float, evaluating: float) -> Result:
+def _final(prepared: Prepared, trainer: Any, before: dict[str, float]) -> dict[str, float]:
+    """Returns what the task measures once, after training. The model must be whole for that."""
+    config = prepared.config
+    if trainer.is_fsdp_enabled:
+        return {}
+    size, rows = config.batch.eval_size, prepared.eval_rows
+    return config.task.final(trainer.model, prepared.tokenizer, prepared.data, rows, before=before, batch_size=size)
+
+
+def _result(
+    prepared: Prepared,
+    trainer: Any,
+    facts: dict[str, str],
+    seconds: float,
+    evaluating: float,
+    more: dict[str, float],
+) -> Result:
     config, task = prepared.config, prepared.config.task
     primary = f"eval_{task.primary}"
     evaluations = [entry for entry in trainer.state.log_history if primary in entry]
@@ -303,7 +328,7 @@ def _result(prepared: Prepared, trainer: Any, facts: dict[str, str], seconds: fl
         higher_is_better=task.higher_is_better,
         best_value=best[primary],
         best_step=best["step"],
-        metrics=final,
+        metrics={**final, **more},
         steps=trainer.state.global_step,
         train_rows=len(prepared.train_rows),
         eval_rows=len(prepared.eval_rows),

@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deltasam.step.checks import check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """LoRA adapters: the model is frozen, and ``alpha / r`` times a product of two matrices is added to each layer.
+
+    Attributes:
+        r: Rank of the product.
+        alpha: Scale of the product, divided by the rank. None for twice the rank.
+        targets: Names of the layers that get adapters. ``all-linear``: all except the output layer.
+        dropout: Dropout of the adapters' inputs.
+    """
+
+    r: int = 16
+    alpha: float | None = None
+    targets: tuple[str, ...] = ("all-linear",)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("r", self.r, 1, whole=True)
+        if self.alpha is not None:
+            check_number("alpha", self.alpha, 0, open_low=True)
+        if not self.targets:
+            raise ValueError("targets=[] must name at least one layer, or all-linear")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +40,14 @@ class ModelConfig:
     """The model to fine-tune.
 
     Attributes:
-        path: A folder, a name on the hub, or a packaged model (``minilm-l6``).
+        path: A folder, a GGUF file, a name on the hub, or a packaged model (``minilm-l6``, ``smollm2-135m``).
         dropout: Dropout of hidden states and attention; None for the value in the model's configuration.
+        lora: Train LoRA adapters instead of the whole model: true, the rank, or options such as ``{r: 8, alpha: 16}``.
     """
 
     path: str
     dropout: float | None = None
+    lora: Lora | None = field(default=None, metadata={"later": (None,)})
 
     def __post_init__(self) -> None:
         if self.dropout is not None and not 0 <= self.dropout < 1:

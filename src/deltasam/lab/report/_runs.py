@@ -196,6 +196,8 @@ def _metric(value: Any) -> float:
 
 def _variant(config: Mapping[str, Any]) -> int:
     identity = {key: value for key, value in config.items() if key not in _NOT_VARIANT}
+    if isinstance(config.get("model"), Mapping):  # earlier runs do not name the adapters that they do not have
+        identity["model"] = {key: value for key, value in config["model"].items() if (key, value) != ("lora", None)}
     later = _LATER.get(config["method"].get("name"), {})
     method = {key: value for key, value in config["method"].items() if value not in later.get(key, ())}
     return hash(json.dumps({**identity, "method": method}, sort_keys=True))

@@ -2,7 +2,8 @@
 
 A task is a frozen dataclass and its own configuration, like a method. ``TASKS`` contains all tasks by name. The data
 comes from the hub, a local folder, or Python itself; the tasks ``classification``, ``regression`` and ``seq2seq``
-take files and columns of the user.
+take files and columns of the user. Causal language models learn the same tasks as prompts (``mnli-prompt``), and
+conversations (``chat``).
 
     >>> from deltasam.lab.tasks import DataSource, find_task
     >>> data = find_task("docstrings").load(DataSource())
@@ -11,12 +12,16 @@ take files and columns of the user.
 """
 
 from deltasam.lab.tasks._base import Task
+from deltasam.lab.tasks._chat import ChatTask
 from deltasam.lab.tasks._data import Data, DataError
 from deltasam.lab.tasks._docstrings import DocstringTask
+from deltasam.lab.tasks._language import LanguageTask
 from deltasam.lab.tasks._metrics import METRICS, rouge
 from deltasam.lab.tasks._mirror import MirrorTask
 from deltasam.lab.tasks._models import dropout_options, find_model, load_model, load_tokenizer
-from deltasam.lab.tasks._registry import GLUE, TASKS, find_task
+from deltasam.lab.tasks._packages import PackagePromptTask
+from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask
+from deltasam.lab.tasks._registry import GLUE, PROMPTS, TASKS, find_task
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._siamese import CosineClassifier
 from deltasam.lab.tasks._source import DataSource
@@ -26,14 +31,20 @@ from deltasam.lab.tasks._summarization import Seq2SeqTask, by_sentence
 __all__ = [
     "GLUE",
     "METRICS",
+    "PROMPTS",
     "STS_SETS",
     "TASKS",
+    "ChatTask",
     "CosineClassifier",
     "Data",
     "DataError",
     "DataSource",
+    "DocstringPromptTask",
     "DocstringTask",
+    "LanguageTask",
     "MirrorTask",
+    "PackagePromptTask",
+    "PromptTask",
     "SentenceTask",
     "Seq2SeqTask",
     "Task",

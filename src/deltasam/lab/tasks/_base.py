@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,32 @@ class Task(ABC):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> dict[str, float]:
         """Returns all metrics of the model on the rows, in eval mode. Restores the training mode afterwards."""
+
+    def initial(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: Data) -> dict[str, float]:
+        """Returns what is measured once before training. By default nothing."""
+        return {}
+
+    def final(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Data,
+        rows: Sequence[Row],
+        *,
+        before: Mapping[str, float],
+        batch_size: int = 32,
+    ) -> dict[str, float]:
+        """Returns what is measured once after training, in addition to :meth:`evaluate`. By default nothing.
+
+        Args:
+            model: The trained model.
+            tokenizer: Its tokenizer.
+            data: The data of the run.
+            rows: The rows to evaluate on.
+            before: What :meth:`initial` returned. Empty if it is not known.
+            batch_size: Instances per batch.
+        """
+        return {}
 
     def sampled(self, split: str, rows: list[Row]) -> list[Row]:
         """Returns a fixed random sample of the rows if the task limits their number, else all rows."""

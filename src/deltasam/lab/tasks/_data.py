@@ -28,8 +28,10 @@ class Data:
         splits: The rows by split.
         origins: The file or hub dataset of each split.
         classes: Names of the classes, in the order of their numbers. Empty if the task has none.
+        general: General texts on which forgetting is measured. Empty if the task does not measure it.
     """
 
     splits: dict[str, list[Row]]
     origins: dict[str, str]
     classes: tuple[str, ...] = ()
+    general: tuple[str, ...] = ()

@@ -77,7 +77,7 @@ class DocstringTask(SentenceTask):
 @lru_cache(maxsize=1)
 def _pairs() -> tuple[Row, ...]:
     groups: dict[tuple[str, bool], list[tuple[str, str]]] = defaultdict(list)
-    for module, name, description in _harvest(Path(sysconfig.get_paths()["stdlib"])):
+    for module, name, description in harvest(Path(sysconfig.get_paths()["stdlib"])):
         held_out = _hash(name, "split") % 100 in _SPLITS["validation"]
         groups[module, held_out].append((name, description))
     rows = []
@@ -96,7 +96,7 @@ def _pairs() -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: str(row["sentence1"])))
 
 
-def _harvest(root: Path) -> Iterator[tuple[str, str, str]]:
+def harvest(root: Path) -> Iterator[tuple[str, str, str]]:
     """Yields module, qualified name and first sentence of public functions with a description of 3 to 40 words."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -119,6 +119,11 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
             docstring = ast.get_docstring(child)
             if docstring:
                 yield f"{prefix}.{child.name}", docstring
+
+
+def split_of(name: str) -> str:
+    """Returns the split of a function: ``train`` or ``validation``, by a hash of its name."""
+    return next(split for split, part in _SPLITS.items() if _hash(name, "split") % 100 in part)
 
 
 def _first_sentence(docstring: str) -> str:

@@ -55,7 +55,7 @@ METRICS: dict[str, Callable[..., float]] = {
 }
 
 #: Metrics for which lower is better.
-LOWER_IS_BETTER = frozenset({"mse"})
+LOWER_IS_BETTER = frozenset({"mse", "nll", "ece", "brier", "perplexity"})
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:

