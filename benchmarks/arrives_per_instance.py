@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from arrives_llm import in_float32, is_base, load, text
+from arrives_llm import is_base, load, text
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
@@ -56,13 +56,14 @@ def added_last() -> Iterator[None]:
 def step(model: nn.Module, ids: Tensor, rho: float, way: str) -> tuple[float, Tensor]:
     """The rise of the loss, and the gradient of the adapters."""
     model.zero_grad()
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     method = deltasam.PerInstanceSAM(params="base", rho=rho, engine="low-rank")
     with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=way != "meant"):
         if way == "added last":
             with added_last():
-                taken = method.backward(model, ids, in_float32)
+                taken = method.backward(model, batch, deltasam.CausalLM())
         else:
-            taken = method.backward(model, ids, in_float32)
+            taken = method.backward(model, batch, deltasam.CausalLM())
     gradient = [p.grad.flatten() for name, p in model.named_parameters() if "lora_" in name and p.grad is not None]
     return float(taken.sharpness), torch.cat(gradient).double()
 

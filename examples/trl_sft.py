@@ -24,7 +24,7 @@ trainer = SFTMethodTrainer(
     args=SFTConfig(
         "runs/trl_sft", num_train_epochs=1, logging_steps=2, report_to="none", use_cpu=not cuda.is_available()
     ),
-    method=PerInstanceSAM(params="base", rho=0.02),
+    method=PerInstanceSAM(params="base", rho=0.005),
     train_dataset=load_dataset("json", data_files=train, split="train"),
     peft_config=LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
 )

@@ -150,3 +150,9 @@ def test_layers_that_do_not_exist(llama: str, tmp_path: Path) -> None:
         run(config(llama, model={"path": llama, "lora": {"targets": ["nowhere"]}}), tmp_path)
     with pytest.raises(ConfigError, match=r"params='base'.*no adapters"):
         run(config(llama, model=llama), tmp_path)
+
+
+def test_frozen_weights_are_another_run() -> None:
+    given = {"task": "mnli-prompt", "model": {"path": "smollm2-135m", "lora": True}}
+    ids = [RunConfig.from_plain({**given, "method": {"name": "SAM", "params": p}}).run_id for p in ("trained", "all")]
+    assert ids[0] != ids[1]

@@ -221,6 +221,13 @@ def test_a_later_option_at_its_old_value_does_not_change_the_variant(tmp_path: P
     assert variants[0] == variants[1] == variants[2] != variants[3]
 
 
+def test_the_former_name_of_what_is_trained_does_not_change_the_variant(tmp_path: Path) -> None:
+    for seed, params in enumerate(["all", "trained", "norms"]):
+        write(tmp_path / str(seed), 0.8, seed=seed, config={"method": {"name": "SAM", "rho": 0.01, "params": params}})
+    variants = [run.variant for run in read_runs(tmp_path).finished]
+    assert variants[0] == variants[1] != variants[2]
+
+
 def test_standard_evaluations_are_those_of_the_tasks() -> None:
     for name, standard in STANDARD.items():
         task = find_task(name)

@@ -163,6 +163,8 @@ class RunConfig:
         identity = {key: value for key, value in self.to_plain().items() if key not in _NOT_IDENTITY}
         identity["model"] = without_later(self.model, identity["model"])
         method = without_later(self.method, identity["method"])
+        if self.model.lora is not None and self.method.params == "all":  # "trained" has the id of the former "all"
+            method["params"] = "trained or frozen"
         identity["method"] = {FORMER_NAMES.get(name, name): value for name, value in method.items()}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 

