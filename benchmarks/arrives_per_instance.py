@@ -97,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             row["cosine"] = float(cosine_similarity(gradient, wanted, dim=0))
             record["points"].append(row)
             print(f"| {rho} | {way} | {own:+.4f} | {own / rise:.2f} | {row['cosine']:.4f} |", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        if options.json is not None:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
