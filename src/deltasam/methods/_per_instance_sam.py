@@ -111,7 +111,8 @@ class PerInstanceSAM(Method):
         parts = [self._part(part) for part in passes.parts()]
         losses, perturbed, norms, steps = (list(values) for values in zip(*parts, strict=True))
         size = torch.cat(steps)
-        unscaled = torch.cat(norms) / passes.scaled(torch.ones_like(size))
+        whole = torch.cat(passes.as_in_the_whole(norms, [part.shape[0] for part in losses]))
+        unscaled = whole / passes.scaled(torch.ones_like(size))
         ascent = Ascent(norm=unscaled.mean(), skipped=(size == 0).all())
         return make_step(passes, passes.joined(losses), perturbed=passes.joined(perturbed), ascent=ascent)
 

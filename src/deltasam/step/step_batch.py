@@ -76,14 +76,24 @@ class StepBatch:
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         """Joins the losses of the micro-batches, scaled so that their mean is the objective of the whole batch."""
+        return (
+            torch.cat(self.as_in_the_whole(parts, [part.shape[0] for part in parts])) if len(parts) > 1 else parts[0]
+        )
+
+    def as_in_the_whole(self, parts: list[Tensor], sizes: list[int]) -> list[Tensor]:
+        """Values that are proportional to the losses of each micro-batch, as they are in the whole batch.
+
+        Args:
+            parts: The values, one tensor per micro-batch.
+            sizes: The number of instances of each micro-batch.
+        """
         if len(parts) == 1:
-            return parts[0]
-        total = sum(part.shape[0] for part in parts)
+            return parts
         scaled = []
-        for share, part in zip(self._shares, parts, strict=True):
+        for share, part, size in zip(self._shares, parts, sizes, strict=True):
             here = share.to(part) if isinstance(share, Tensor) else share
-            scaled.append(part * (here * total / part.shape[0]))
-        return torch.cat(scaled)
+            scaled.append(part * (here * sum(sizes) / size))
+        return scaled
 
     def _micro_batch_shares(self) -> list[Any]:
         """The weight of each micro-batch's mean in the mean of all: its share of the items, or of the instances."""
