@@ -12,9 +12,14 @@ _HEAD = ("step", "eager: ms", "x plain", "GiB", "x plain", "captured: ms", "x pl
 
 
 def steps(results: Path, model: str) -> str:
-    """Time and peak memory of every step, and relative to plain LoRA that is run in the same way."""
-    rows = json.loads((results / "lora" / f"{model}.json").read_text(encoding="utf-8"))["rows"]
-    found = {(row["method"], row["way"]): row for row in rows}
+    """Time and peak memory of every step, and relative to plain LoRA that is run in the same way.
+
+    A second file holds steps that were measured again or later, with plain LoRA beside them.
+    """
+    files = sorted((results / "lora").glob(f"{model}*.json"), key=lambda path: len(path.name))
+    rows = [row for path in files for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    found = {(row["method"], row["way"]): row for row in rows if row["method"] != "plain LoRA"}
+    found |= {(row["method"], row["way"]): row for row in reversed(rows) if row["method"] == "plain LoRA"}
     methods = dict.fromkeys(row["method"] for row in rows)
     return table(_HEAD, [[f"`{m}`", *(_cells(found.get((m, way))) for way in ("eager", "captured"))] for m in methods])
 

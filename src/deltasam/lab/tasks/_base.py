@@ -126,7 +126,7 @@ class Task(ABC):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         data: Data,
-        rows: Sequence[Row],
+        rows: Sequence[dict[str, Any]],
         *,
         before: Mapping[str, float],
         batch_size: int = 32,

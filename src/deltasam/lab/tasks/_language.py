@@ -90,7 +90,7 @@ class LanguageTask(Table, Task):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         data: Data,
-        rows: Sequence[Row],
+        rows: Sequence[dict[str, Any]],
         *,
         before: Mapping[str, float],
         batch_size: int = 32,
