@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.lab.tasks._base import Collator, Item, Task, batches
-from deltasam.lab.tasks._data import Data, Row
+from deltasam.lab.tasks._data import Data
 from deltasam.lab.tasks._general_text import general_texts
 from deltasam.lab.tasks._models import load_model
 from deltasam.lab.tasks._source import DataSource
