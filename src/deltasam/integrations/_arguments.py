@@ -71,6 +71,11 @@ def refuse_unsupported(trainer: Any) -> None:
                 f"{name} does not work with parallelism_config({kind}_size={size}), which splits sequences between "
                 "processes, but a method needs the loss of whole sequences: use DDP or FSDP alone"
             )
+    if getattr(trainer.args, "activation_offloading", False):  # TRL's
+        raise ValueError(
+            "activation_offloading=True supports one forward and one backward pass, but a method makes several: set "
+            "it to False; gradient_checkpointing=True also saves memory"
+        )
     if trainer.args.n_gpu > 1:
         raise ValueError(
             f"{name} does not work with nn.DataParallel, which Trainer uses for {trainer.args.n_gpu} GPUs in one "

@@ -9,7 +9,6 @@ from trl import DPOTrainer
 
 from deltasam.integrations._output_metrics import token_statistics
 from deltasam.integrations._trl import TRLMixin
-from deltasam.methods import Method
 from deltasam.objectives import DPO
 from deltasam.objectives.preference import SMOOTHED, PreferenceLoss
 from deltasam.step.passes import ObjectiveLike
@@ -44,20 +43,6 @@ class DPOMethodTrainer(TRLMixin, DPOTrainer):
     """
 
     replaces = (DPOTrainer,)
-
-    def __init__(
-        self,
-        *args: Any,
-        method: Method = None,  # type: ignore[assignment]  # required, see MethodMixin
-        objective: ObjectiveLike | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, method=method, objective=objective, **kwargs)
-        if self.args.activation_offloading:
-            raise ValueError(
-                "activation_offloading=True supports one forward and one backward pass, but a method makes several: "
-                "set it to False; gradient_checkpointing=True also saves memory"
-            )
 
     def default_objective(self) -> ObjectiveLike | None:
         """Returns TRL's loss.

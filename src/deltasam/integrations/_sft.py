@@ -11,7 +11,6 @@ from trl import SFTTrainer
 from deltasam.integrations._documents import DocumentCollator
 from deltasam.integrations._output_metrics import token_statistics
 from deltasam.integrations._trl import TRLMixin
-from deltasam.methods import Method
 from deltasam.objectives import CausalLM, PackedCausalLM
 from deltasam.objectives.packing import LENGTHS, is_packed, unpacked
 from deltasam.step.passes import ObjectiveLike
@@ -54,20 +53,6 @@ class SFTMethodTrainer(TRLMixin, SFTTrainer):
     """
 
     replaces = (SFTTrainer,)
-
-    def __init__(
-        self,
-        *args: Any,
-        method: Method = None,  # type: ignore[assignment]  # required, see MethodMixin
-        objective: ObjectiveLike | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, method=method, objective=objective, **kwargs)
-        if self.args.activation_offloading:
-            raise ValueError(
-                "activation_offloading=True supports one forward and one backward pass, but a method makes several: "
-                "set it to False; gradient_checkpointing=True also saves memory"
-            )
 
     def default_objective(self) -> ObjectiveLike | None:
         if self.args.loss_type not in ("nll", "chunked_nll"):  # the second is the first, computed in chunks

@@ -2,7 +2,7 @@
 
 A half-precision input makes this way through float32 unchanged, but it costs time, and each adapter keeps a copy.
 Where a method intercepts the layers anyway, its passes under autocast leave the casts out, with the switch that PEFT
-has for it: on a language model with bfloat16 weights that is about a tenth of the time and of the memory.
+has for it. ``results/lora`` shows what that saves: BiLoRA was measured with the casts (first file) and without.
 """
 
 from __future__ import annotations

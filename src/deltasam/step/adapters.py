@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deltasam._torch import children_of
 from deltasam.step.quantized import is_quantized, stand_in
 
 
@@ -22,7 +23,7 @@ def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def is_adapted(module: nn.Module) -> bool:
     """Whether a module is a layer with adapters. A part that PEFT trains as a whole (modules_to_save) is not."""
-    return isinstance(getattr(module, "base_layer", None), nn.Module) and hasattr(module, "adapter_layer_names")
+    return children_of(module).get("base_layer") is not None and hasattr(module, "adapter_layer_names")
 
 
 def adapter_parameters(model: nn.Module) -> set[int]:

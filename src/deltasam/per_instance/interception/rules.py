@@ -80,11 +80,10 @@ def _matrix(state: PassState, x: Tensor, weight: Proxy, bias: Any, matrix: Tenso
         once = F.linear(x.reshape(1, -1, x.shape[-1]), matrix, unwrapped(bias))
         rows, recorded = state.rows(x, layout)
         y = state.grouping.rows(once.expand(layout.size, -1, -1).contiguous())
+        y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
     else:
         rows, recorded = state.rows(x, layout)
         y = state.linear(weight, bias, rows, matrix, recorded, layout, transposed)
-        return layout.join(state.grouping.unrows(y))
-    y = state.matrix(weight, bias, rows, y, recorded, layout, transposed)
     return layout.join(state.grouping.unrows(y))
 
 

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from itertools import chain, starmap
 from operator import setitem
 from typing import Any
@@ -40,7 +41,6 @@ class ParameterSlots:
     Attributes:
         model: The model.
         params: The chosen parameters by name.
-        compared: Those whose gradient can be compared with autograd's, and of many frozen ones a sample.
 
     Raises:
         InstancesMixedError: A BatchNorm of the model is in training mode.
@@ -79,7 +79,23 @@ class ParameterSlots:
         self._proxies = self.memory.proxies([*(p for _, _, p in self._slots), *(p for _, p in quantized)])
         for layer, p in quantized:
             self._changes.append((vars(layer), "forward", perturbed_forward(layer, self._proxies[id(p)])))
-        self.compared = sample(params)
+        # Noted here, because a pass changes both.
+        self._frozen = {name for name, p in params.items() if not p.requires_grad}
+        self._beside = {id(p) for layer, _ in quantized for p in layer.parameters(recurse=False)}
+
+    @cached_property
+    def compared(self) -> dict[str, Tensor]:
+        """The parameters to compare with autograd on first use, which holds their gradients at once.
+
+        Those that are trained have gradients of that size anyway. Of frozen ones that are too many, the layers of one
+        kind, whose names differ in numbers only, are represented by the first: they run through the same code.
+        """
+        # Quantized weights have no gradient, and the factors of their biases are folded into theirs.
+        ordinary = {name: p for name, p in self.params.items() if layer_of(p) is None and id(p) not in self._beside}
+        if sum(p.numel() for name, p in ordinary.items() if name in self._frozen) <= _MOST_COMPARED:
+            return ordinary
+        first = first_of_each_kind(name.rpartition(".")[0] for name in ordinary if name in self._frozen)
+        return {n: p for n, p in ordinary.items() if n not in self._frozen or n.rpartition(".")[0] in first}
 
     @contextmanager
     def filled(
@@ -135,22 +151,6 @@ class ParameterSlots:
                     own[name] = value
             for proxy in self._proxies.values():
                 proxy.__dict__.pop("state", None)  # frees what the pass has recorded
-
-
-def sample(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters to compare with autograd on first use, which holds their gradients at once.
-
-    Those that are trained have gradients of that size anyway. Of frozen ones that are too many, the layers of one
-    kind, whose names differ in numbers only, are represented by the first: they run through the same code.
-    """
-    # Quantized weights have no gradient, and the factors of their biases are folded into theirs.
-    quantized = [layer for p in params.values() if (layer := layer_of(p)) is not None]
-    folded = {id(p) for layer in quantized for p in layer.parameters(recurse=False)}
-    ordinary = {name: p for name, p in params.items() if layer_of(p) is None and id(p) not in folded}
-    if sum(p.numel() for p in ordinary.values() if not p.requires_grad) <= _MOST_COMPARED:
-        return ordinary
-    first = first_of_each_kind(name.rpartition(".")[0] for name, p in ordinary.items() if not p.requires_grad)
-    return {name: p for name, p in ordinary.items() if p.requires_grad or name.rpartition(".")[0] in first}
 
 
 def first_of_each_kind(names: Iterable[str]) -> set[str]:
