@@ -75,6 +75,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Objective",
     ),
     "deltasam.step.batches": ("MicroBatches",),
+    "deltasam.step.radius": ("LossBudget", "LossShare", "Relative", "Layerwise", "Scheduled"),
     "deltasam.step.selection": ("select",),
     "deltasam.step.precision": ("measured_arrival",),
     "deltasam.per_instance": ("instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances"),
@@ -122,6 +123,11 @@ if TYPE_CHECKING:
     from deltasam.per_instance import perturbed_instances as perturbed_instances
     from deltasam.step.batches import MicroBatches as MicroBatches
     from deltasam.step.precision import measured_arrival as measured_arrival
+    from deltasam.step.radius import Layerwise as Layerwise
+    from deltasam.step.radius import LossBudget as LossBudget
+    from deltasam.step.radius import LossShare as LossShare
+    from deltasam.step.radius import Relative as Relative
+    from deltasam.step.radius import Scheduled as Scheduled
     from deltasam.step.selection import select as select
     from deltasam.weighting import Directional as Directional
     from deltasam.weighting import FiniteDifference as FiniteDifference

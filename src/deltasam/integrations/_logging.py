@@ -30,6 +30,8 @@ class StepMetrics:
             values["sharpness"] = step.sharpness
         if step.grad_norm is not None:
             values["ascent_grad_norm"] = step.grad_norm
+        if step.radius is not None:
+            values["radius"] = step.radius
         if step.weights is not None:
             values["weights_mean"] = step.weights.mean()
             values["weights_std"] = step.weights.std(unbiased=False)

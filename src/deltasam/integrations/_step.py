@@ -13,6 +13,7 @@ from deltasam.integrations._precision import visible_autocast
 from deltasam.methods import Step
 from deltasam.speed.capture import Captured
 from deltasam.step.batches import part_of_a_step
+from deltasam.step.radius import Radius
 
 _Base: Any = object  # a Trainer, once a class mixes this in
 
@@ -42,6 +43,8 @@ class StepMixin(_Base):
 
     def _method_step(self, model: nn.Module, batch: Any, num_items_in_batch: Any) -> Tensor:
         self._check_first_batch(model, batch)
+        if isinstance(getattr(self.method, "rho", None), Radius):
+            self._set_progress()
         scale = Scale(self._share(batch, num_items_in_batch), self.accelerator.scaler)
         with self.compute_loss_context_manager(), visible_autocast(self.accelerator, model):
             step = self._backward(model, batch, scale)
@@ -56,9 +59,9 @@ class StepMixin(_Base):
     def _backward(self, model: nn.Module, batch: Any, scale: Scale) -> Step:
         """Runs the current method, which a callback may have replaced."""
         if self.captured is not None:
-            recorded = self.captured.method
-            if recorded != self.method or recorded.state is not self.method.state:
-                self.captured = Captured(self.method)  # hyperparameters and state are part of a recording
+            if self.captured.method.state is not self.method.state:
+                self.captured = Captured(self.method)  # the memory of the state is part of a recording
+            self.captured.method = self.method
             fixed = scale.fixed(self.args.device)
             return self.captured.backward(model, batch, self._objective, scale=fixed)
         if self.splitting is not None:
@@ -67,6 +70,17 @@ class StepMixin(_Base):
             return split
         step: Step = self.method.backward(model, batch, self._objective, scale=scale)
         return step
+
+    def _set_progress(self) -> None:
+        """Says where the training is, for a radius that is scheduled."""
+        group = next(iter(self.optimizer.param_groups))
+        peak = group.get("initial_lr")
+        self.method.set_progress(
+            step=self.state.global_step,
+            total=self.state.max_steps,
+            epoch=None if self.state.epoch is None else float(self.state.epoch),
+            lr=float(group["lr"]) / float(peak) if peak else None,
+        )
 
     def floating_point_ops(self, inputs: Any) -> Any:
         """Returns Trainer's count, computed once per input shape: Trainer visits all parameters in every step."""

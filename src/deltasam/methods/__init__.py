@@ -47,11 +47,12 @@ from deltasam.methods._subset_sam import SubsetSAM
 from deltasam.methods._tat import TAT
 from deltasam.methods._tavat import TAVAT
 from deltasam.step.checks import check_number
+from deltasam.step.radius import Rho
 
 __all__ = [
     "ASAM", "ERM", "ESAM", "GSAM", "SAM", "TAT", "TAVAT", "BiLoRA", "Buffer", "DeltaSAM", "FisherSAM", "FreeLB",
-    "FriendlySAM", "LookSAM", "Method", "MomentumSAM", "PerInstanceSAM", "RandomPerturbation", "Step", "SubsetSAM",
-    "check_number", "choice", "make_step", "number", "plain_step", "radius", "random_seed",
+    "FriendlySAM", "LookSAM", "Method", "MomentumSAM", "PerInstanceSAM", "RandomPerturbation", "Rho", "Step",
+    "SubsetSAM", "check_number", "choice", "make_step", "number", "plain_step", "radius", "random_seed",
 ]  # fmt: skip
 
 

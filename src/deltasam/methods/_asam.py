@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
-from deltasam.step.norms import global_norm
-from deltasam.step.passes import Passes
+from deltasam.step.passes import Passes, direction_norms
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class ASAM(Method):
         2
     """
 
-    rho: float = radius(0.5)
+    rho: Rho = radius(0.5)
     eta: float = number(0.01)
     uses_direction_only = True
 
@@ -49,13 +49,13 @@ class ASAM(Method):
             for (name, p), g in zip(passes.params.items(), grads, strict=True)
         ]
         del grads
-        norm = global_norm([s for s in stretched if s is not None])
+        norms = direction_norms(stretched).to(passes.device)
         direction = [
             None if s is None else self._stretch(name, p, s)
             for (name, p), s in zip(passes.params.items(), stretched, strict=True)
         ]
         del stretched
-        with passes.ascend(direction, self.rho, norm=norm) as ascent:
+        with passes.ascend(direction, self.radius, norm=torch.linalg.vector_norm(norms), norms=norms) as ascent:
             perturbed = passes.accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from deltasam.methods._buffers import Buffer, addresses, copied, fitted, require_outside_recording
 from deltasam.methods._fields import check_fields, choice
 from deltasam.methods._hints import KeywordsOnly, explain_assignment, explain_missing_arguments
+from deltasam.methods._names_used import names_in
 from deltasam.methods._step import Step, plain_step
 from deltasam.parallel.ranks import Scope
 from deltasam.parallel.shards import is_shard
@@ -23,12 +24,13 @@ from deltasam.step.branches import is_recorded
 from deltasam.step.checks import check_scale, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.quantized import require_ordinary
+from deltasam.step.radius import Fixed, Progress, Radius, as_radius, on_device
 from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Preset, Selection
 
 Self = TypeVar("Self", bound="Method")
 
-_COUNTS = ("steps", "skipped")  # in the state of every method
+_COUNTS = ("steps", "skipped", "progress")  # in the state of every method
 _FORMER = {  # names until 0.1 of what a user's class may define, and the names since
     "passes": "cost",
     "remembers": "buffers",
@@ -64,13 +66,13 @@ class Method(ABC):
     Example:
         Your own method is a frozen dataclass with a ``_step``, in the verbs of :class:`~deltasam.step.passes.Passes`:
 
-        >>> from deltasam.methods import Method, make_step
+        >>> from deltasam.methods import Method, Rho, make_step, radius
         >>> @dataclass(frozen=True, kw_only=True)
         ... class Downhill(Method):
-        ...     rho: float = 0.05
+        ...     rho: Rho = radius(0.05)
         ...     def _step(self, passes):
         ...         losses, grads = passes.gradient()
-        ...         with passes.ascend(grads, -self.rho) as ascent:
+        ...         with passes.ascend(grads, -self.radius) as ascent:
         ...             perturbed = passes.accumulate()
         ...         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
         >>> model, objective = nn.Linear(2, 1), lambda model, x: (model(x).squeeze(-1) - 9) ** 2
@@ -106,6 +108,11 @@ class Method(ABC):
     needs_adapters: ClassVar[bool] = False
     #: Whether the method takes some instances out of a batch.
     subsets_batch: ClassVar[bool] = False
+    #: Whether the ascent follows a gradient at w, which radii in units of the loss need.
+    follows_gradient: ClassVar[bool] = True
+    #: Whether the functions of the class use :attr:`radius` and never ``rho``: captured steps are then not recorded
+    #: again for another rho. Found from their code.
+    reads_radius: ClassVar[bool] = False
     #: Whether a step has read :attr:`steps` since this was set to False; :class:`~deltasam.Captured` looks at it.
     steps_read: ClassVar[bool] = False
     #: The buffers that this object has used.
@@ -116,8 +123,11 @@ class Method(ABC):
         __new__ = KeywordsOnly()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Accepts the former names of what a user's class may define."""
+        """Accepts the former names of what a user's class may define, and sees how the class uses its radius."""
         super().__init_subclass__(**options)
+        used = {name for each, value in vars(cls).items() if each != "__post_init__" for name in names_in(value)}
+        if "rho" in used or "radius" in used:
+            cls.reads_radius = "rho" not in used
         for former, name in _FORMER.items():
             if former in vars(cls):
                 warnings.warn(
@@ -134,6 +144,14 @@ class Method(ABC):
             presets = ", ".join(map(repr, get_args(Preset)))
             raise ValueError(f"params={shown(self.params)} must be one of {presets}, or a predicate (name, p) -> bool")
         check_fields(self)
+        rho = getattr(self, "rho", None)
+        if isinstance(rho, Mapping):
+            object.__setattr__(self, "rho", as_radius(rho))
+        if isinstance(rho, (Mapping, Radius)) and as_radius(rho).needs_gradient and not self.follows_gradient:
+            raise ValueError(
+                f"rho={shown(rho)} is in units of the loss, which needs the gradient at w, and {type(self).__name__} "
+                "does not compute that: use a number, or Relative(...)"
+            )
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -233,7 +251,7 @@ class Method(ABC):
 
     def is_erm(self) -> bool:
         """Whether this step is plain training, which the base class does: by default, with ``rho = 0``."""
-        return getattr(self, "rho", None) == 0
+        return hasattr(self, "rho") and self.step_radius().is_zero()
 
     def _needs_whole(self) -> bool:
         """Whether each process needs whole parameters, because the shards of others lack its perturbation."""
@@ -248,6 +266,44 @@ class Method(ABC):
     def capture_key(self) -> Hashable:
         """Which kind of step comes next, for methods whose steps differ. Each kind gets its own CUDA graph."""
         return None
+
+    # -- the radius ------------------------------------------------------------------------------------------------
+
+    @property
+    def radius(self) -> Radius:
+        """The radius of this step, for ``passes.ascend``: rho, with its schedule applied.
+
+        While a step is recorded its numbers are in the memory of the device, so that a replay reads those of its own
+        step. A method that uses :attr:`rho` instead is recorded again for every value.
+        """
+        return on_device(self.step_radius())
+
+    def step_radius(self) -> Radius:
+        """The radius of the next step, with numbers of Python."""
+        rho = getattr(self, "rho", 0.0)
+        return as_radius(rho).at(self._progress()) if isinstance(rho, Radius) else Fixed(rho)
+
+    def set_progress(
+        self,
+        *,
+        step: int | None = None,
+        total: int | None = None,
+        epoch: float | None = None,
+        lr: float | None = None,
+    ) -> None:
+        """Says where the training is, for a :class:`~deltasam.Scheduled` radius. The Trainers of this package do it.
+
+        Args:
+            step: Number of the step; by default the steps of this method are counted.
+            total: Number of steps of the training.
+            epoch: Passes over the data so far, with a fraction.
+            lr: The learning rate relative to its peak.
+        """
+        given = {"step": step, "total": total, "epoch": epoch, "lr": lr}
+        self.state["progress"] = {name: value for name, value in given.items() if value is not None}
+
+    def _progress(self) -> Progress:
+        return Progress(**{"step": self._count, **self.state.get("progress", {})})
 
     # -- state -----------------------------------------------------------------------------------------------------
 

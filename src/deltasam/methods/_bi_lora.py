@@ -16,6 +16,7 @@ from deltasam.methods._step import Step, make_step
 from deltasam.step.adapter_inputs import without_input_casts
 from deltasam.step.auxiliary import Place, added, places_beside, products_norm
 from deltasam.step.passes import Ascent, Passes
+from deltasam.step.radius import Rho
 from deltasam.step.selection import Selection, select
 
 Climb = Literal["adam", "gradient"]
@@ -91,7 +92,7 @@ class BiLoRA(Method):
         True
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     lr: float = number(5e-4)
     rank: int = number(8, low=1, whole=True)
     climb: Climb = choice("adam", Climb)
@@ -101,6 +102,7 @@ class BiLoRA(Method):
     perturbs = "layers"
     buffers = ("auxiliary", "mean", "square", "ascents")
     needs_adapters = True
+    follows_gradient = False
     uses_direction_only = True  # the only pass is the last one: what clips it clips the final gradient
 
     def _step(self, passes: Passes) -> Step:
@@ -114,6 +116,7 @@ class BiLoRA(Method):
             start=lambda table: _start(_pairs(table, places, self.rank), self.seed),
         )
         pairs = _pairs(values, places, self.rank)
+        before = products_norm(pairs)
         leaves = [(a.detach().requires_grad_(), b.detach().requires_grad_()) for a, b in pairs]
         with without_input_casts(passes.inner), added(places, leaves) as state, passes.perturbed_by(state.off):
             losses = passes.accumulate(keep_side_effects=True)
@@ -126,8 +129,10 @@ class BiLoRA(Method):
             move = self._adam(gradient, good) if self.climb == "adam" else gradient
             values.add_(torch.where(good, self.lr * move, 0))
             size = products_norm(pairs)
-            values.mul_(torch.where(size > self.rho, (self.rho / size).sqrt(), 1))
-        return make_step(passes, losses, perturbed=losses, ascent=Ascent(norm=norm, skipped=~good))
+            rho = self.radius.bound(list(passes.params.values()), list(passes.params), passes.inner)
+            values.mul_(torch.where(size > rho, (rho / size).sqrt(), 1).to(values.dtype))
+            ascent = Ascent(norm=norm, skipped=~good, radius=before)
+        return make_step(passes, losses, perturbed=losses, ascent=ascent)
 
     def _adam(self, gradient: Tensor, good: Tensor) -> Tensor:
         """Adam's direction, with moments that ignore gradients that are not good."""

@@ -8,7 +8,10 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius, random_seed
 from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Number, Rho
 from deltasam.weighting import FiniteDifference, Weighting
+
+PROBE_RADIUS = 0.05  # the paper's rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class DeltaSAM(Method):
         (4, 2, torch.Size([4]))
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     eta: float = number(1e-4, open_low=True)
     weighting: Weighting = field(default_factory=FiniteDifference)
     probe_every: int = number(1, low=1, whole=True)
@@ -62,11 +65,16 @@ class DeltaSAM(Method):
 
     def _step(self, passes: Passes) -> Step:
         probes = self.capture_key()
-        g = self.weighting(passes, rho=self.rho, eta=self.eta, seed=self.step_seed) if probes else None
+        g = self.weighting(passes, rho=self._probe_radius(), eta=self.eta, seed=self.step_seed) if probes else None
         losses, grads = passes.gradient(g)
-        with passes.ascend(grads, self.rho) as ascent:
+        with passes.ascend(grads, self.radius) as ascent:
             perturbed = passes.accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=None if g is None else g.values)
+
+    def _probe_radius(self) -> Number:
+        """The default radius of the probes: rho, if that does not depend on the gradient, which comes after them."""
+        known = self.radius.known()
+        return PROBE_RADIUS if known is None else known
 
     def capture_key(self) -> bool:
         """Whether the next step probes."""

@@ -12,6 +12,7 @@ from deltasam.methods._step import Step, make_step
 from deltasam.step.batches import portion
 from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Rho
 from deltasam.step.randomness import Seed
 
 
@@ -44,7 +45,7 @@ class ESAM(Method):
         (3, 2, torch.Size([4]))
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     beta: float = number(0.6, high=1, open_low=True)
     gamma: float = number(0.5, high=1, open_low=True)
     seed: int = random_seed()
@@ -60,7 +61,7 @@ class ESAM(Method):
         moving = [p for p, used in zip(passes.params.values(), self._draw(len(passes.params)), strict=True) if used]
         losses, grads = passes.gradient(params=moving)
         norm = global_norm([g for g in grads if g is not None])
-        with passes.ascend(grads, self.rho / self.beta, norm=norm, params=moving) as ascent:
+        with passes.ascend(grads, self.radius / self.beta, norm=norm, params=moving) as ascent:
             if self.gamma == 1:
                 perturbed = passes.accumulate()
             else:

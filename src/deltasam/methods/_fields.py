@@ -12,6 +12,7 @@ from dataclasses import field
 from typing import Any, get_args
 
 from deltasam.step.checks import check_number, shown
+from deltasam.step.radius import Rho, check_radius
 
 Check = Callable[[str, Any], None]
 
@@ -55,9 +56,12 @@ def number(
     return field(default=default, metadata={"check": check, **(metadata or {})})
 
 
-def radius(default: float) -> Any:
-    """A field that holds the radius of a perturbation: a number of at least 0. A method with ``rho = 0`` is ERM."""
-    return number(default)
+def radius(default: Rho) -> Any:
+    """A field that holds the radius of a perturbation: a number of at least 0, or a rule, see :data:`Rho`.
+
+    A method with ``rho = 0`` is ERM. In ``_step``, use ``self.radius``, which is the radius of this step.
+    """
+    return field(default=default, metadata={"check": check_radius})
 
 
 def random_seed(default: int = 0) -> Any:

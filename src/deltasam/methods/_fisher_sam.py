@@ -11,8 +11,8 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.parallel.refusals import require_whole
-from deltasam.step.norms import global_norm
-from deltasam.step.passes import Passes
+from deltasam.step.passes import Passes, direction_norms
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class FisherSAM(Method):
         1
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     keep: float = number(0.1, high=1, open_low=True)
     refresh: int = number(100, low=1, whole=True)
     buffers = ("mask", "mask_good", "mask_heard")
@@ -57,12 +57,13 @@ class FisherSAM(Method):
         losses, grads = passes.gradient()
         named = {n: g.to_dense() for n, g in zip(passes.params, grads, strict=True) if g is not None}
         del grads
-        norm = global_norm(list(named.values())).to(passes.device)
+        norms = direction_norms([named.get(n) for n in passes.params]).to(passes.device)
+        norm = torch.linalg.vector_norm(norms)
         masks = self._masks(named, norm) if named else {}
         used = named.keys() & masks.keys()
         # Popped one by one, so that no second copy of the gradient is held.
         direction = [_kept(named.pop(n), masks[n]) if n in used else None for n in passes.params]
-        with passes.ascend(direction, self.rho, norm=norm) as ascent:
+        with passes.ascend(direction, self.radius, norm=norm, norms=norms) as ascent:
             perturbed = passes.accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 

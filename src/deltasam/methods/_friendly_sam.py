@@ -8,6 +8,7 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class FriendlySAM(Method):
         (2, 2, ['bias', 'weight'])
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     sigma: float = number(1.0)
     decay: float = number(0.9, high=1)
     buffers = ("average",)
@@ -52,6 +53,6 @@ class FriendlySAM(Method):
         pairs = zip(grads, average, strict=True)
         direction = [None if g is None else g.to_dense() - self.sigma * m for g, m in pairs]
         del grads
-        with passes.ascend(direction, self.rho) as ascent:
+        with passes.ascend(direction, self.radius) as ascent:
             perturbed = passes.accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)

@@ -11,6 +11,7 @@ from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.step.norms import combine, dot
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class GSAM(Method):
         0.03
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     alpha: float = number(0.4)
     edits_gradient = True
 
@@ -58,7 +59,7 @@ class GSAM(Method):
         g = dict(zip(passes.involved, plain, strict=True))
         del plain
         with passes.fresh_grads() as trained:
-            with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
+            with passes.ascend([g[name] for name in passes.params], self.radius, consume=False) as ascent:
                 perturbed = passes.accumulate()
             g = {name: g[name] for name in trained}  # without those of frozen parameters
             with torch.no_grad():

@@ -20,7 +20,7 @@ _ADVICE = {
     **dict.fromkeys(("base_optimizer", "optimizer"), f"step your optimizer after {_CALL}, or use {_WRAPPER}"),
     **dict.fromkeys(("lr", "weight_decay", "momentum"), "pass it to the optimizer, for example torch.optim.AdamW"),
     **dict.fromkeys(("model", "batch", "objective", "loss_fn", "criterion"), f"pass it to {_CALL}"),
-    "rho_scheduler": "call method = method.replace(rho=...) between steps",
+    "rho_scheduler": "use rho=Scheduled(...)",
     "samples": "pass it to the weighting: weighting=FiniteDifference(samples=...)",
 }
 # Other names of a hyperparameter, for the methods that have it; `sharpness` is a former name of ours.

@@ -11,6 +11,7 @@ from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.step.norms import combine, dot, global_norm
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class LookSAM(Method):
         [2, 1, 1, 2, 1, 1]
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     k: int = number(5, low=1, whole=True)
     alpha: float = number(0.7)
     cost = "1+1/k"
@@ -60,7 +61,7 @@ class LookSAM(Method):
         g = dict(zip(passes.involved, plain, strict=True))
         del plain
         with passes.fresh_grads() as trained:
-            with passes.ascend([g[name] for name in passes.params], self.rho, consume=False) as ascent:
+            with passes.ascend([g[name] for name in passes.params], self.radius, consume=False) as ascent:
                 perturbed = passes.accumulate()
             g = {name: g[name] for name in trained}  # without those of frozen parameters
             with torch.no_grad():

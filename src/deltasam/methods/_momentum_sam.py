@@ -8,6 +8,7 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,12 @@ class MomentumSAM(Method):
         [(1, 1, True), (1, 1, False)]
     """
 
-    rho: float = radius(0.3)
+    rho: Rho = radius(0.3)
     decay: float = number(0.9, high=1)
     cost = "1/1"
     buffers = ("momentum",)
     edits_gradient = True
+    follows_gradient = False
 
     def _step(self, passes: Passes) -> Step:
         passes.ranks.check(self.scope)
@@ -59,7 +61,7 @@ class MomentumSAM(Method):
             )
         momentum = self.buffer("momentum", passes)
         with passes.fresh_grads():
-            with passes.ascend(list(momentum), -self.rho) as ascent:
+            with passes.ascend(list(momentum), -self.radius) as ascent:
                 losses = passes.accumulate(keep_side_effects=True)
             momentum.update([p.grad for p in passes.params.values()], self.decay)
         return make_step(passes, losses, perturbed=losses, ascent=ascent)

@@ -27,9 +27,9 @@ from deltasam.per_instance import (
 from deltasam.step.batches import batch_size
 from deltasam.step.checks import check_losses
 from deltasam.step.float32 import rounds_products
-from deltasam.step.norms import step_size
 from deltasam.step.passes import Ascent, Passes
 from deltasam.step.quantized import layer_of
+from deltasam.step.radius import Climb, Radius, Rho
 
 Factors = Literal["auto", "exact", "bfloat16"]
 Uncovered = Literal["loop", "skip"]
@@ -88,7 +88,7 @@ class PerInstanceSAM(Method):
         (2, 2, True)
     """
 
-    rho: float = radius(0.005)
+    rho: Rho = radius(0.005)
     group: int = number(1, low=1, whole=True)
     engine: Engine = choice("auto", Engine)
     uncovered: Uncovered = choice("loop", Uncovered)
@@ -109,27 +109,42 @@ class PerInstanceSAM(Method):
         if self.at_once is not None:  # groups stay together
             passes = passes.in_parts(max(self.at_once // self.group, 1) * self.group)
         parts = [self._part(part) for part in passes.parts()]
-        losses, perturbed, norms, steps = (list(values) for values in zip(*parts, strict=True))
-        size = torch.cat(steps)
+        losses, perturbed, norms, radii = (list(values) for values in zip(*parts, strict=True))
+        reached = torch.cat(radii)
         whole = torch.cat(passes.as_in_the_whole(norms, [part.shape[0] for part in losses]))
-        unscaled = whole / passes.scaled(torch.ones_like(size))
-        ascent = Ascent(norm=unscaled.mean(), skipped=(size == 0).all())
+        unscaled = whole / passes.scaled(torch.ones_like(whole))
+        ascent = Ascent(norm=unscaled.mean(), skipped=(reached == 0).all(), radius=reached.mean())
         return make_step(passes, passes.joined(losses), perturbed=passes.joined(perturbed), ascent=ascent)
 
     def _part(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Losses at w and perturbed, norms of the groups' mean gradients and step sizes of one micro-batch."""
-        recording = None if self.engine == "loop" else self._record(part)
+        """Losses at w and perturbed, norms of the groups' mean gradients and radii of one micro-batch."""
+        rule = self.radius
+        recording = None if self.engine == "loop" else self._record(part, separate=rule.is_per_parameter())
         if recording is None:
-            return self._loop(part)
-        c = step_size(self.rho, recording.norms)
-        with recording.perturbed(c):
-            perturbed = part.accumulate()
+            return self._loop(part, rule)
         members = torch.full_like(recording.norms, self.group)
         members[-1:] -= members.shape[0] * self.group - recording.losses.shape[0]  # the last group may be smaller
-        return recording.losses, perturbed, recording.norms / members, c
+        params = list(part.params.values())
+        climb = Climb(
+            norm=recording.norms,
+            model=part.inner,
+            names=list(part.params),
+            params=params,
+            scale=part.scaled(members) / part.as_whole,
+            norm_of_each=lambda: recording.norms_of(params),
+            loss=lambda: recording.mean_losses(members) * part.as_whole,
+        )
+        sizes = rule.sizes(climb)
+        scaled = recording.times(params, sizes.steps) if sizes.per_parameter else recording
+        with scaled.perturbed(torch.ones_like(sizes.radius) if sizes.per_parameter else sizes.steps):
+            perturbed = part.accumulate()
+        return recording.losses, perturbed, recording.norms / members, sizes.radius
 
-    def _record(self, part: Passes) -> Recording | None:
-        """The pass at w, without the parameters to skip; None if the loop engine must take over."""
+    def _record(self, part: Passes, *, separate: bool) -> Recording | None:
+        """The pass at w, without the parameters to skip; None if the loop engine must take over.
+
+        With ``separate``, the gradients of weights and biases can be scaled separately.
+        """
         size = batch_size(part.batches[0]) or None  # the objective raises for an empty batch
         runs = 0
 
@@ -155,6 +170,7 @@ class PerInstanceSAM(Method):
                         group=self.group,
                         scale=part.scaled,
                         objective=part.objective,
+                        separate=separate,
                     )
                 break
             except UncoveredError as why:
@@ -172,18 +188,19 @@ class PerInstanceSAM(Method):
             return found.rounded(widening=True) if rounds_products(found.losses.device) else found
         return found.rounded() if self.factors == "bfloat16" else found
 
-    def _loop(self, part: Passes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _loop(self, part: Passes, rule: Radius) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One group after the other. The objectives of this package allow to cut a group out of its batch."""
         losses = part.losses(keep_side_effects=True)
         alone = getattr(part.objective, "separable", False)
-        perturbed, norms, steps = [], [], []
+        perturbed, norms, radii = [], [], []
         groups = torch.split(torch.arange(losses.shape[0], device=losses.device), self.group)
         for k, members in enumerate(groups):
             group = part.instances(members, alone=alone)
             _, grads = group.gradient(keep_side_effects=False)
             # One exchange of gradients at the last group, however many groups other processes have.
-            with part.ranks.no_sync(k < len(groups) - 1), group.ascend(grads, self.rho) as ascent:
+            with part.ranks.no_sync(k < len(groups) - 1), group.ascend(grads, rule) as ascent:
                 perturbed.append(group.accumulate())
             norms.append(part.scaled(ascent.norm) / group.share)
-            steps.append(torch.where(ascent.skipped, 0.0, self.rho / norms[-1]))
-        return losses, torch.cat(perturbed), torch.stack(norms), torch.stack(steps)
+            assert ascent.radius is not None
+            radii.append(ascent.radius)
+        return losses, torch.cat(perturbed), torch.stack(norms), torch.stack(radii)

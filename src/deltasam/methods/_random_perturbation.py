@@ -13,12 +13,13 @@ from deltasam.methods._fields import choice, radius, random_seed
 from deltasam.methods._step import Step, make_step
 from deltasam.parallel.shards import is_shard, local
 from deltasam.step.auxiliary import is_transposed
-from deltasam.step.checks import require_real
+from deltasam.step.checks import require_real, shown
 from deltasam.step.directions import random_direction
 from deltasam.step.fused.noise import Noise, is_ready, supports
 from deltasam.step.norms import global_norm
 from deltasam.step.passes import Passes
 from deltasam.step.precision import is_measured
+from deltasam.step.radius import Fixed, Radius, Rho, Scheduled
 from deltasam.step.randomness import Seed, seeded_generator
 
 Per = Literal["row", "all"]
@@ -72,13 +73,24 @@ class RandomPerturbation(Method):
         (1, 1, False)
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     per: Per = choice("row", Per)
     seed: int = random_seed()
     cost = "1/1"
+    follows_gradient = False
     uses_direction_only = True  # the only pass is the last one: what clips it clips the final gradient
 
     _has_run: ClassVar[bool] = False  # of this object
+
+    def __post_init__(self) -> None:
+        """Also checks that noise in proportion to the rows has a plain radius."""
+        super().__post_init__()
+        rule = self.rho.rho if isinstance(self.rho, Scheduled) else self.rho
+        if self.per == "row" and isinstance(rule, Radius) and not isinstance(rule, Fixed):
+            raise ValueError(
+                f"rho={shown(self.rho)} with per='row': the noise is relative to every row already, so rho must be a "
+                "number, or Scheduled(number, ...); per='all' takes every rule that needs no gradient"
+            )
 
     def capture_key(self) -> bool:
         """The first step differs: the precision in which the weights are used is found in it, and rounded to later."""
@@ -100,10 +112,10 @@ class RandomPerturbation(Method):
             norm = global_norm(drawn).to(passes.device)
             direction = [*drawn]
             del drawn
-        with passes.ascend(direction, self.rho, norm=norm) as ascent:
+        with passes.ascend(direction, self.radius, norm=norm) as ascent:
             losses = passes.accumulate(keep_side_effects=True)
         object.__setattr__(self, "_has_run", True)
-        return replace(make_step(passes, losses, perturbed=losses), arrived=ascent.arrived)
+        return replace(make_step(passes, losses, perturbed=losses), arrived=ascent.arrived, radius=ascent.radius)
 
 
 @torch.no_grad()

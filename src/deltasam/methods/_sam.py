@@ -8,6 +8,7 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import radius
 from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,11 @@ class SAM(Method):
         (2, 2, True)
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     uses_direction_only = True
 
     def _step(self, passes: Passes) -> Step:
         losses, grads = passes.gradient()
-        with passes.ascend(grads, self.rho) as ascent:
+        with passes.ascend(grads, self.radius) as ascent:
             perturbed = passes.accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)

@@ -24,6 +24,7 @@ class Step:
         grad_norm: Norm of the gradient that the ascent followed, without the loss scale.
         skipped: Whether the perturbation was skipped because that gradient was zero or not finite. The step is then
             the plain gradient.
+        radius: Norm of the perturbation, in the norm of the method; with perturbations per instance, their mean.
         arrived: Inside :func:`deltasam.measured_arrival`: the share of the perturbation that arrived where the weights
             are used, which may be in lower precision than they are stored in.
 
@@ -33,7 +34,7 @@ class Step:
         >>> model, objective = nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
         >>> step = SAM(rho=0.05).backward(model, torch.ones(4, 2), objective)
         >>> sorted(step.metrics())
-        ['grad_norm', 'loss', 'sharpness', 'skipped']
+        ['grad_norm', 'loss', 'radius', 'sharpness', 'skipped']
         >>> step.why_skipped is None
         True
     """
@@ -46,6 +47,7 @@ class Step:
     grad_norm: Tensor | None = None
     skipped: Tensor | None = None
     arrived: Tensor | None = None
+    radius: Tensor | None = None
 
     @property
     def loss(self) -> Tensor:
@@ -71,6 +73,7 @@ class Step:
     def metrics(self) -> dict[str, float]:
         """The step as numbers for a log. Synchronises with the device."""
         values: dict[str, Any] = {"loss": self.loss, "sharpness": self.sharpness, "grad_norm": self.grad_norm}
+        values["radius"] = self.radius
         if self.weights is not None:
             values |= {"weights_mean": self.weights.mean(), "weights_max": self.weights.max()}
             values["weights_std"] = self.weights.std(unbiased=False)
@@ -104,6 +107,7 @@ def make_step(
         grad_norm=None if ascent is None else ascent.norm,
         skipped=None if ascent is None else ascent.skipped,
         arrived=None if ascent is None else ascent.arrived,
+        radius=None if ascent is None else ascent.radius,
     )
 
 

@@ -11,6 +11,7 @@ from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.step.batches import batch_size, portion
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Rho
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class SubsetSAM(Method):
         (torch.Size([2]), torch.Size([8]))
     """
 
-    rho: float = radius(0.05)
+    rho: Rho = radius(0.05)
     fraction: float = number(0.25, high=1, open_low=True)
     cost = "1+f"
     subsets_batch = True
@@ -51,6 +52,6 @@ class SubsetSAM(Method):
         passes.sizes[0] = size
         first = torch.arange(portion(self.fraction, size), device=passes.device)
         losses, grads = passes.subset(first).gradient(keep_side_effects=False)
-        with passes.ascend(grads, self.rho) as ascent:
+        with passes.ascend(grads, self.radius) as ascent:
             perturbed = passes.accumulate(keep_side_effects=True)
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)

@@ -91,20 +91,37 @@ def _place(shard: Any) -> tuple[Any, ...]:
     return shard_number(shard), shard.shape, tuple(shard.placements), shard.device_mesh.mesh.shape
 
 
+def totals(numbers: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Numbers (K,), one for each tensor, summed over all parts of that tensor; one message per layout."""
+    found = numbers.clone()
+    for (mesh, pattern), members in _by_layout(tensors).items():
+        part = found[members]
+        for dim, is_split in enumerate(pattern):
+            if is_split:
+                torch.distributed.all_reduce(part, group=mesh.get_group(dim))
+        found[members] = part
+    return found
+
+
+def _by_layout(tensors: Sequence[Tensor]) -> dict[Any, list[int]]:
+    """The indices of the sharded tensors, by how they are sharded."""
+    found: dict[Any, list[int]] = {}
+    for k, tensor in enumerate(tensors):
+        if is_shard(tensor):
+            layout: Any = tensor
+            pattern = tuple(placement.is_shard() for placement in layout.placements)
+            found.setdefault((layout.device_mesh, pattern), []).append(k)
+    return found
+
+
 def total(values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The sum of numbers that were computed from tensors, given as ``(number, tensor)``, over all parts of shards.
 
     Tensors that are sharded in the same way share one message of one number.
     """
     here = [value for value, tensor in values if not is_shard(tensor)]
-    sharded: dict[Any, list[Tensor]] = {}
-    for value, tensor in values:
-        if is_shard(tensor):
-            layout: Any = tensor
-            pattern = tuple(placement.is_shard() for placement in layout.placements)
-            sharded.setdefault((layout.device_mesh, pattern), []).append(value)
-    for (mesh, pattern), members in sharded.items():
-        number = torch.stack(members).sum()
+    for (mesh, pattern), members in _by_layout([tensor for _, tensor in values]).items():
+        number = torch.stack([values[k][0] for k in members]).sum()
         for dim, is_split in enumerate(pattern):
             if is_split:
                 torch.distributed.all_reduce(number, group=mesh.get_group(dim))

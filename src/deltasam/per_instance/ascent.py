@@ -22,6 +22,7 @@ from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.moving import perturbed as moved
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Number
 from deltasam.step.randomness import RandomState, accelerators, generators_of
 
 Engine = Literal["auto", "low-rank", "loop"]
@@ -49,7 +50,7 @@ class Ascent:
         return perturbed(self.slots, terms)
 
 
-def ascend(part: Passes, rho: float, *, steps: int = 1, stride: float | None = None, group: int = 1) -> Ascent:
+def ascend(part: Passes, rho: Number, *, steps: int = 1, stride: float | None = None, group: int = 1) -> Ascent:
     r"""The adversaries of one batch in low rank; random streams and buffers stay as they were.
 
     .. math:: \epsilon \leftarrow \Pi_\rho\!\left(\epsilon + \alpha \,
@@ -115,7 +116,7 @@ def _repeatable(part: Passes) -> Callable[[], Tensor]:
     return run
 
 
-def try_ascend(part: Passes, rho: float, *, engine: str = "auto", **options: Any) -> Ascent | None:
+def try_ascend(part: Passes, rho: Number, *, engine: str = "auto", **options: Any) -> Ascent | None:
     """As :func:`ascend`; None for the loop engine, and, with a warning, if the low-rank engine fails."""
     if engine == "loop":
         return None
@@ -133,7 +134,7 @@ def warn_of_loop(part: Passes, why: UncoveredError) -> None:
     warn_once(part.inner, f"{why}. The instances are perturbed one after the other instead (slow)")
 
 
-def adversarial(part: Passes, rho: float, *, engine: str = "auto", **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def adversarial(part: Passes, rho: Number, *, engine: str = "auto", **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Losses at w (N,), norms (G,) and adversarial losses (N,) of one batch; options as for :func:`ascend`."""
     found = try_ascend(part, rho, engine=engine, **options)
     if found is None:
@@ -143,7 +144,7 @@ def adversarial(part: Passes, rho: float, *, engine: str = "auto", **options: An
         return found.losses, found.norms, part.losses()
 
 
-def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def both_sides(part: Passes, rho: Number) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Losses at w, norms, and losses at w + eps_i and w - eps_i of one batch, in low rank if the model is covered."""
     found = try_ascend(part, rho)
     if found is None:
@@ -158,7 +159,7 @@ def both_sides(part: Passes, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 def by_loop(
     part: Passes,
-    rho: float,
+    rho: Number,
     *,
     steps: int = 1,
     stride: float | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,16 +47,33 @@ class Recording:
         gradients: The gradients of the groups, as factors.
         norms: Their norms, shape (G,); G = N for groups of one.
         slots: Where the parameters of the model are.
+        each: The norms of the gradients of each parameter (``id``), shape (G,), if they were asked for.
     """
 
     losses: Tensor
     gradients: InstanceGradients
     norms: Tensor
     slots: ParameterSlots
+    each: Mapping[int, Tensor] = field(default_factory=dict)
 
     def rounded(self, *, widening: bool = False) -> Recording:
         """The same with output gradients in bfloat16, see :meth:`InstanceGradients.rounded`; norms stay exact."""
         return replace(self, gradients=self.gradients.rounded(widening=widening))
+
+    def norms_of(self, params: Sequence[Tensor]) -> Tensor:
+        """The norms of the gradients of each parameter, shape (K, G); zero for one that took no part."""
+        return torch.stack([self.each.get(id(p), torch.zeros_like(self.norms)).to(self.norms) for p in params])
+
+    def mean_losses(self, members: Tensor) -> Tensor:
+        """The mean loss of every group, shape (G,), of as many instances."""
+        grouping = self.gradients.grouping
+        padded = torch.nn.functional.pad(self.losses, (0, grouping.groups * grouping.m - self.losses.shape[0]))
+        return padded.view(grouping.groups, grouping.m).sum(1).to(members) / members
+
+    def times(self, params: Sequence[Tensor], factors: Tensor) -> Recording:
+        """The same with the gradients of each parameter multiplied by its own factors, shape (K, G)."""
+        by_parameter = dict(zip(map(id, params), factors.unbind(0), strict=True))
+        return replace(self, gradients=self.gradients.times(by_parameter))
 
     def only(self, params: Iterable[Tensor]) -> Recording:
         """The same with the gradients of some parameters only; the norms stay those of all."""
@@ -77,6 +94,7 @@ def record(
     scale: Scale | None = None,
     terms: Terms = (),
     objective: Any = None,
+    separate: bool = False,
 ) -> Recording:
     r"""Per-instance gradients of the losses that ``run()`` returns, from one batched forward and one backward.
 
@@ -97,6 +115,7 @@ def record(
         scale: Loss scaling; it cancels in quantities made from the norms.
         terms: Record at these perturbed weights instead of at w (several ascent steps).
         objective: What ``run`` calls with the model. A new kind of objective is verified anew.
+        separate: Keep the gradients of weights and biases apart, with the norms of each, for radii per parameter.
 
     Raises:
         InstancesMixedError: The loss of one instance depends on the others.
@@ -109,7 +128,7 @@ def record(
     kind, given = kind_of(objective), size
     if size is not None and size % (rows := slots.memory.rows.get(kind, 1)) == 0:
         size //= rows
-    request = _Request(run, size, group, scale, tuple(terms), kind)
+    request = _Request(run, size, group, scale, tuple(terms), kind, separate)
     why: MisreadError | None = None
     with slots.memory.corrections():
         for _ in range(_ATTEMPTS):
@@ -147,6 +166,7 @@ class _Request:
     scale: Scale | None
     terms: tuple[tuple[InstanceGradients, Tensor], ...]
     objective: Hashable
+    separate: bool
 
 
 def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
@@ -182,7 +202,7 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             is_new = signature not in slots.memory.verified and not is_recorded(losses.device)
             edges = [call.edge for call in state.calls]
             found = grad(total, edges, retain_graph=is_new, allow_unused=True) if edges else ()
-            gradients = collect(state.calls, found, state.grouping, losses.device)
+            gradients = collect(state.calls, found, state.grouping, losses.device, fold=not request.separate)
             if is_new:
                 check = compare(slots, losses, state, found, gradients, scale)
     norms = gradients.norms()
@@ -190,7 +210,8 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
         # 0 * inf is not 0. On other devices this test would synchronise, and the plain gradient of such a batch is
         # not finite either.
         gradients = gradients.without(~torch.isfinite(norms))
-    return Recording(losses.detach(), gradients, norms, slots), signature, check
+    each = gradients.norms_of_each() if request.separate else {}
+    return Recording(losses.detach(), gradients, norms, slots, each), signature, check
 
 
 def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Hashable:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deltasam._torch import foreach_norm
-from deltasam.parallel.shards import is_shard, local, total
+from deltasam.parallel.shards import is_shard, local, total, totals
 
 _STRETCH = 2**16  # elements; float32 can add up as many one after the other
 
@@ -29,6 +29,14 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
         return total([(n.square(), t) for n, t in zip(norms, tensors, strict=True)]).sqrt()
     norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     return norm
+
+
+def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of every tensor, shape (K,), shards of other processes included; on the first one's device."""
+    values = [t.coalesce().values() if t.is_sparse else local(t) for t in tensors]
+    norms = _norms(values, _wide_enough(values))
+    found = torch.stack([n.to(norms[0].device) for n in norms])
+    return totals(found.square(), tensors).sqrt() if any(is_shard(t) for t in tensors) else found
 
 
 def _wide_enough(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -99,7 +107,7 @@ def masked_product(value: Tensor, factor: Tensor) -> Tensor:
     return torch.where(factor == 0, torch.zeros_like(value), value * factor)
 
 
-def step_size(rho: float, norm: Tensor) -> Tensor:
+def step_size(rho: float | Tensor, norm: Tensor) -> Tensor:
     """The radius over the norm; 0 where the norm is zero, not finite, or too small to divide by."""
-    size = rho / norm
+    size = (rho / norm).to(norm.dtype)
     return torch.where(torch.isfinite(size) & torch.isfinite(norm), size, torch.zeros_like(size))

@@ -24,9 +24,10 @@ from deltasam.step.fused.noise import Noise
 from deltasam.step.gradients import Scaler as Scaler
 from deltasam.step.gradients import gradient, scaled, set_aside, without_steps
 from deltasam.step.moving import Moved, perturbed
-from deltasam.step.norms import global_norm, step_size
+from deltasam.step.norms import dense, global_norm, masked_product, tensor_norms
 from deltasam.step.precision import arrived, grids_of, is_measured, no_autocast, note_grids
 from deltasam.step.quantized import require_ordinary
+from deltasam.step.radius import Climb, Radius, as_radius
 from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Selection, differentiable, select
 from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
@@ -60,11 +61,20 @@ class Ascent:
         norm: The norm of the gradient that the move follows, unscaled.
         skipped: Whether the move was skipped because there was no gradient to follow.
         arrived: The share of the move that arrived, if it was measured.
+        radius: The norm of the move; of perturbations per instance their mean.
     """
 
     norm: Tensor
     skipped: Tensor
     arrived: Tensor | None = None
+    radius: Tensor | None = None
+
+
+@dataclass
+class Followed:
+    """The loss, as a mean over the batch, whose gradient was computed last; shared by the parts of a step."""
+
+    loss: Tensor | None = None
 
 
 class Passes(StepBatch):
@@ -74,6 +84,7 @@ class Passes(StepBatch):
         params: The parameters that may be perturbed, by name.
         scope: Whether the ascent follows the gradient of this process or of all.
         count: The passes made so far.
+        followed: The loss that the last gradient belongs to.
         branches: Passes that run concurrently, in a recorded step.
         objective_kind: The objective of the whole step; parts of the step wrap it.
 
@@ -108,6 +119,7 @@ class Passes(StepBatch):
         self.params = select(self.inner, params, self.trainable)
         self.objective_kind: Any = objective
         self.count = Count()
+        self.followed = Followed()
         self.updated: set[str] = set()  # the buffers of the method that this step has updated
         self.branches = Branches(self.device)
         self.scope, self._scale, self._seed = scope, scale, seed
@@ -172,6 +184,7 @@ class Passes(StepBatch):
         require_ordinary(targets, self.params)
         require_real(targets, self.involved)
         parts = []
+        means: list[Tensor] = []
         with (
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
@@ -182,11 +195,15 @@ class Passes(StepBatch):
                 losses = self._evaluate(k, self.inner, graph=True, ascending=True)
                 g = weights(losses.detach()) if callable(weights) else self._weights_of(k, weights)
                 with no_autocast(losses.device):
-                    collected.add(self.scaled(self._weighted_mean(losses, k, g)))
+                    mean = self._weighted_mean(losses, k, g)
+                    collected.add(self.scaled(mean))
+                    means.append(mean.detach())
+                    del mean
                 note_grids(self.inner, self.objective_kind, losses, targets, collected.total)
                 parts.append(losses.detach())
                 del losses
             grads = collected.total
+        self.followed.loss = means[0] if len(means) == 1 else torch.stack(means).sum()
         if self.scope == "global" and self.ranks.replicated:
             grads = self.ranks.mean_gradients(grads, targets)
         self.ranks.reshard()
@@ -196,9 +213,10 @@ class Passes(StepBatch):
     def ascend(
         self,
         direction: Sequence[Tensor | Noise | None],
-        rho: float,
+        rho: float | Tensor | Radius,
         *,
         norm: Tensor | None = None,
+        norms: Tensor | None = None,
         params: Sequence[nn.Parameter] | None = None,
         consume: bool = True,
     ) -> Iterator[Ascent]:
@@ -207,8 +225,10 @@ class Passes(StepBatch):
         Args:
             direction: One tensor per parameter, carrying the loss scale; None leaves the parameter at w. With a norm
                 it may also be noise that is not drawn yet.
-            rho: The radius.
+            rho: The radius: a number, or a rule, which may size the parts of the move differently.
             norm: The divisor; by default the 2-norm of the direction.
+            norms: The divisors for rules with a radius for each parameter, shape (K,); by default the 2-norms of the
+                directions.
             params: The parameters that move; by default those that may be perturbed.
             consume: Empty the list of directions, so that their memory can be freed.
 
@@ -218,7 +238,12 @@ class Passes(StepBatch):
         moving = list(self.params.values()) if params is None else list(params)
         if norm is None:
             norm = global_norm([d for d in direction if isinstance(d, Tensor)]).to(self.device)
-        step = step_size(rho, norm)
+        sizes = as_radius(rho).sizes(self._climb(direction, moving, norm, norms))
+        if sizes.per_parameter:
+            direction = _multiplied(direction, sizes.steps, consume=consume)
+            consume, step = True, torch.ones_like(norm)
+        else:
+            step = sizes.steps
         meant: list[Any] | None = list(direction) if is_measured() else None
         with self.move(moving, direction, step, consume=consume, rounded=True) as moved:
             share = None
@@ -227,7 +252,36 @@ class Passes(StepBatch):
                     moved, moving, meant, step, grids_of(self.inner, self.objective_kind, moving, self.device)
                 )
                 meant.clear()
-            yield Ascent(norm=norm / self.scaled(torch.ones_like(norm)), skipped=step == 0, arrived=share)
+            unscaled = norm / self.scaled(torch.ones_like(norm))
+            yield Ascent(norm=unscaled, skipped=(sizes.steps == 0).all(), arrived=share, radius=sizes.radius)
+
+    def _climb(
+        self,
+        direction: Sequence[Tensor | Noise | None],
+        moving: Sequence[nn.Parameter],
+        norm: Tensor,
+        norms: Tensor | None,
+    ) -> Climb:
+        """What a rule for the radius may ask about this ascent."""
+        names = {id(p): name for name, p in self.named.items()}
+
+        def of_each() -> Tensor:
+            return direction_norms(direction).to(norm) if norms is None else norms
+
+        def loss() -> Tensor:
+            assert self.followed.loss is not None
+            mean = self.followed.loss / self.fraction
+            return self.ranks.mean(mean) if self.scope == "global" else mean
+
+        return Climb(
+            norm=norm,
+            model=self.inner,
+            names=[names.get(id(p), "?") for p in moving],
+            params=moving,
+            scale=self.scaled(torch.ones_like(norm)) * self.fraction,
+            norm_of_each=None if any(isinstance(d, Noise) for d in direction) else of_each,
+            loss=loss,
+        )
 
     @contextmanager
     def move(
@@ -383,3 +437,26 @@ class Passes(StepBatch):
             )
         self.sizes[k] = losses.shape[0]
         return losses
+
+
+def direction_norms(direction: Sequence[Any]) -> Tensor:
+    """The norm of the direction of each parameter, shape (K,); 0 where there is none."""
+    present = [k for k, d in enumerate(direction) if d is not None]
+    if not present:
+        return torch.zeros(len(direction), device="cpu")
+    found = tensor_norms([direction[k] for k in present])
+    each = found.unbind(0)
+    zero = torch.zeros_like(each[0])
+    where = dict(zip(present, each, strict=True))
+    return torch.stack([where.get(k, zero) for k in range(len(direction))])
+
+
+def _multiplied(direction: Sequence[Any], steps: Tensor, *, consume: bool) -> list[Any]:
+    """The direction of each parameter times its own step; zero where the step is zero, whatever the direction is."""
+    given = list(direction)
+    if consume and isinstance(direction, list):
+        direction.clear()
+    for k, d in enumerate(given):  # one by one, so that each direction is freed as soon as it is used
+        if d is not None:
+            given[k] = masked_product(dense(d), steps[k].to(d.device, d.dtype))
+    return given

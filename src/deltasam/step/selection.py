@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from deltasam.step.adapters import adapter_parameters, base_matrices, refuse_dora
+from deltasam.step.adapters import adapted_layers, adapter_parameters, base_matrices, refuse_dora
 from deltasam.step.quantized import quantized_weights
 
 Preset = Literal["trained", "all", "base", "adapters", "no-embeddings", "no-bias-norm", "norms", "lora"]
@@ -93,6 +93,22 @@ def _every(model: nn.Module) -> dict[str, nn.Parameter]:
     return {**ordinary, **quantized}
 
 
+KINDS = ("embeddings", "norms", "biases", "adapters", "base")
+
+
+def kinds_of(model: nn.Module) -> dict[str, set[int]]:
+    """The parameters (``id``) of each of :data:`KINDS`; a parameter may be of several kinds, or of none."""
+    modules = list(model.modules())
+    own = [(module, p) for module in modules for p in module.parameters(recurse=False)]
+    return {
+        "embeddings": {id(p) for module, p in own if isinstance(module, nn.Embedding)},
+        "norms": {id(p) for module, p in own if "norm" in type(module).__name__.lower()},
+        "biases": {id(p) for name, p in model.named_parameters() if _is_bias(name)},
+        "adapters": adapter_parameters(model),
+        "base": {id(p) for p in base_matrices(model).values()} if adapted_layers(model) else set(),
+    }
+
+
 def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Parameter], bool]:
     if callable(which):
         return which
@@ -101,14 +117,12 @@ def _predicate(model: nn.Module, which: Selection) -> Callable[[str, nn.Paramete
     if which in ("adapters", "lora"):
         adapters = adapter_parameters(model)
         return lambda name, p: id(p) in adapters
-    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
-    if which == "no-embeddings":
-        return lambda name, p: id(p) not in tables
-    norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters(recurse=False)}
-    if which == "no-bias-norm":
-        return lambda name, p: id(p) not in norms and not _is_bias(name)
-    if which == "norms":
-        return lambda name, p: id(p) in norms
+    if which in ("no-embeddings", "no-bias-norm", "norms"):
+        kinds = kinds_of(model)
+        if which == "norms":
+            return lambda name, p: id(p) in kinds["norms"]
+        without = kinds["embeddings"] if which == "no-embeddings" else kinds["norms"] | kinds["biases"]
+        return lambda name, p: id(p) not in without
     raise ValueError(f"params={which!r} must be one of {get_args(Preset)} or a predicate (name, parameter) -> bool")
 
 

@@ -39,6 +39,8 @@ class StepBatch:
         sizes: The number of instances of each, as soon as it is known.
         objective: Maps (model, batch) to losses of shape (N,).
         ranks: The processes that train the model.
+        fraction: What the gradient of a part is multiplied with, compared with that of its instances in the batch.
+        as_whole: What the losses of a micro-batch are multiplied with to be those of the whole batch.
 
     The arguments are those of :class:`~deltasam.step.passes.Passes`.
     """
@@ -63,6 +65,8 @@ class StepBatch:
         self.objective = objective
         self._is_part = len(self.batches) > 1  # whether a pass sees only a part of the batch at a time
         self._shares = self._micro_batch_shares()
+        self.fraction: float | Tensor = 1.0  # of the gradient of the instances that a part consists of
+        self.as_whole: float | Tensor = 1.0  # losses of this part, as they are in the whole batch, over its own
         devices = accelerators([*self.named.values(), *tensors(self.batches)])
         self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
         self._replay = self._from_here() if replay else None
@@ -151,9 +155,12 @@ class StepBatch:
                 sweep over all; otherwise it starts where the random streams are when its turn comes.
         """
         replay = self._from_here(watch=True) if without_side_effects and len(self.batches) > 1 else self._replay
+        sizes = [size or batch_size(batch) or 1 for size, batch in zip(self.sizes, self.batches, strict=True)]
         for k, batch in enumerate(self.batches):
             part = copy(self)
             part.batches, part.sizes, part._shares = MicroBatches([batch]), [self.sizes[k]], [self._shares[k]]
+            if len(self.batches) > 1:
+                part.as_whole = self._shares[k] * sum(sizes) / sizes[k]
             if k:
                 replay = replay.following() if without_side_effects and replay is not None else self._from_here()
             part._replay = replay
@@ -211,6 +218,7 @@ class StepBatch:
             other.objective = lambda model, batch: objective(model, batch)[index]
             other.sizes = [index.shape[0]]
         other._shares = [self._shares[0] * (index.shape[0] / size)]
+        other.fraction = other._shares[0] / self.as_whole
         return other
 
     def _rows_are_instances(self, size: int) -> bool:

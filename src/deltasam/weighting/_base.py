@@ -12,6 +12,7 @@ from torch import Tensor
 from deltasam.step.checks import check_number
 from deltasam.step.passes import Passes
 from deltasam.step.quantized import require_ordinary
+from deltasam.step.radius import Number
 from deltasam.step.randomness import Seed
 
 
@@ -25,7 +26,7 @@ class Weighting(ABC):
     """
 
     @abstractmethod
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Makes the extra passes and returns ``losses at w (N,) -> weights g (N,)``.
 
         Args:
@@ -35,7 +36,7 @@ class Weighting(ABC):
             seed: Seed of the random direction, another one in every step.
         """
 
-    def __call__(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> InstanceWeights:
+    def __call__(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> InstanceWeights:
         """The weights of one step, for ``passes.gradient``. The arguments are those of :meth:`probe`.
 
         Raises:

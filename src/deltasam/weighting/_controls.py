@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Number
 from deltasam.step.randomness import Seed, seeded_generator
 from deltasam.weighting._base import Weighting, usable
 from deltasam.weighting._finite_difference import FiniteDifference
@@ -23,7 +24,7 @@ class Uniform(Weighting):
         >>> method = DeltaSAM(rho=0.05, weighting=Uniform())
     """
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Makes no passes."""
         return torch.ones_like
 
@@ -42,7 +43,7 @@ class LossWeights(Weighting):
         >>> method = DeltaSAM(rho=0.05, weighting=LossWeights())
     """
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Makes no passes."""
         return lambda losses: losses.detach().clamp(min=0)
 
@@ -68,7 +69,7 @@ class RandomWeights(Weighting):
         if not isinstance(self.of, Weighting):
             raise TypeError(f"of={self.of!r} must be a Weighting such as FiniteDifference()")
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Probes as the other weighting does."""
         inner = self.of.probe(passes, rho=rho, eta=eta, seed=seed)
 

@@ -16,6 +16,7 @@ from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Number
 from deltasam.step.randomness import Seed
 from deltasam.step.unperturbed import CallWrapper
 from deltasam.weighting._base import Weighting, check_probes
@@ -55,7 +56,7 @@ class Directional(Weighting):
         """Checks the options."""
         check_probes(self.radius, samples=self.samples)
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Derivatives along ``samples`` directions; the losses at w are not needed."""
         radius = rho if self.radius is None else self.radius
         params = list(passes.params.values())

@@ -18,6 +18,7 @@ from deltasam.step.float32 import full_float32, rounded
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
 from deltasam.step.precision import gathered_as, no_autocast
+from deltasam.step.radius import Number
 from deltasam.step.randomness import Seed
 from deltasam.weighting._base import Weighting, check_probes
 
@@ -67,7 +68,7 @@ class FiniteDifference(Weighting):
         """Checks the options."""
         check_probes(self.radius, samples=self.samples, precision=self.precision)
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Losses on both sides of w, ``samples`` times."""
         params = list(passes.params.values())
         require_real(params, passes.params)

@@ -12,6 +12,7 @@ from torch import Tensor
 from deltasam.per_instance import both_sides
 from deltasam.step.checks import require_real
 from deltasam.step.passes import Passes
+from deltasam.step.radius import Number
 from deltasam.step.randomness import Seed
 from deltasam.weighting._base import Weighting, check_probes
 from deltasam.weighting._finite_difference import exact
@@ -58,7 +59,7 @@ class OwnGradient(Weighting):
         """Checks the options."""
         check_probes(self.radius, precision=self.precision)
 
-    def probe(self, passes: Passes, *, rho: float, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
+    def probe(self, passes: Passes, *, rho: Number, eta: float, seed: Seed) -> Callable[[Tensor], Tensor]:
         """Losses on both sides of w along each instance's own gradient; the losses at w come with the gradient."""
         radius = rho if self.radius is None else self.radius
         require_real(passes.params.values(), passes.params)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,39 @@ class InstanceGradients:
         for found in self.factors.values():  # a parameter with several uses: the cross terms
             terms += [2 * dot(a, b) for k, a in enumerate(found) for b in found[:k]]
         return self._total(terms).clamp_min(0).sqrt()
+
+    def norms_of_each(self) -> dict[int, Tensor]:
+        """``||grad_g||`` with respect to every parameter (``id``), ``(G,)``."""
+        return {name: self._squares(found).clamp_min(0).sqrt() for name, found in self.factors.items()}
+
+    def _squares(self, found: Sequence[Factor]) -> Tensor:
+        return self._total([dot(a, b) for a in found for b in found])
+
+    def times(self, factors: Mapping[int, Tensor]) -> InstanceGradients:
+        """These gradients, those of each parameter (``id``) multiplied by its own factors ``(G,)``."""
+        packs: dict[int, Tensor] = {}
+        members: dict[int, list[tuple[int, Packed]]] = {}
+        for name, found in self.factors.items():
+            for factor in found:
+                if isinstance(factor, Packed):
+                    members.setdefault(id(factor.pack), []).append((name, factor))
+        for pack, parts in members.items():
+            parts.sort(key=lambda part: part[1].start)
+            columns = [factors[name].unsqueeze(1).expand(-1, part.shape.numel()) for name, part in parts]
+            packs[pack] = _product(parts[0][1].pack, torch.cat(columns, 1))
+
+        def scaled(name: int, factor: Factor) -> Factor:
+            match factor:
+                case Packed():
+                    return replace(factor, pack=packs[id(factor.pack)])
+                case Dense():
+                    return Dense(_product(factor.value, factors[name]))
+                case _:
+                    return replace(factor, d=_product(factor.d, factors[name]))
+
+        return replace(
+            self, factors={name: [scaled(name, factor) for factor in found] for name, found in self.factors.items()}
+        )
 
     def rounded(self, *, widening: bool = False) -> InstanceGradients:
         """These gradients with bfloat16 output gradients in float32 low-rank factors; take the norms before.
@@ -94,17 +127,31 @@ class InstanceGradients:
         return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
 
 
+def _product(values: Tensor, factors: Tensor) -> Tensor:
+    """Values (G, ...) times factors (G,) or (G, ...), in the precision of the values, rounded once."""
+    factors = factors.to(values.device).view(*factors.shape, *(1,) * (values.ndim - factors.ndim))
+    return (values * factors).to(values.dtype)
+
+
 def collect(
-    calls: Sequence[Call], gradients: Sequence[Tensor | None], grouping: Grouping, device: torch.device
+    calls: Sequence[Call],
+    gradients: Sequence[Tensor | None],
+    grouping: Grouping,
+    device: torch.device,
+    *,
+    fold: bool = True,
 ) -> InstanceGradients:
-    """Factors from the calls and the gradients of their outputs, in the cheaper form for each weight."""
+    """Factors from the calls and the gradients of their outputs, in the cheaper form for each weight.
+
+    With ``fold``, the gradient of a bias is kept with that of its weight where that is possible.
+    """
     inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # an input that query, key and value share stays one tensor
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
             rows = call.arrange(gradient) if call.form == "matrix" and call.arrange is not None else gradient
             uses.setdefault(id(call.weight), []).append((call, rows))
-    partners = _biases(uses)
+    partners = _biases(uses) if fold else dict.fromkeys(uses)
     factors: dict[int, list[Factor]] = {}
     norms = [use for found in uses.values() for use in found if use[0].form == "norm"]
     for name, found in uses.items():

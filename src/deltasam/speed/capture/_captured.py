@@ -29,6 +29,7 @@ from deltasam.speed.capture._key import (
 from deltasam.speed.capture._streams import Needs
 from deltasam.step.batches import MicroBatches
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
+from deltasam.step.radius import Numbers
 from deltasam.step.randomness import observed
 
 HAS_GRAPHS = ("cuda",)
@@ -63,8 +64,9 @@ class Captured:
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 
     Args:
-        method: The method. Its hyperparameters are part of the recording; after ``captured.method =
-            captured.method.replace(rho=...)`` steps are recorded anew.
+        method: The method. Its hyperparameters are part of the recording: after ``captured.method =
+            captured.method.replace(eta=...)`` steps are recorded anew. The numbers of the radius are in the memory of
+            the device: ``replace(rho=...)`` and schedules record nothing.
         max_graphs: How many recordings to keep, one per shape and method; the least recently used one is evicted
             first. :class:`PadToBuckets` keeps the number of shapes small.
         optimizer: Enables :meth:`step`, which also records the optimizer's step. It must be capturable, like
@@ -224,7 +226,12 @@ class Captured:
         place = None if kind == ("step",) else self._places(model)
         try:
             # Not run_step: a recording is not counted as a step, and an error in it is an obstacle.
-            entry = RecordedStep(lambda x: run(x, self.method.compute_step), model, inputs, needs, self._pool, place)
+            numbers = Numbers(needs.device, self.method.step_radius())
+            with numbers.open():
+                entry = RecordedStep(
+                    lambda x: run(x, self.method.compute_step), model, inputs, needs, self._pool, place
+                )
+            entry.numbers = numbers
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
             self._pool = None  # a failed recording keeps its pool
@@ -239,6 +246,8 @@ class Captured:
         placed = {name: places[name] for name in entry.placed}
         # Gradients of earlier micro-batches may be in the memory that the graph writes to.
         earlier = {name: place.clone() for name, place in placed.items() if params[name].grad is place}
+        if entry.numbers is not None:
+            entry.numbers.set(self.method.step_radius())
         step = entry.replay(inputs, self.method.steps)
         for name, place in placed.items():
             grad = params[name].grad
@@ -275,7 +284,7 @@ class Captured:
 
 def _may_keep(method: Method, buffers: AbstractSet[str]) -> str | None:
     """The obstacle if state of a method, other than buffers, may be in other memory in the next step."""
-    names = sorted(method.state.keys() - {"steps", "skipped"} - buffers)
+    names = sorted(method.state.keys() - {"steps", "skipped", "progress"} - buffers)
     if not names or "capturable" in vars(type(method)):
         return None
     return (

@@ -18,6 +18,7 @@ from deltasam.speed.capture._key import NotCapturableError
 from deltasam.speed.capture._streams import GraphStreams, Needs
 from deltasam.step.batches import tensors, tree_map
 from deltasam.step.fused import Tables, is_ready
+from deltasam.step.radius import Numbers
 from deltasam.step.randomness import recorded
 
 
@@ -56,6 +57,7 @@ class RecordedStep:
         self._tables = Tables(needs.device) if is_ready(needs.device) else None
         self._streams.register(self._graph)
         self.placed: list[str] = []
+        self.numbers: Numbers | None = None  # of the radius
         params = dict(model.named_parameters())
         kept = {name: p.grad for name, p in params.items()}
         default = self._streams.default

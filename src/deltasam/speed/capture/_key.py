@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam._torch import children_of, parameters_of
+from deltasam.methods import Method
 from deltasam.objectives import Objective
 from deltasam.step.float32 import rounded
 from deltasam.step.precision import is_measured
@@ -39,13 +41,21 @@ def objective_key(objective: Any) -> Hashable:
     return Same(objective)
 
 
-def method_key(method: Any) -> Hashable:
-    """Methods compare by their hyperparameters; one that cannot be hashed compares by identity."""
+def method_key(method: Method) -> Hashable:
+    """Methods compare by their hyperparameters; one that cannot be hashed compares by identity.
+
+    Where the radius is read from the device, its numbers are left out.
+    """
+    key: Hashable = method
+    if method.reads_radius:
+        others = [f.name for f in dataclasses.fields(method) if f.compare and f.name != "rho"]
+        values = tuple((name, getattr(method, name)) for name in others)
+        key = (type(method), values, method.is_erm() or method.step_radius().structure())
     try:
-        hash(method)
+        hash(key)
     except TypeError:
         return Same(method)
-    return method  # type: ignore[no-any-return]
+    return key
 
 
 def batch_key(batch: Any) -> Hashable:
