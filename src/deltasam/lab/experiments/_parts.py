@@ -1,4 +1,4 @@
-"""The parts of a run that are chosen by name: task, method, weighting, regularisers."""
+"""The parts of a run that are chosen by name: task, method, weighting, radius, regularisers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from deltasam.methods import Method
 from deltasam.objectives import Classification, Objective
 from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop
 from deltasam.step.names import look_up, suggest
+from deltasam.step.radius import Fixed, Groups, Layerwise, LossBudget, LossShare, Radius, Relative, Scheduled
 from deltasam.weighting import Weighting
 
 WEIGHTINGS: dict[str, type[Weighting]] = {
     name: getattr(weighting, name) for name in weighting.__all__ if getattr(weighting, name) is not Weighting
 }
 REGULARISERS: dict[str, type[Objective]] = {kind.__name__: kind for kind in (RDrop, R3F, SMART, VAT, EmbeddingNoise)}
+
+RADII: dict[str, type[Radius]] = {
+    kind.__name__: kind for kind in (LossBudget, LossShare, Relative, Layerwise, Scheduled)
+}
+_RADII_IN_RADII = ("rho", "at_most")  # options of a rule that are radii themselves
 
 # Renamed options of methods, present name to former name. Run ids hash the former name, so that they stay the same.
 FORMER_NAMES = {"scope": "sharpness"}
@@ -72,8 +78,13 @@ def to_method(given: Any) -> Method:
     name, rest = _named(given, "method")
     kind = _known(METHODS, name, "method")
     rest = _with_present_names(kind, rest)
-    rest = {key: to_weighting(value, f"method.{key}") if key == "weighting" else value for key, value in rest.items()}
-    method: Method = build(kind, options(kind, rest, "method"), "method")
+    parts: Plain = {}
+    if "weighting" in rest:
+        parts["weighting"] = to_weighting(rest["weighting"], "method.weighting")
+    if "rho" in rest and "rho" in option_types(kind):
+        parts["rho"] = to_radius(rest["rho"], "method.rho")
+    others = {key: value for key, value in rest.items() if key not in parts}
+    method: Method = build(kind, {**options(kind, others, "method"), **parts}, "method")
     return method
 
 
@@ -112,14 +123,62 @@ def to_weighting(given: Any, where: str) -> Weighting:
     return made
 
 
+def to_radius(given: Any, where: str) -> Any:
+    """Returns a radius: a number, a rule from its name or a mapping with ``name``, or radii of groups of parameters.
+
+    Example:
+        >>> to_radius({"name": "loss-budget", "sigma": 0.1}, "method.rho").sigma
+        0.1
+        >>> to_radius({"embeddings": 0, "rest": "1e-2"}, "method.rho")["rest"]
+        0.01
+    """
+    if isinstance(given, Radius):
+        return given
+    if isinstance(given, Mapping) and "name" not in given:
+        return {key: to_radius(value, f"{where}.{key}") for key, value in given.items()}
+    if isinstance(given, (str, Mapping)) and not _is_number(given):
+        name, rest = _named(given, where)
+        kind = _known(RADII, name, where)
+        parts = {
+            key: to_radius(rest[key], f"{where}.{key}")
+            for key in _RADII_IN_RADII
+            if key in rest and key in option_types(kind)
+        }
+        others = {key: value for key, value in rest.items() if key not in parts}
+        return build(kind, {**options(kind, others, where), **parts}, where)
+    return _number(given, where)
+
+
+def _is_number(given: Any) -> bool:
+    try:
+        float(given)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _number(given: Any, where: str) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not _is_number(given):
+        names = ", ".join(RADII)
+        raise ConfigError(f"{where}={given!r}: must be a number, a rule ({names}), or radii of groups of parameters")
+    return float(given)
+
+
 def named_plain(record: Any) -> Plain:
     """Returns a task, method, weighting or regulariser as plain data with its name."""
     if isinstance(record, Task):
         return dict(plain(record))
     if isinstance(record, Regulariser):
         return {"name": record.name, **plain(record.options)}
+    if isinstance(record, Fixed):
+        return plain(record.rho)  # type: ignore[no-any-return]
+    if isinstance(record, Groups):
+        return {str(key): named_plain(rule) for key, rule in record.groups}
     values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if is_option(f)}
-    described = {key: named_plain(it) if isinstance(it, Weighting) else plain(it) for key, it in values.items()}
+    by_name = (Weighting, Radius)
+    described = {key: named_plain(it) if isinstance(it, by_name) else plain(it) for key, it in values.items()}
     return {"name": type(record).__name__, **described}
 
 

@@ -214,6 +214,9 @@ class Fixed(Radius):
 
     rho: Number
 
+    def __repr__(self) -> str:
+        return repr(self.rho)
+
     def radius_of(self, climb: Climb) -> Number:
         """The number."""
         return self.rho
