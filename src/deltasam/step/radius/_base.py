@@ -71,8 +71,8 @@ class Climb:
 
     def only(self, chosen: Sequence[int]) -> Climb:
         """The ascent of some of the parameters alone."""
-        index = torch.tensor(chosen, dtype=torch.long, device="cpu").to(self.norm.device)
-        each = self.direction_norm_of_each().index_select(0, index)
+        norms = self.direction_norm_of_each()
+        each = torch.stack([norms[k] for k in chosen])  # no tensor of indices, which a recording could not copy
         return replace(
             self,
             norm=torch.linalg.vector_norm(each, dim=0).to(self.norm.dtype),
