@@ -34,7 +34,7 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
         (ASAM, "base_optimizer", "MethodOptimizer(optimizer, method, model)"),
         (GSAM, "lr", "torch.optim"),
         (SAM, "loss_fn", "method.backward(model, batch, objective)"),
-        (SAM, "rho_scheduler", "method.replace(rho="),
+        (SAM, "rho_scheduler", "Scheduled("),
         (LookSAM, "frequency", "did you mean k?"),
         (FreeLB, "adv_max_norm", "did you mean max_norm?"),
         (DeltaSAM, "samples", "weighting=FiniteDifference(samples="),

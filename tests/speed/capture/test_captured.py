@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import SAM, DeltaSAM, LookSAM
+from deltasam.methods import ASAM, SAM, DeltaSAM, LookSAM
 from deltasam.objectives.regularisers import EmbeddingNoise
 from deltasam.speed.capture import Captured, NotCapturableError, _captured
 from deltasam.speed.capture._key import batch_key, model_key
@@ -97,15 +97,15 @@ def test_first_ordinary_then_recorded_then_replayed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_another_radius_is_another_recording() -> None:
+def test_another_hyperparameter_is_another_recording() -> None:
     model = nn.Linear(2, 1)
-    captured = Captured(SAM(rho=0.05))
+    captured = Captured(ASAM(eta=0.05))
     for _ in range(3):
         captured.backward(model, torch.ones(4, 2), objective)
-    captured.method = captured.method.replace(rho=0.1)  # a schedule
+    captured.method = captured.method.replace(eta=0.1)
     captured.backward(model, torch.ones(4, 2), objective)
     assert (captured.report.ordinary, captured.report.recorded) == (2, 1)
-    captured.method = captured.method.replace(rho=0.05)
+    captured.method = captured.method.replace(eta=0.05)
     captured.backward(model, torch.ones(4, 2), objective)
     assert (captured.report.ordinary, captured.report.replayed) == (2, 3)
 

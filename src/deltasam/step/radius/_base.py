@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from deltasam.step.checks import check_number, shown
+from deltasam.step.checks import check_number
 from deltasam.step.norms import global_norm, step_size, tensor_norms
 from deltasam.step.quantized import layer_of
 
@@ -245,17 +245,12 @@ def check_radius(name: str, value: Any) -> None:
     """Raises an error that names the argument, unless the value is a number of at least 0, a rule, or a mapping.
 
     Raises:
-        TypeError: The value is something else.
-        ValueError: The number, or a number in the mapping, is negative or not finite.
+        TypeError: The value is the class of a rule.
+        ValueError: The value, or one in the mapping, is not a number of at least 0.
     """
     if isinstance(value, (Radius, Mapping)):
         as_radius(value)  # checks the keys and values of a mapping
         return
     if isinstance(value, type) and issubclass(value, Radius):
         raise TypeError(f"{name}={value.__name__} is a class: write {name}={value.__name__}(...)")
-    if not isinstance(value, (int, float)):
-        raise TypeError(
-            f"{name}={shown(value)} must be a number of at least 0, a rule such as LossBudget(0.1), or a mapping from "
-            "groups of parameters to these"
-        )
     check_number(name, value, 0)

@@ -56,8 +56,7 @@ class LossBudget(Radius):
 
     def is_zero(self) -> bool:
         """Whether the budget or the bound is zero."""
-        parts = (self.sigma, *(() if self.at_most is None else (self.at_most,)))
-        return any(as_radius(part).is_zero() for part in parts)
+        return _is_any_zero(self.sigma, self.at_most)
 
     def scaled(self, factor: Number) -> LossBudget:
         """Scales the budget and the bound."""
@@ -68,16 +67,17 @@ class LossBudget(Radius):
 class LossShare(Radius):
     r"""The radius at which the loss rises by a share of itself, to first order.
 
-    .. math:: \rho = \kappa\, l(w) / \lVert \nabla l(w) \rVert_2
+    .. math:: \rho = \min(\kappa\, l(w) / \lVert \nabla l(w) \rVert_2,\ \rho_{\max})
 
-    As :class:`LossBudget` with a budget in proportion to the loss. It needs no bound: where the loss is fitted, loss
-    and gradient vanish together. With a perturbation per instance every instance has its own radius. Losses below zero
-    count as zero.
+    As :class:`LossBudget` with a budget in proportion to the loss. Where the loss is fitted, loss and gradient vanish
+    together, so it hardly needs a bound. With a perturbation per instance every instance has its own radius. Losses
+    below zero count as zero.
 
     Cost: none.
 
     Attributes:
         share: :math:`\kappa`, the rise of the loss relative to the loss.
+        at_most: The largest radius: a number, a rule such as ``Relative(1e-3)``, or None.
 
     Example:
         >>> import torch
@@ -89,20 +89,32 @@ class LossShare(Radius):
     """
 
     share: float = 0.05
+    at_most: float | Radius | None = None
     needs_gradient = True
 
     def __post_init__(self) -> None:
-        """Checks the value."""
+        """Checks the values."""
         check_number("share", self.share, 0)
+        if self.at_most is not None:
+            check_radius("at_most", self.at_most)
 
     def radius_of(self, climb: Climb) -> Number:
-        """A share of the loss over the norm of the gradient."""
+        """A share of the loss over the norm of the gradient, at most the bound."""
         assert climb.loss is not None
-        return self.share * climb.loss().to(climb.norm).clamp_min(0) / climb.slope
+        rho = self.share * climb.loss().to(climb.norm).clamp_min(0) / climb.slope
+        return rho if self.at_most is None else _at_most(rho, as_radius(self.at_most).radius_of(climb))
+
+    def is_zero(self) -> bool:
+        """Whether the share or the bound is zero."""
+        return _is_any_zero(self.share, self.at_most)
 
     def scaled(self, factor: Number) -> LossShare:
-        """Scales the share."""
-        return self._with(share=self.share * factor)
+        """Scales the share and the bound."""
+        return self._with(share=self.share * factor, at_most=None if self.at_most is None else self.at_most * factor)
+
+
+def _is_any_zero(*parts: float | Radius | None) -> bool:
+    return any(as_radius(part).is_zero() for part in parts if part is not None)
 
 
 def _at_most(rho: torch.Tensor, bound: Number) -> torch.Tensor:
