@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from deltasam.methods._step import Step, make_step
+from deltasam.step.gradients import added
 from deltasam.step.norms import combine
 from deltasam.step.passes import Passes
 
@@ -36,6 +37,7 @@ def mixed_step(passes: Passes, rho: float, weight: float) -> Step:
             beyond = torch.where(ascent.skipped, torch.zeros_like(one), (weight - 1) * one)
             for name, p in trained.items():  # popped one by one, so that no third copy of the gradient is held
                 # The difference comes first: large multiples of two close gradients would cancel in half precision.
-                difference = combine(one, p.grad, -one, g.pop(name))
-                p.grad = combine(one, p.grad, beyond, difference)
+                plain_grad = g.pop(name)
+                difference = added(p.grad, None if plain_grad is None else -plain_grad)
+                p.grad = added(p.grad, combine(beyond, difference, one, None))
     return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
