@@ -79,7 +79,7 @@ ROWS = [
     Row("friendly-sam", m.FriendlySAM, (2, 2)),
     Row("wsam", m.WSAM, (2, 2), exempt=("one-instance",)),  # another gradient
     Row("gradient-norm-penalty", m.GradientNormPenalty, (2, 2), exempt=("one-instance",)),  # another gradient
-    # another gradient; its objectives have outputs, so that the table's bad ones are another error
+    # another gradient; refuses functions, which the bad objectives of the table are
     Row("functional-sam", m.FunctionalSAM, (2, 2), wrap=_with_outputs, exempt=("one-instance", "bad-objective")),
     # makes one pass, at the perturbed weights, and its first step has no momentum: more in test_buffers.py
     Row(
