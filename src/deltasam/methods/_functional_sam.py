@@ -28,7 +28,7 @@ class FunctionalSAM(Method):
     models SAM mostly regularises through the second factor, the statistics of the logits, and not through the
     function. Its variant that also preconditions the perturbation is left out: methods do not know the optimizer.
 
-    The outputs are those of :meth:`Objective.forward <deltasam.Objective.forward>`, so the objective must be one of
+    The outputs are those of :meth:`~deltasam.objectives.Objective.forward`, so the objective must be one of
     this package, or derived from :class:`~deltasam.Objective`. With R-Drop and its like they are the outputs of all
     views. Weights of the objective itself get the gradient at the outputs at :math:`w + \epsilon^*`, as in SAM.
 
