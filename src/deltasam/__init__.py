@@ -40,6 +40,9 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "SubsetSAM",
         "FisherSAM",
         "FriendlySAM",
+        "WSAM",
+        "GradientNormPenalty",
+        "FunctionalSAM",
         "MomentumSAM",
         "RandomPerturbation",
         "BiLoRA",
@@ -92,11 +95,14 @@ if TYPE_CHECKING:
     from deltasam.methods import SAM as SAM
     from deltasam.methods import TAT as TAT
     from deltasam.methods import TAVAT as TAVAT
+    from deltasam.methods import WSAM as WSAM
     from deltasam.methods import BiLoRA as BiLoRA
     from deltasam.methods import DeltaSAM as DeltaSAM
     from deltasam.methods import FisherSAM as FisherSAM
     from deltasam.methods import FreeLB as FreeLB
     from deltasam.methods import FriendlySAM as FriendlySAM
+    from deltasam.methods import FunctionalSAM as FunctionalSAM
+    from deltasam.methods import GradientNormPenalty as GradientNormPenalty
     from deltasam.methods import LookSAM as LookSAM
     from deltasam.methods import Method as Method
     from deltasam.methods import MomentumSAM as MomentumSAM

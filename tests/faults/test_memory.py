@@ -35,7 +35,7 @@ def test_weights_and_message(row: Row, at: int) -> None:
     method = row.method()
     raised: BaseException | None = None
     try:
-        method.backward(model, batch, hungry)
+        method.backward(model, batch, row.wrap(hungry))
     except torch.OutOfMemoryError as error:
         raised = error
     assert (raised is None) == (hungry.calls < at)
@@ -50,7 +50,7 @@ def test_weights_and_message(row: Row, at: int) -> None:
     assert {key: value for key, value in before.items() if key != "weights"} == {
         key: value for key, value in after.items() if key != "weights"
     }
-    method.backward(model, batch, objective)  # and the next step works
+    method.backward(model, batch, row.wrap(objective))  # and the next step works
 
 
 @pytest.mark.parametrize(

@@ -43,16 +43,16 @@ class Hungry:
 @pytest.mark.parametrize("row", DIVISIBLE, ids=str)
 @pytest.mark.parametrize("calls", [0, 1])  # in the first pass, or in the second
 def test_gradient_of_the_whole_batch(row: Row, calls: int) -> None:
-    model, batch, objective = TRANSFORMER_NO_DROPOUT.make(size=SIZE)
+    model, batch, _ = TRANSFORMER_NO_DROPOUT.make(size=SIZE)
     for p in model.parameters():
         p.grad = torch.ones_like(p)  # of an earlier micro-batch
     before, kept = snapshot(model), [p.grad for p in model.parameters()]
     method = Splitting(row.method())
-    step = method.backward(model, batch, Hungry(2, calls))
+    step = method.backward(model, batch, row.wrap(Hungry(2, calls)))
     other, _, _ = TRANSFORMER_NO_DROPOUT.make(size=SIZE)
     for p in other.parameters():
         p.grad = torch.ones_like(p)
-    whole = row.method().backward(other, batch, objective)
+    whole = row.method().backward(other, batch, row.wrap(Hungry(SIZE)))
     # The second differences of the default radius amplify rounding.
     tolerance = 1e-6 if row.name.startswith("delta-sam") else 1e-10
     found, wanted = ({name: grad - 1 for name, grad in grads(one).items()} for one in (model, other))

@@ -22,8 +22,10 @@ from deltasam.integrations._state import load_state, save_state
 from deltasam.integrations.storage import StorageError, seal, sealed
 from deltasam.lab.catalogue import METHODS
 from deltasam.lab.experiments import ConfigError, Result, RunConfig, resolve
+from deltasam.methods import FunctionalSAM
 from deltasam.per_instance import InstancesMixedError, UncoveredError
 from deltasam.speed.splitting import Splitting
+from helpers.problems import Outputs
 
 EXAMPLES = int(os.environ.get("DELTASAM_FUZZ", "60"))
 fuzzed = settings(
@@ -230,7 +232,8 @@ def test_batches(
     for key, p in model.named_parameters():
         p.grad = earlier[key].clone()
     try:
-        step = (Splitting(method) if halve else method).backward(model, batch, objective)
+        used = Outputs(objective) if isinstance(method, FunctionalSAM) else objective
+        step = (Splitting(method) if halve else method).backward(model, batch, used)
     except (ValueError, TypeError, InstancesMixedError, UncoveredError, torch.OutOfMemoryError) as error:
         clear(error)
         if halve:  # a failed attempt leaves no gradient

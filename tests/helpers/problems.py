@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from deltasam.objectives import Objective
+
 
 class TinyTransformer(nn.Module):
     """Dropout, LayerNorm, a tied and twice-used embedding, an unused head, a frozen part, an odd shape."""
@@ -53,6 +55,22 @@ class TinyCNN(nn.Module):
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     inputs, labels = batch
     return F.cross_entropy(model(inputs), labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class Outputs(Objective):
+    """Makes the table's callables objectives, whose divergence compares the losses."""
+
+    function: Callable[[nn.Module, Any], Tensor]
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.function(model, batch)
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        return outputs
+
+    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
+        return (first - second).square()
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deltasam import ERM, FreeLB, MicroBatches, PerInstanceSAM, RDrop
+from deltasam import ERM, Classification, FreeLB, MicroBatches, PerInstanceSAM, RDrop
 from deltasam.methods import (
     ASAM,
     ESAM,
     GSAM,
     SAM,
+    WSAM,
     BiLoRA,
     DeltaSAM,
     FriendlySAM,
+    FunctionalSAM,
+    GradientNormPenalty,
     LookSAM,
     Method,
     MomentumSAM,
@@ -34,11 +37,10 @@ from deltasam.methods import (
     SubsetSAM,
 )  # fmt: skip
 from deltasam.weighting import Directional
-from helpers.problems import TinyTransformer, cross_entropy, relative_error
+from helpers.problems import Outputs, TinyTransformer, cross_entropy, relative_error
 from helpers.rank_blocks import CAN_SHARD, blocks, kept
 from helpers.rank_frozen import frozen_replicas, frozen_shards
 from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, routed, uneven, unwrapped
-from helpers.regulariser_rows import Outputs
 
 PART = 3  # instances per process
 Batch = tuple[Tensor, Tensor]
@@ -78,6 +80,9 @@ def methods() -> dict[str, tuple[Callable[..., Method], Any]]:
         "gsam": (GSAM, cross_entropy),
         "look-sam": (LookSAM, cross_entropy),
         "friendly-sam": (FriendlySAM, cross_entropy),
+        "wsam": (WSAM, cross_entropy),
+        "gradient-norm-penalty": (GradientNormPenalty, cross_entropy),
+        "functional-sam": (FunctionalSAM, Classification()),
         "momentum-sam": (MomentumSAM, cross_entropy),
         "random": (RandomPerturbation, cross_entropy),
         "random-all": (lambda **o: RandomPerturbation(per="all", **o), cross_entropy),

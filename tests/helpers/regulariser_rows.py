@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from deltasam import R3F, SMART, TAVAT, DeltaSAM, EmbeddingNoise, FreeLB, Objective, RDrop
+from deltasam import R3F, SMART, TAVAT, DeltaSAM, EmbeddingNoise, FreeLB, RDrop
 from deltasam.methods import SAM, Method
+from helpers.problems import Outputs
 from helpers.rows import Row
 
 
 def first_layer(name: str, module: nn.Module) -> bool:
     """The first layer of a model of the table; a model without children is its first layer."""
     return name in {"embeddings", "conv", "0", "experts.0", "experts.1"} or (not name and not list(module.children()))
-
-
-@dataclass(frozen=True)
-class Outputs(Objective):
-    """Makes the table's callables objectives, whose divergence compares the losses."""
-
-    function: Callable[[nn.Module, Any], Tensor]
-
-    def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        return self.function(model, batch)
-
-    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        return outputs
-
-    def divergence(self, first: Tensor, second: Tensor, batch: Any) -> Tensor:
-        return (first - second).square()
 
 
 def _ascent(kind: type[FreeLB], *, init: bool) -> Callable[..., Method]:

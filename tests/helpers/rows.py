@@ -11,7 +11,9 @@ from typing import Any
 
 from deltasam import methods as m
 from deltasam.methods import Method
+from deltasam.objectives import Classification, Objective
 from deltasam.weighting import Directional, FiniteDifference, LossWeights, OwnGradient, RandomWeights, Uniform
+from helpers.problems import Outputs, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Row:
 
 def _with(cls: Any, **defaults: Any) -> Callable[..., Method]:
     return lambda **changes: cls(**{**defaults, **changes})
+
+
+def _with_outputs(function: Any) -> Objective:
+    """The objective whose losses are those of the table's cross-entropy; of other functions the outputs are losses."""
+    return Classification() if function is cross_entropy else Outputs(function)
 
 
 ONE_PASS = ("one-instance", "losses-at-w", "buffers-at-w", "first-backward-is-the-ascent")
@@ -70,6 +77,10 @@ ROWS = [
     Row("esam-all-instances", _with(m.ESAM, beta=0.5, gamma=1.0), (2, 2), exempt=("one-instance",)),
     Row("look-sam", m.LookSAM, (2, 2)),
     Row("friendly-sam", m.FriendlySAM, (2, 2)),
+    Row("wsam", m.WSAM, (2, 2), exempt=("one-instance",)),  # another gradient
+    Row("gradient-norm-penalty", m.GradientNormPenalty, (2, 2), exempt=("one-instance",)),  # another gradient
+    # another gradient; refuses functions, which the bad objectives of the table are
+    Row("functional-sam", m.FunctionalSAM, (2, 2), wrap=_with_outputs, exempt=("one-instance", "bad-objective")),
     # makes one pass, at the perturbed weights, and its first step has no momentum: more in test_buffers.py
     Row(
         "momentum-sam",

@@ -50,8 +50,8 @@ def test_the_loss_rises_and_the_gradient_turns_as_in_float32(row: Row, name: str
         for n, p in reference.named_parameters():
             if n.startswith(tuple(linear)):
                 p.copy_(p.bfloat16())
-    meant = outcome(method(row), reference, batch, exact)
-    found = outcome(method(row), model, batch, with_rounded_weights)
+    meant = outcome(method(row), reference, batch, row.wrap(exact))
+    found = outcome(method(row), model, batch, row.wrap(with_rounded_weights))
     assert found.rise == pytest.approx(meant.rise, rel=0.1)
     assert cosine(found.gradient, meant.gradient) > 0.99
     assert found.arrived == pytest.approx(1, abs=0.1)
@@ -79,7 +79,7 @@ def test_weights_stored_in_half_precision_move(row: Row, dtype: torch.dtype) -> 
     model.to(dtype)
     before = snapshot(model)
     with measured_arrival():
-        step = method(row).backward(model, batch, exact)
+        step = method(row).backward(model, batch, row.wrap(exact))
     assert float(step.arrived) == pytest.approx(1, abs=0.15)
     assert_intact(model, before)
 

@@ -24,7 +24,7 @@ _OTHER = {
 }
 _QUICK = {
     "sam", "delta-sam", "per-instance", "per-instance-groups", "asam", "gsam", "esam", "look-sam", "friendly-sam",
-    "subset-sam", "fisher-sam",
+    "subset-sam", "fisher-sam", "wsam", "functional-sam",
 }  # fmt: skip
 rows = pytest.mark.parametrize(
     "row",
@@ -47,7 +47,7 @@ def plain(problem: Problem, dtype: torch.dtype = torch.float64) -> dict[str, Ten
 def run(row: Row, problem: Problem = ADAPTED, **changes: Any) -> tuple[Any, ...]:
     model, batch, objective = problem.make()
     torch.manual_seed(3)
-    return model, row.method(params="base", **changes).backward(model, batch, objective)
+    return model, row.method(params="base", **changes).backward(model, batch, row.wrap(objective))
 
 
 @rows
@@ -59,7 +59,7 @@ def test_nothing_is_left(row: Row, dtype: torch.dtype) -> None:
     before, wanted = snapshot(model), set(plain(ADAPTED))
     method = row.method(params="base")
     for _ in range(3):
-        method.backward(model, batch, objective)
+        method.backward(model, batch, row.wrap(objective))
         assert_intact(model, before)
         assert set(grads(model)) == wanted
     assert all(torch.isfinite(g).all() and bool(g.abs().sum() > 0) for g in grads(model).values())
@@ -102,7 +102,7 @@ def test_an_exception_in_any_pass_leaves_everything_intact(row: Row, error: type
             return losses
 
         with pytest.raises(error):
-            row.method(params="base").backward(model, batch, explosive)
+            row.method(params="base").backward(model, batch, row.wrap(explosive))
         assert_intact(model, before)
         assert grads(model).keys() == kept.keys()
         if where == "forward":  # backward may fail after it has added to some
@@ -116,7 +116,7 @@ def test_an_optimizer_over_all_parameters_never_sees_the_frozen_ones(row: Row) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     method = row.method(params="base")
     for _ in range(3):
-        method.backward(model, batch, objective)
+        method.backward(model, batch, row.wrap(objective))
         optimizer.step()
         optimizer.zero_grad()
     for name, p in model.named_parameters():
@@ -152,7 +152,7 @@ def test_one_instance_makes_the_weighted_methods_sam(row: Row) -> None:
     for other in (row, next(r for r in ROWS if r.name == "sam")):
         model, batch, objective = ADAPTED.make(size=1)
         torch.manual_seed(3)
-        other.method(rho=row.rho, params="base").backward(model, batch, objective)
+        other.method(rho=row.rho, params="base").backward(model, batch, row.wrap(objective))
         found.append(grads(model))
     assert relative_error(*found) < 1e-10
 
@@ -164,7 +164,7 @@ def test_micro_batches_equal_the_large_batch(row: Row) -> None:
     for split in (False, True):
         model, (inputs, labels), objective = ADAPTED_NO_DROPOUT.make(size=7)
         parts = MicroBatches([(inputs[:2], labels[:2]), (inputs[2:5], labels[2:5]), (inputs[5:], labels[5:])])
-        row.method(params="base").backward(model, parts if split else (inputs, labels), objective)
+        row.method(params="base").backward(model, parts if split else (inputs, labels), row.wrap(objective))
         found.append(grads(model))
     assert relative_error(*found) < 1e-6  # the second differences amplify rounding
 
@@ -176,7 +176,7 @@ def test_scaling_the_loss_scales_the_gradient(row: Row, scale: Any) -> None:
     for factor in (1.0, scale):
         model, batch, objective = ADAPTED.make()
         torch.manual_seed(3)
-        step = row.method(params="base").backward(model, batch, objective, scale=factor)
+        step = row.method(params="base").backward(model, batch, row.wrap(objective), scale=factor)
         found.append((grads(model), step))
     assert relative_error({n: g / 2.0**12 for n, g in found[1][0].items()}, found[0][0]) < 1e-9
     if found[0][1].grad_norm is not None:
@@ -189,7 +189,7 @@ def test_gradients_accumulate_like_backward(row: Row) -> None:
     first: dict[str, Tensor] = {}
     for _ in range(2):
         torch.manual_seed(3)
-        row.method(params="base").backward(model, batch, objective)
+        row.method(params="base").backward(model, batch, row.wrap(objective))
         first = first or grads(model)
     assert relative_error(grads(model), {name: 2 * g for name, g in first.items()}) < 1e-12
 
@@ -198,7 +198,7 @@ def test_gradients_accumulate_like_backward(row: Row) -> None:
 def test_state_in_a_checkpoint_continues_exactly(row: Row) -> None:
     def train(model: nn.Module, method: Any, optimizer: Any, steps: int) -> None:
         for _ in range(steps):
-            method.backward(model, batch, objective)
+            method.backward(model, batch, row.wrap(objective))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -227,7 +227,7 @@ def test_every_frozen_parameter(row: Row) -> None:
     """Also embeddings, norms, biases, a tied head and one that is not used."""
     model, batch, objective = ADAPTED.make()
     before, wanted = snapshot(model), set(plain(ADAPTED))
-    step = row.method(params="all").backward(model, batch, objective)
+    step = row.method(params="all").backward(model, batch, row.wrap(objective))
     assert_intact(model, before)
     assert set(grads(model)) == wanted
     assert not bool(step.skipped)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from deltasam import Classification, methods
 from deltasam.methods import ASAM, ERM, GSAM, SAM, DeltaSAM, FreeLB, LookSAM, Method, PerInstanceSAM, Step
+from helpers.problems import Outputs
 
 KINDS = [
     kind
@@ -185,7 +186,7 @@ def test_states_of_others(kind: Any) -> None:
     method = kind(**({"embeddings": "0"} if issubclass(kind, FreeLB) else {}))
     if kind.needs_adapters:
         method = method.replace(params="trained")
-    method.backward(model, batch, objective)
+    method.backward(model, batch, Outputs(objective))
     state = method.state_dict()
     kind().load_state_dict(state)
     assert {name.split(".")[0] for name in state} - {"steps", "skipped"} <= set(kind.buffers)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import ASAM, ERM, ESAM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, Method, PerInstanceSAM, SubsetSAM
+from deltasam import ASAM, ERM, ESAM, GSAM, SAM, WSAM, DeltaSAM, FisherSAM, LookSAM, Method, PerInstanceSAM, SubsetSAM
 
-METHODS = [ERM(), SAM(), DeltaSAM(), ASAM(), GSAM(), LookSAM(k=2), ESAM(), SubsetSAM(), FisherSAM(), PerInstanceSAM()]
+METHODS = [ERM(), SAM(), DeltaSAM(), ASAM(), GSAM(), WSAM(), LookSAM(k=2), ESAM(), SubsetSAM(), FisherSAM()]
+METHODS += [PerInstanceSAM()]
 
 
 class Words(nn.Module):
@@ -53,7 +54,7 @@ def test_as_dense_ones_with_the_same_values(method: Method, accumulate: bool) ->
         assert torch.allclose(one, other, rtol=1e-10)
 
 
-@pytest.mark.parametrize("method", [GSAM(), LookSAM()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [GSAM(), WSAM(), LookSAM()], ids=lambda m: type(m).__name__)
 def test_an_inf_is_kept_out_of_them_as_well(method: Method) -> None:
     model, ids = Words(sparse=True), torch.randint(9, (6, 4))
     with torch.no_grad():

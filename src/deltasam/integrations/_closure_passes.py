@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from deltasam._torch import is_view
 from deltasam.methods import Method
 from deltasam.parallel.refusals import inside_ddp_forward
+from deltasam.step.cotangents import Cotangents
 from deltasam.step.passes import Passes
 from deltasam.step.precision import note_grids
 from deltasam.step.quantized import require_ordinary
@@ -68,9 +69,10 @@ class ClosurePasses(Passes):
         *,
         keep_side_effects: bool = True,
         params: Sequence[nn.Parameter] | None = None,
+        cotangents: Cotangents | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Returns the loss, shape (1,), and its gradient; restores ``.grad``."""
-        if weights is not None:
+        if weights is not None or cotangents is not None:
             raise self._needs_losses()
         self.ranks.check(self.scope)
         targets = list(self.params.values()) if params is None else list(params)
@@ -96,8 +98,10 @@ class ClosurePasses(Passes):
                 grads[k] = mean
         return grads
 
-    def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
+    def accumulate(self, *, keep_side_effects: bool = False, cotangents: Cotangents | None = None) -> Tensor:
         """Returns the loss, shape (1,); its gradient is in ``.grad``."""
+        if cotangents is not None:
+            raise self._needs_losses()
         with self._unshared() if self.ranks.keeps_gradients else nullcontext():  # fresh_grads() averages at the end
             return self._run(keep_side_effects)
 

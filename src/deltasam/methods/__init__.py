@@ -36,6 +36,8 @@ from deltasam.methods._fields import choice, number, radius, random_seed
 from deltasam.methods._fisher_sam import FisherSAM
 from deltasam.methods._freelb import FreeLB
 from deltasam.methods._friendly_sam import FriendlySAM
+from deltasam.methods._functional_sam import FunctionalSAM
+from deltasam.methods._gradient_norm_penalty import GradientNormPenalty
 from deltasam.methods._gsam import GSAM
 from deltasam.methods._look_sam import LookSAM
 from deltasam.methods._momentum_sam import MomentumSAM
@@ -46,13 +48,15 @@ from deltasam.methods._step import Step, make_step, plain_step
 from deltasam.methods._subset_sam import SubsetSAM
 from deltasam.methods._tat import TAT
 from deltasam.methods._tavat import TAVAT
+from deltasam.methods._wsam import WSAM
 from deltasam.step.checks import check_number
 from deltasam.step.radius import Rho
 
 __all__ = [
-    "ASAM", "ERM", "ESAM", "GSAM", "SAM", "TAT", "TAVAT", "BiLoRA", "Buffer", "DeltaSAM", "FisherSAM", "FreeLB",
-    "FriendlySAM", "LookSAM", "Method", "MomentumSAM", "PerInstanceSAM", "RandomPerturbation", "Rho", "Step",
-    "SubsetSAM", "check_number", "choice", "make_step", "number", "plain_step", "radius", "random_seed",
+    "ASAM", "ERM", "ESAM", "GSAM", "SAM", "TAT", "TAVAT", "WSAM", "BiLoRA", "Buffer", "DeltaSAM", "FisherSAM",
+    "FreeLB", "FriendlySAM", "FunctionalSAM", "GradientNormPenalty", "LookSAM", "Method", "MomentumSAM",
+    "PerInstanceSAM", "RandomPerturbation", "Rho", "Step", "SubsetSAM", "check_number", "choice", "make_step",
+    "number", "plain_step", "radius", "random_seed",
 ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ def number(
     low: float = 0,
     high: float = math.inf,
     open_low: bool = False,
+    open_high: bool = False,
     whole: bool = False,
     optional: bool = False,
     metadata: Mapping[str, Any] | None = None,
@@ -34,6 +35,7 @@ def number(
         low: The least value.
         high: The greatest value.
         open_low: Whether ``low`` itself is excluded.
+        open_high: Whether ``high`` itself is excluded.
         whole: Whether it must be a whole number.
         optional: Whether None is allowed.
         metadata: More metadata of the field.
@@ -51,7 +53,7 @@ def number(
 
     def check(name: str, value: Any) -> None:
         if value is not None or not optional:
-            check_number(name, value, low, high, open_low=open_low, whole=whole)
+            check_number(name, value, low, high, open_low=open_low, open_high=open_high, whole=whole)
 
     return field(default=default, metadata={"check": check, **(metadata or {})})
 

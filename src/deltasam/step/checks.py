@@ -21,12 +21,21 @@ def shown(value: object) -> str:
 
 
 def check_number(
-    name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False, whole: bool = False
+    name: str,
+    value: float,
+    low: float,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    whole: bool = False,
 ) -> None:
-    """Raises a ValueError if a hyperparameter is not in [low, high], or (low, high] with ``open_low``."""
+    """Raises a ValueError if a hyperparameter is not in [low, high]; open ends are excluded."""
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not low <= value <= high or (open_low and value == low):
-        bounds = f"{'(' if open_low or math.isinf(low) else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+    is_at_open_end = (open_low and value == low) or (open_high and value == high)
+    if not number or not low <= value <= high or is_at_open_end:
+        ends = "(" if open_low or math.isinf(low) else "[", ")" if open_high or math.isinf(high) else "]"
+        bounds = f"{ends[0]}{low:g}, {high:g}{ends[1]}"
         kind = "whole number" if whole else "number"
         foreign = ", as a Python number: pass its .item()" if hasattr(value, "item") else ""
         raise ValueError(f"{name}={shown(value)} must be a {kind} in {bounds}{foreign}")

@@ -20,6 +20,7 @@ from deltasam.parallel.refusals import require_whole
 from deltasam.step.batches import one_more, part_of_a_step, versions
 from deltasam.step.branches import Branches
 from deltasam.step.checks import check_losses, check_move, check_step, require_real, warn_if_changed
+from deltasam.step.cotangents import Cotangents
 from deltasam.step.fused.noise import Noise
 from deltasam.step.gradients import Scaler as Scaler
 from deltasam.step.gradients import gradient, scaled, set_aside, without_steps
@@ -160,6 +161,7 @@ class Passes(StepBatch):
         *,
         keep_side_effects: bool = True,
         params: Sequence[nn.Parameter] | None = None,
+        cotangents: Cotangents | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Losses and the gradient of their weighted mean, without touching ``.grad``. One forward, one backward.
 
@@ -168,6 +170,8 @@ class Passes(StepBatch):
                 micro-batches the function needs the losses of all instances first, which takes one more forward.
             keep_side_effects: As in :meth:`losses`.
             params: The parameters to differentiate with respect to; by default those that may be perturbed.
+            cotangents: Keeps the derivatives by the outputs of the model, for :meth:`accumulate`. The objective must
+                be an :class:`~deltasam.Objective`, which separates the outputs from the losses.
 
         A gradient of frozen parameters costs as much as that of trained ones: time, and one copy of them.
 
@@ -183,8 +187,9 @@ class Passes(StepBatch):
         targets = list(self.params.values()) if params is None else list(params)
         require_ordinary(targets, self.params)
         require_real(targets, self.involved)
-        parts = []
+        parts: list[Tensor] = []
         means: list[Tensor] = []
+        record = None if cotangents is None else cotangents.record
         with (
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
@@ -192,7 +197,7 @@ class Passes(StepBatch):
             gradient(targets, self.involved, self.ranks.sharded) as collected,
         ):
             for k in range(len(self.batches)):
-                losses = self._evaluate(k, self.inner, graph=True, ascending=True)
+                losses = self._evaluate(k, self.inner, graph=True, ascending=True, outputs=record)
                 g = weights(losses.detach()) if callable(weights) else self._weights_of(k, weights)
                 with no_autocast(losses.device):
                     mean = self._weighted_mean(losses, k, g)
@@ -311,19 +316,22 @@ class Passes(StepBatch):
                 self._moved = None
                 self.ranks.reshard()
 
-    def accumulate(self, *, keep_side_effects: bool = False) -> Tensor:
+    def accumulate(self, *, keep_side_effects: bool = False, cotangents: Cotangents | None = None) -> Tensor:
         """Adds the gradient of the mean loss to ``.grad`` and returns the losses. One forward, one backward.
 
         Args:
             keep_side_effects: As in :meth:`losses`.
+            cotangents: Derivatives by the outputs of the model that :meth:`gradient` has kept; they replace those of
+                this pass.
         """
         self.count.forwards += 1
         self.count.backwards += 1
         parts, last, model = [], len(self.batches) - 1, self.inner if self.ranks.keeps_gradients else self.model
+        replace = None if cotangents is None else cotangents.replace
         with torch.enable_grad(), self.one_pass(keep_side_effects):
             for k in range(last + 1):
                 with self.ranks.no_sync(k < last and not self.ranks.keeps_gradients):
-                    losses = self._evaluate(k, model, graph=True)
+                    losses = self._evaluate(k, model, graph=True, outputs=replace)
                     with no_autocast(losses.device):
                         self.scaled(self._weighted_mean(losses, k)).backward()  # type: ignore[no-untyped-call]
                     if keep_side_effects and self._moved is not None:  # the only pass: there is no gradient pass
@@ -407,7 +415,9 @@ class Passes(StepBatch):
         graph: bool = False,
         ascending: bool = False,
         unperturbed_weights: Mapping[str, Tensor] | None = None,
+        outputs: Callable[[int, Any], Any] | None = None,
     ) -> Tensor:
+        """Losses of micro-batch k; ``outputs(k, ...)`` may change the graph of the outputs that they come from."""
         batch = one_more(self.batches[k])
         before = versions(batch) if self._replay is not None else None
         objective: Any = self.objective
@@ -421,10 +431,12 @@ class Passes(StepBatch):
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
             unperturbed = unperturbed_part(objective, self.inner, batch, self._moved, unperturbed_weights or {})
         with part_of_a_step(self._is_part):
-            if unperturbed is None:
+            if unperturbed is None and outputs is None:
                 losses: Tensor = objective(model, batch)
             else:
-                losses = objective.losses(objective.complete(model, batch, unperturbed), batch)
+                whole = unperturbed is None
+                found = objective.forward(model, batch) if whole else objective.complete(model, batch, unperturbed)
+                losses = objective.losses(found if outputs is None else outputs(k, found), batch)
         if before is not None:
             warn_if_changed(self.batches[k], before)
         expected = self.sizes[k]

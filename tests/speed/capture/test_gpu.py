@@ -10,7 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import ASAM, ERM, GSAM, SAM, TAT, TAVAT, DeltaSAM, FreeLB, Method, PerInstanceSAM
+from deltasam.methods import (
+    ASAM,
+    ERM,
+    GSAM,
+    SAM,
+    TAT,
+    TAVAT,
+    WSAM,
+    DeltaSAM,
+    FreeLB,
+    FunctionalSAM,
+    Method,
+    PerInstanceSAM,
+)  # fmt: skip
 from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, RDrop
 from deltasam.speed.capture import Captured
 from deltasam.speed.capture._graph import RecordedStep
@@ -25,6 +38,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "sam": SAM,
     "asam": ASAM,
     "gsam": GSAM,
+    "wsam": WSAM,
+    "functional-sam": FunctionalSAM,
     # a radius at which the second difference is above rounding, so that eager and captured weights can be compared
     "delta-sam": lambda: DeltaSAM(weighting=FiniteDifference(radius=2.0)),
     "delta-sam-directional": lambda: DeltaSAM(weighting=Directional()),
@@ -45,7 +60,7 @@ OBJECTIVES: dict[str, Callable[[], Any]] = {
 CASES = (
     [(method, "plain") for method in METHODS]
     + [("erm", o) for o in OBJECTIVES]
-    + [("sam", "r-drop"), ("sam", "noise")]
+    + [("sam", "r-drop"), ("sam", "noise"), ("functional-sam", "r-drop")]
 )
 
 
