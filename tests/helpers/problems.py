@@ -82,6 +82,9 @@ class Problem:
     inputs: Callable[[int], Tensor]
     floating_inputs: bool
 
+    def __str__(self) -> str:
+        return self.name  # in the names of tests, which must be the same in all processes
+
     def make(self, dtype: torch.dtype = torch.float64, size: int = 5) -> tuple[nn.Module, Any, Any]:
         torch.manual_seed(1)
         model = self.build().to(dtype).train()
