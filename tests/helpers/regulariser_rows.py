@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from deltasam import R3F, SMART, TAVAT, DeltaSAM, EmbeddingNoise, FreeLB, Objective, RDrop
+from deltasam import R3F, SMART, TAVAT, TRAM, DeltaSAM, EmbeddingNoise, FreeLB, Objective, RDrop
 from deltasam.methods import SAM, Method
 from helpers.rows import Row
 
@@ -34,6 +34,12 @@ class Outputs(Objective):
         return (first - second).square()
 
 
+class Directed(Outputs):
+    """The same, as if the outputs were probabilities with a directed divergence."""
+
+    directional = True
+
+
 def _ascent(kind: type[FreeLB], *, init: bool) -> Callable[..., Method]:
     """The method with its step (and initial noise) for a radius; zero is plain training."""
 
@@ -56,6 +62,24 @@ ROWS = [
         exempt=("one-instance", "permutation", "micro-batches", "buffers-at-w", OTHER_NAME, SAME_BACKWARD),
     ),
     Row("tavat", _ascent(TAVAT, init=False), (3, 3), exempt=("one-instance", OTHER_NAME, SAME_BACKWARD)),
+    # noise that depends on the position in the batch; another radius than SAM's
+    Row(
+        "tram",
+        lambda **changes: TRAM(noise_scale=1.0, embeddings=first_layer, **changes),
+        (3, 2),
+        rho=1.0,
+        wrap=Directed,
+        exempt=("one-instance", "permutation", "micro-batches", "bad-objective"),
+    ),
+    # its first step has no weights to compare with: more in test_references_ascents.py
+    Row(
+        "tram-previous",
+        lambda **changes: TRAM(against="previous", **changes),
+        (3, 2),
+        rho=1.0,
+        wrap=Directed,
+        exempt=("one-instance", "bad-objective", "first-step-moves"),
+    ),
     Row("sam-rdrop", SAM, (2, 2), wrap=lambda o: RDrop(Outputs(o)), exempt=("bad-objective",)),
     Row(
         "delta-sam-noise",

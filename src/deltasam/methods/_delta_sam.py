@@ -8,7 +8,7 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius, random_seed
 from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
-from deltasam.weighting import FiniteDifference, Weighting
+from deltasam.weighting import FiniteDifference, InstanceWeights, Weighting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,16 @@ class DeltaSAM(Method):
     def _step(self, passes: Passes) -> Step:
         probes = self.capture_key()
         g = self.weighting(passes, rho=self.rho, eta=self.eta, seed=self.step_seed) if probes else None
-        losses, grads = passes.gradient(g)
-        with passes.ascend(grads, self.rho) as ascent:
-            perturbed = passes.accumulate()
-        return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=None if g is None else g.values)
+        return reweighted_step(passes, g, self.rho)
 
     def capture_key(self) -> bool:
         """Whether the next step probes."""
         return self.steps % self.probe_every == 0
+
+
+def reweighted_step(passes: Passes, g: InstanceWeights | None, rho: float) -> Step:
+    """SAM with instance weights in its ascent; uniform ones for None."""
+    losses, grads = passes.gradient(g)
+    with passes.ascend(grads, rho) as ascent:
+        perturbed = passes.accumulate()
+    return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=None if g is None else g.values)
