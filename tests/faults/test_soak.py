@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.lab.catalogue import METHODS
-from helpers.problems import TinyTransformer, cross_entropy
+from deltasam.objectives import Classification
+from helpers.problems import TinyTransformer
 
 WARM = 60  # caches fill, LookSAM and FisherSAM pass through all their phases
 
@@ -71,7 +72,7 @@ def soak(name: str, steps: int, build: Callable[[], nn.Module]) -> None:
 
     def step() -> None:
         batch = torch.randint(1, 11, (4, 7), generator=random), torch.randint(3, (4,), generator=random)
-        method.backward(model, batch, cross_entropy)
+        method.backward(model, batch, Classification())
         optimizer.step()
         optimizer.zero_grad()
 

@@ -17,15 +17,18 @@ from torch.nn.functional import cross_entropy
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import (
     ASAM,
+    AWP,
     ERM,
     ESAM,
     GSAM,
+    RWSAM,
     SAM,
     DeltaSAM,
     FisherSAM,
     FreeLB,
     LookSAM,
     Method,
+    MultiStepSAM,
     PerInstanceSAM,
     SubsetSAM,
 )
@@ -39,9 +42,11 @@ GRADIENT_ONLY = [
     GSAM(rho=0.1),
     LookSAM(rho=0.3, k=2),
     FisherSAM(rho=0.3, keep=0.5, refresh=2),
+    MultiStepSAM(rho=0.1, ascent_steps=2),
+    AWP(adv_lr=0.1),
     SAM(rho=0.1, params="no-bias-norm", randomness="independent"),
 ]
-OTHERS = [DeltaSAM(rho=0.1)]
+OTHERS = [DeltaSAM(rho=0.1), RWSAM(rho=0.1)]
 TAKE_PARTS = [ESAM(rho=0.1), SubsetSAM(rho=0.1)]
 
 
