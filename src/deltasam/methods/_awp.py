@@ -32,7 +32,8 @@ class AWP(Method):
     (``add_plain=False``). They add 1e-6 to both norms, which is left out here, and start in a later epoch: use
     ``method.replace(adv_lr=0)`` until then. A tensor with a zero gradient stays where it is.
 
-    Cost: 2 forwards, 2 backwards; two extra copies of the parameters, a third one briefly between the passes.
+    Cost: 2 forwards, 2 backwards; two extra copies of the parameters (one is the plain gradient), a third one briefly
+    between the passes.
 
     Attributes:
         adv_lr: :math:`\alpha`, the length of the step relative to the norm of the tensor; 0 is plain training.
@@ -76,14 +77,15 @@ class AWP(Method):
                 f"adv_param={self.adv_param!r} is in no name of the selected parameters ({some}, ...): pass a part of "
                 "their names, or adv_param='' for all of them"
             )
-        losses, plain = passes.gradient(params=list(passes.involved.values()))
-        g = dict(zip(passes.involved, plain, strict=True))
-        del plain
+        targets = passes.involved if self.add_plain else chosen
+        losses, grads = passes.gradient(params=list(targets.values()))
+        g = dict(zip(targets, grads, strict=True))
+        del grads
         norm = global_norm([d for name in chosen if (d := g[name]) is not None]).to(passes.device)
         # Times the norm, by which the ascent divides: a gradient that is not finite then moves nothing.
         direction = [None if (d := g[name]) is None else self._move(p, d, norm) for name, p in chosen.items()]
         with passes.fresh_grads() as trained:
-            g = {name: g[name] for name in trained}  # without those of frozen parameters
+            g = {name: g[name] for name in trained} if self.add_plain else {}  # without those of frozen parameters
             with passes.ascend(direction, 1.0, norm=norm, params=list(chosen.values())) as ascent:
                 perturbed = passes.accumulate()
             if self.add_plain:

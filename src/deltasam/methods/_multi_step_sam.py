@@ -38,9 +38,9 @@ class MultiStepSAM(Method):
             which reach the boundary and can turn there.
 
     References:
-        Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021 (appendix,
-        several inner steps: little difference on CIFAR). Kim et al., Exploring the Effect of Multi-step Ascent in
-        Sharpness-Aware Minimization, 2023 (arXiv:2302.10181).
+        Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021 (the appendix
+        has several inner steps). Kim et al., Exploring the Effect of Multi-step Ascent in Sharpness-Aware
+        Minimization, 2023 (arXiv:2302.10181).
 
     Relations:
         ``optax.contrib.sam(sync_period=K + 1)`` makes K steps, too. It does not project: K steps of length rho reach

@@ -47,17 +47,16 @@ class TRAM(Method):
 
     The unit of d is nats: it grows with :math:`\sigma^2` and has nothing to do with SAM's 0.05. Choose
     :math:`\sigma` or rho so that :math:`\rho\, d` is near a good radius of SAM; ``step.sharpness`` shows the effect.
-    In half precision a small d is lost in rounding.
+    Under autocast the logits are rounded, and a small d is lost in that.
 
     Cost: 3 forwards, 2 backwards; one extra copy of the parameters, a second one that is kept for TRAM-theta
     (``previous``, in :meth:`state_dict`), and the logits of the batch. A step whose d is 0 is plain training and
     counts as skipped: for TRAM-theta the first one.
 
     Attributes:
-        rho: Factor on the distance, 1 in the paper; 0 is plain training.
+        rho: Factor on the distance; 1 is the method itself, 0 is plain training.
         against: ``"noise"`` or ``"previous"``.
-        noise_scale: :math:`\sigma`, the size of the noise. Our default: one tenth is about twice the standard
-            deviation of BERT's word embeddings.
+        noise_scale: :math:`\sigma`, the size of the noise. The default is our choice and was not tuned.
         noise: ``"normal"`` or ``"uniform"``.
         embeddings: The embedding layer, its name, or a predicate; None finds the word embeddings.
         side: Which side of an encoder-decoder model gets the noise.
@@ -70,8 +69,8 @@ class TRAM(Method):
         Sherborne et al., TRAM: Bridging Trust Regions and Sharpness Aware Minimization, ICLR 2024 (arXiv:2310.03646).
 
     Relations:
-        :class:`~deltasam.objectives.R3F` adds the same distance to the loss instead. With a constant d it is
-        :class:`SAM`.
+        :class:`~deltasam.objectives.R3F` adds the distance, in both directions, to the loss instead. With a constant d
+        it is :class:`SAM`.
 
     Example:
         >>> from deltasam import Classification
