@@ -45,7 +45,7 @@ class MultiStepSAM(Method):
     Relations:
         ``optax.contrib.sam(sync_period=K + 1)`` makes K steps, too. It does not project: K steps of length rho reach
         up to K rho. Its adversarial steps may see other batches. For a perturbation per instance see
-        :func:`~deltasam.instance_adversarial_losses`.
+        :func:`~deltasam.per_instance.instance_adversarial_losses`.
 
     Example:
         >>> model, objective = torch.nn.Linear(2, 1), lambda model, x: model(x).squeeze(-1) ** 2
