@@ -45,6 +45,10 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "FunctionalSAM",
         "MomentumSAM",
         "RandomPerturbation",
+        "RWSAM",
+        "MultiStepSAM",
+        "AWP",
+        "TRAM",
         "BiLoRA",
         "FreeLB",
         "TAT",
@@ -59,6 +63,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Uniform",
         "LossWeights",
         "RandomWeights",
+        "NormWeights",
         "Weighting",
     ),
     "deltasam.objectives": (
@@ -89,12 +94,15 @@ __all__ = list(_HOME)
 
 if TYPE_CHECKING:
     from deltasam.methods import ASAM as ASAM
+    from deltasam.methods import AWP as AWP
     from deltasam.methods import ERM as ERM
     from deltasam.methods import ESAM as ESAM
     from deltasam.methods import GSAM as GSAM
+    from deltasam.methods import RWSAM as RWSAM
     from deltasam.methods import SAM as SAM
     from deltasam.methods import TAT as TAT
     from deltasam.methods import TAVAT as TAVAT
+    from deltasam.methods import TRAM as TRAM
     from deltasam.methods import WSAM as WSAM
     from deltasam.methods import BiLoRA as BiLoRA
     from deltasam.methods import DeltaSAM as DeltaSAM
@@ -106,6 +114,7 @@ if TYPE_CHECKING:
     from deltasam.methods import LookSAM as LookSAM
     from deltasam.methods import Method as Method
     from deltasam.methods import MomentumSAM as MomentumSAM
+    from deltasam.methods import MultiStepSAM as MultiStepSAM
     from deltasam.methods import PerInstanceSAM as PerInstanceSAM
     from deltasam.methods import RandomPerturbation as RandomPerturbation
     from deltasam.methods import Step as Step
@@ -138,6 +147,7 @@ if TYPE_CHECKING:
     from deltasam.weighting import Directional as Directional
     from deltasam.weighting import FiniteDifference as FiniteDifference
     from deltasam.weighting import LossWeights as LossWeights
+    from deltasam.weighting import NormWeights as NormWeights
     from deltasam.weighting import OwnGradient as OwnGradient
     from deltasam.weighting import RandomWeights as RandomWeights
     from deltasam.weighting import Uniform as Uniform

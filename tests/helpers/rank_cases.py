@@ -21,8 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from deltasam import ERM, Classification, FreeLB, MicroBatches, PerInstanceSAM, RDrop
 from deltasam.methods import (
     ASAM,
+    AWP,
     ESAM,
     GSAM,
+    RWSAM,
     SAM,
     WSAM,
     BiLoRA,
@@ -33,6 +35,7 @@ from deltasam.methods import (
     LookSAM,
     Method,
     MomentumSAM,
+    MultiStepSAM,
     RandomPerturbation,
     SubsetSAM,
 )  # fmt: skip
@@ -76,7 +79,10 @@ def methods() -> dict[str, tuple[Callable[..., Method], Any]]:
         "erm": (ERM, cross_entropy),
         "sam": (SAM, cross_entropy),
         "delta-sam": (DeltaSAM, cross_entropy),
+        "rw-sam": (RWSAM, cross_entropy),
         "asam": (ASAM, cross_entropy),
+        "awp": (AWP, cross_entropy),
+        "multi-step-sam": (lambda **o: MultiStepSAM(rho=0.3, ascent_steps=2, stride=0.7, **o), cross_entropy),
         "gsam": (GSAM, cross_entropy),
         "look-sam": (LookSAM, cross_entropy),
         "friendly-sam": (FriendlySAM, cross_entropy),
@@ -278,6 +284,7 @@ def draws_of_one_process() -> Iterator[None]:
 
     from deltasam.methods import _random_perturbation as noise
     from deltasam.weighting import _finite_difference as probes
+    from deltasam.weighting import _norm_weights as norms
 
     draw = probes.random_direction
     whole = [p for p in model_for(0.0).parameters() if p.requires_grad]
@@ -286,7 +293,7 @@ def draws_of_one_process() -> Iterator[None]:
         pairs = zip(params, draw(whole, seed), strict=True)
         return [distribute_tensor(r, p.device_mesh, p.placements) if isinstance(p, DTensor) else r for p, r in pairs]
 
-    modules: Any = (probes, noise)
+    modules: Any = (probes, norms, noise)
     for module in modules:
         module.random_direction = given
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from deltasam import R3F, SMART, TAVAT, DeltaSAM, EmbeddingNoise, FreeLB, RDrop
+from deltasam import R3F, SMART, TAVAT, TRAM, DeltaSAM, EmbeddingNoise, FreeLB, RDrop
 from deltasam.methods import SAM, Method
 from helpers.problems import Outputs
 from helpers.rows import Row
@@ -16,6 +16,12 @@ from helpers.rows import Row
 def first_layer(name: str, module: nn.Module) -> bool:
     """The first layer of a model of the table; a model without children is its first layer."""
     return name in {"embeddings", "conv", "0", "experts.0", "experts.1"} or (not name and not list(module.children()))
+
+
+class Directed(Outputs):
+    """The same, as if the outputs were probabilities with a directed divergence."""
+
+    directional = True
 
 
 def _ascent(kind: type[FreeLB], *, init: bool) -> Callable[..., Method]:
@@ -40,6 +46,24 @@ ROWS = [
         exempt=("one-instance", "permutation", "micro-batches", "buffers-at-w", OTHER_NAME, SAME_BACKWARD),
     ),
     Row("tavat", _ascent(TAVAT, init=False), (3, 3), exempt=("one-instance", OTHER_NAME, SAME_BACKWARD)),
+    # noise that depends on the position in the batch; another radius than SAM's
+    Row(
+        "tram",
+        lambda **changes: TRAM(noise_scale=1.0, embeddings=first_layer, **changes),
+        (3, 2),
+        rho=1.0,
+        wrap=Directed,
+        exempt=("one-instance", "permutation", "micro-batches", "bad-objective"),
+    ),
+    # its first step has no weights to compare with: more in test_references_ascents.py
+    Row(
+        "tram-previous",
+        lambda **changes: TRAM(against="previous", **changes),
+        (3, 2),
+        rho=1.0,
+        wrap=Directed,
+        exempt=("one-instance", "bad-objective", "first-step-moves"),
+    ),
     Row("sam-rdrop", SAM, (2, 2), wrap=lambda o: RDrop(Outputs(o)), exempt=("bad-objective",)),
     Row(
         "delta-sam-noise",

@@ -43,6 +43,11 @@ def _with_outputs(function: Any) -> Objective:
     return Classification() if function is cross_entropy else Outputs(function)
 
 
+def _awp(*, rho: float, **changes: Any) -> Method:
+    """AWP has a relative length per tensor instead of a radius; the bounds on the entries follow it."""
+    return m.AWP(**{"adv_lr": rho, "adv_eps": rho, **changes})
+
+
 ONE_PASS = ("one-instance", "losses-at-w", "buffers-at-w", "first-backward-is-the-ascent")
 
 ROWS = [
@@ -62,6 +67,21 @@ ROWS = [
     Row("delta-sam-loss", _with(m.DeltaSAM, weighting=LossWeights()), (2, 2)),
     # a random permutation of the weights cannot follow a permutation of the batch
     Row("delta-sam-random", _with(m.DeltaSAM, weighting=RandomWeights()), (4, 2), exempt=("permutation",)),
+    Row("rw-sam", m.RWSAM, (3, 2)),
+    Row(
+        "rw-sam-exact",
+        _with(m.RWSAM, norms="exact"),
+        (3, 3),
+        exempt=("cnn", "passes", "first-backward-is-the-ascent"),
+    ),  # the first backward is the probe's
+    Row("multi-step-sam", _with(m.MultiStepSAM, ascent_steps=3), (4, 4), exempt=("one-instance",)),
+    # perturbs tensors by name, and adds the plain gradient: without a perturbation there would be two of them
+    Row(
+        "awp",
+        _awp,
+        (2, 2),
+        exempt=("one-instance", "tiny-rho", "rho-by-name", "parameters-without-layers"),
+    ),
     # BatchNorm makes the instances depend on each other; the first step of a model makes a third backward to verify
     Row("per-instance", m.PerInstanceSAM, (2, 2), exempt=("cnn", "passes")),
     Row(

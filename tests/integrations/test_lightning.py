@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from deltasam import ASAM, ERM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM
+from deltasam import ASAM, ERM, GSAM, SAM, DeltaSAM, FisherSAM, LookSAM, MultiStepSAM
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import Method
 from helpers.data import REPOSITORY
@@ -170,7 +170,7 @@ def test_clipping_by_lightning_leaves_the_direction_of_the_ascent(tmp_path: Path
     class Hooked(Clipped):
         hook = True
 
-    for method in (SAM(rho=0.1), ASAM(rho=0.5), FisherSAM(rho=0.1)):
+    for method in (SAM(rho=0.1), ASAM(rho=0.5), FisherSAM(rho=0.1), MultiStepSAM(rho=0.1)):
         by_lightning = fit(Clipped(replace(method, state={})), tmp_path, gradient_clip_val=0.1)
         assert largest_difference(by_lightning, fit(Hooked(replace(method, state={})), tmp_path)) < 1e-6, method
 

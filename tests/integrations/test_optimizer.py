@@ -17,9 +17,11 @@ from torch.nn.functional import cross_entropy
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import (
     ASAM,
+    AWP,
     ERM,
     ESAM,
     GSAM,
+    RWSAM,
     SAM,
     WSAM,
     DeltaSAM,
@@ -27,6 +29,7 @@ from deltasam.methods import (
     FreeLB,
     LookSAM,
     Method,
+    MultiStepSAM,
     PerInstanceSAM,
     SubsetSAM,
 )
@@ -41,9 +44,11 @@ GRADIENT_ONLY = [
     WSAM(rho=0.1, gamma=0.8),
     LookSAM(rho=0.3, k=2),
     FisherSAM(rho=0.3, keep=0.5, refresh=2),
+    MultiStepSAM(rho=0.1, ascent_steps=2),
+    AWP(adv_lr=0.1),
     SAM(rho=0.1, params="no-bias-norm", randomness="independent"),
 ]
-OTHERS = [DeltaSAM(rho=0.1)]
+OTHERS = [DeltaSAM(rho=0.1), RWSAM(rho=0.1)]
 TAKE_PARTS = [ESAM(rho=0.1), SubsetSAM(rho=0.1)]
 
 

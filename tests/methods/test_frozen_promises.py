@@ -53,7 +53,7 @@ def run(row: Row, problem: Problem = ADAPTED, **changes: Any) -> tuple[Any, ...]
 @rows
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_nothing_is_left(row: Row, dtype: torch.dtype) -> None:
-    if dtype is torch.bfloat16 and row.name.startswith("delta-sam"):
+    if dtype is torch.bfloat16 and (row.name.startswith("delta-sam") or row.name == "rw-sam"):
         pytest.skip("warns that bfloat16 rounds the probes, as for trained weights")
     model, batch, objective = ADAPTED.make(dtype)
     before, wanted = snapshot(model), set(plain(ADAPTED))

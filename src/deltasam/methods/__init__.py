@@ -26,6 +26,7 @@ import warnings
 from typing import Any
 
 from deltasam.methods._asam import ASAM
+from deltasam.methods._awp import AWP
 from deltasam.methods._base import Method
 from deltasam.methods._bi_lora import BiLoRA
 from deltasam.methods._buffers import Buffer
@@ -41,22 +42,25 @@ from deltasam.methods._gradient_norm_penalty import GradientNormPenalty
 from deltasam.methods._gsam import GSAM
 from deltasam.methods._look_sam import LookSAM
 from deltasam.methods._momentum_sam import MomentumSAM
+from deltasam.methods._multi_step_sam import MultiStepSAM
 from deltasam.methods._per_instance_sam import PerInstanceSAM
 from deltasam.methods._random_perturbation import RandomPerturbation
+from deltasam.methods._rw_sam import RWSAM
 from deltasam.methods._sam import SAM
 from deltasam.methods._step import Step, make_step, plain_step
 from deltasam.methods._subset_sam import SubsetSAM
 from deltasam.methods._tat import TAT
 from deltasam.methods._tavat import TAVAT
+from deltasam.methods._tram import TRAM
 from deltasam.methods._wsam import WSAM
 from deltasam.step.checks import check_number
 from deltasam.step.radius import Rho
 
 __all__ = [
-    "ASAM", "ERM", "ESAM", "GSAM", "SAM", "TAT", "TAVAT", "WSAM", "BiLoRA", "Buffer", "DeltaSAM", "FisherSAM",
-    "FreeLB", "FriendlySAM", "FunctionalSAM", "GradientNormPenalty", "LookSAM", "Method", "MomentumSAM",
-    "PerInstanceSAM", "RandomPerturbation", "Rho", "Step", "SubsetSAM", "check_number", "choice", "make_step",
-    "number", "plain_step", "radius", "random_seed",
+    "ASAM", "AWP", "ERM", "ESAM", "GSAM", "RWSAM", "SAM", "TAT", "TAVAT", "TRAM", "WSAM", "BiLoRA", "Buffer",
+    "DeltaSAM", "FisherSAM", "FreeLB", "FriendlySAM", "FunctionalSAM", "GradientNormPenalty", "LookSAM", "Method",
+    "MomentumSAM", "MultiStepSAM", "PerInstanceSAM", "RandomPerturbation", "Rho", "Step", "SubsetSAM", "check_number",
+    "choice", "make_step", "number", "plain_step", "radius", "random_seed",
 ]  # fmt: skip
 
 

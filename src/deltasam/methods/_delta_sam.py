@@ -8,8 +8,8 @@ from deltasam.methods._base import Method
 from deltasam.methods._fields import number, radius, random_seed
 from deltasam.methods._step import Step, make_step
 from deltasam.step.passes import Passes
-from deltasam.step.radius import Number, Rho
-from deltasam.weighting import FiniteDifference, Weighting
+from deltasam.step.radius import Number, Radius, Rho
+from deltasam.weighting import FiniteDifference, InstanceWeights, Weighting
 
 PROBE_RADIUS = 0.05  # the paper's rho
 
@@ -65,17 +65,27 @@ class DeltaSAM(Method):
 
     def _step(self, passes: Passes) -> Step:
         probes = self.capture_key()
-        g = self.weighting(passes, rho=self._probe_radius(), eta=self.eta, seed=self.step_seed) if probes else None
-        losses, grads = passes.gradient(g)
-        with passes.ascend(grads, self.radius) as ascent:
-            perturbed = passes.accumulate()
-        return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=None if g is None else g.values)
-
-    def _probe_radius(self) -> Number:
-        """The default radius of the probes: rho, if that does not depend on the gradient, which comes after them."""
-        known = self.radius.known()
-        return PROBE_RADIUS if known is None else known
+        g = (
+            self.weighting(passes, rho=probe_radius(self.radius), eta=self.eta, seed=self.step_seed)
+            if probes
+            else None
+        )
+        return reweighted_step(passes, g, self.radius)
 
     def capture_key(self) -> bool:
         """Whether the next step probes."""
         return self.steps % self.probe_every == 0
+
+
+def probe_radius(rho: Radius) -> Number:
+    """The default radius of probes: rho, if that does not depend on the gradient, which comes after them."""
+    known = rho.known()
+    return PROBE_RADIUS if known is None else known
+
+
+def reweighted_step(passes: Passes, g: InstanceWeights | None, rho: Radius) -> Step:
+    """SAM with instance weights in its ascent; uniform ones for None."""
+    losses, grads = passes.gradient(g)
+    with passes.ascend(grads, rho) as ascent:
+        perturbed = passes.accumulate()
+    return make_step(passes, losses, perturbed=perturbed, ascent=ascent, weights=None if g is None else g.values)

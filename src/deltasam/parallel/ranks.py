@@ -121,13 +121,18 @@ class Ranks:
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a small tensor over all processes."""
-        if self.size == 1:
-            return value
+        return value if self.size == 1 else self._reduced(value, torch.distributed.ReduceOp.SUM) / self.size
+
+    def largest(self, value: Tensor) -> Tensor:
+        """The largest value of a small tensor over all processes."""
+        return value if self.size == 1 else self._reduced(value, torch.distributed.ReduceOp.MAX)
+
+    def _reduced(self, value: Tensor, operation: Any) -> Tensor:
         refuse_join(self._wrapper)
         total = value.clone()
         for group in self._groups:
-            torch.distributed.all_reduce(total, group=group)
-        return total / self.size
+            torch.distributed.all_reduce(total, op=operation, group=group)
+        return total
 
     def mean_gradients(self, values: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
         """The mean of the gradients of parameters (``like``) over the replicas; None only if None on all of them."""

@@ -37,7 +37,16 @@ weights :math:`w + \epsilon_i`.
 """
 
 from deltasam.per_instance.algebra.factors import LowRank
-from deltasam.per_instance.ascent import Ascent, Engine, adversarial, ascend, both_sides, count_pass, warn_of_loop
+from deltasam.per_instance.ascent import (
+    Ascent,
+    Engine,
+    adversarial,
+    ascend,
+    both_sides,
+    count_pass,
+    gradient_norms,
+    warn_of_loop,
+)
 from deltasam.per_instance.errors import InstancesMixedError, UncoveredError
 from deltasam.per_instance.functions import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from deltasam.per_instance.interception.memory import warn_once
@@ -47,6 +56,6 @@ from deltasam.per_instance.recording import Recording, record
 
 __all__ = [
     "Ascent", "Engine", "InstancesMixedError", "LowRank", "Recording", "UncoveredError", "adversarial", "ascend",
-    "both_sides", "count_pass", "instance_adversarial_losses", "instance_gradient_norms", "perturbed_instances",
-    "record", "refuse_batch_statistics", "register_rule", "warn_of_loop", "warn_once",
+    "both_sides", "count_pass", "gradient_norms", "instance_adversarial_losses", "instance_gradient_norms",
+    "perturbed_instances", "record", "refuse_batch_statistics", "register_rule", "warn_of_loop", "warn_once",
 ]  # fmt: skip

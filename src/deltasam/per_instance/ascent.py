@@ -144,6 +144,12 @@ def adversarial(part: Passes, rho: Number, *, engine: str = "auto", **options: A
         return found.losses, found.norms, part.losses()
 
 
+def gradient_norms(part: Passes, *, engine: str = "auto") -> Tensor:
+    """Norms of the gradients of the instances of one batch, (N,), in low rank if the model is covered."""
+    found = try_ascend(part, 0.0, engine=engine)
+    return by_loop(part, 0.0, signs=())[1] if found is None else found.norms
+
+
 def both_sides(part: Passes, rho: Number) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Losses at w, norms, and losses at w + eps_i and w - eps_i of one batch, in low rank if the model is covered."""
     found = try_ascend(part, rho)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from deltasam.per_instance.ascent import Engine, adversarial, ascend, by_loop, try_ascend
+from deltasam.per_instance.ascent import Engine, adversarial, ascend, gradient_norms
 from deltasam.step.batches import MicroBatches
 from deltasam.step.checks import check_number, check_step
 from deltasam.step.passes import ObjectiveLike, Passes
@@ -37,9 +37,7 @@ def instance_gradient_norms(
         >>> instance_gradient_norms(model, x, lambda model, x: model(x).squeeze(-1)).tolist()
         [5.0, 1.0]
     """
-    part = _one_batch(model, batch, objective, params, engine)
-    found = try_ascend(part, 0.0, engine=engine)
-    return by_loop(part, 0.0)[1] if found is None else found.norms
+    return gradient_norms(_one_batch(model, batch, objective, params, engine), engine=engine)
 
 
 def instance_adversarial_losses(

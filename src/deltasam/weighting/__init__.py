@@ -9,7 +9,12 @@ from deltasam.weighting._base import usable as usable
 from deltasam.weighting._controls import LossWeights, RandomWeights, Uniform
 from deltasam.weighting._directional import Directional
 from deltasam.weighting._finite_difference import FiniteDifference
+from deltasam.weighting._norm_weights import Norms as Norms
+from deltasam.weighting._norm_weights import NormWeights
 from deltasam.weighting._own_gradient import OwnGradient
 
 # Also the table of weightings by name, so it contains only weightings.
-__all__ = ["Directional", "FiniteDifference", "LossWeights", "OwnGradient", "RandomWeights", "Uniform", "Weighting"]
+__all__ = [
+    "Directional", "FiniteDifference", "LossWeights", "NormWeights", "OwnGradient", "RandomWeights", "Uniform",
+    "Weighting",
+]  # fmt: skip

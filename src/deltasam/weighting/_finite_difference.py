@@ -72,7 +72,7 @@ class FiniteDifference(Weighting):
         """Losses on both sides of w, ``samples`` times."""
         params = list(passes.params.values())
         require_real(params, passes.params)
-        _warn_if_imprecise(params[0].dtype, gathered_as(passes.inner) if passes.ranks.sharded else None)
+        warn_if_imprecise(passes, "their second difference is mostly", "weighting=Directional()")
         radius = rho if self.radius is None else self.radius
         sides: list[tuple[Tensor, Tensor]] = []
         with exact(passes, self.precision == "float32") as sharpened:
@@ -121,7 +121,16 @@ def _is_rounded(model: nn.Module, device: torch.device) -> bool:
     return any(isinstance(module, (CONVOLUTION, nn.RNNBase)) for module in model.modules())
 
 
-def _warn_if_imprecise(stored: torch.dtype, gathered: torch.dtype | None) -> None:
+def warn_if_imprecise(passes: Passes, lost: str, instead: str) -> None:
+    """Warns if the losses of probes are computed in half precision.
+
+    Args:
+        passes: The passes of the step.
+        lost: What is rounding then.
+        instead: The option that needs no probes at moved weights.
+    """
+    stored = next(iter(passes.params.values())).dtype
+    gathered = gathered_as(passes.inner) if passes.ranks.sharded else None
     halves = (torch.bfloat16, torch.float16)
     if stored in halves:
         cause, remedy = f"the weights are {stored}", "keep float32 weights (and use autocast), or pass"
@@ -131,7 +140,6 @@ def _warn_if_imprecise(stored: torch.dtype, gathered: torch.dtype | None) -> Non
     else:
         return
     warnings.warn(
-        f"{cause}, so the probes' losses are computed in half precision and their second difference is mostly "
-        f"rounding: {remedy} weighting=Directional()",
+        f"{cause}, so the probes' losses are computed in half precision and {lost} rounding: {remedy} {instead}",
         stacklevel=2,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam.methods import SAM, FriendlySAM, Method, PerInstanceSAM
+from deltasam.methods import SAM, TRAM, FriendlySAM, Method, PerInstanceSAM
 from deltasam.speed.capture import Captured
 from deltasam.speed.capture._graph import RecordedStep
 from helpers.captured_models import CAPTURABLE, CASES, Case, batch, compare, smol, trajectory
@@ -47,6 +48,23 @@ def test_trajectories(method: Callable[..., Method]) -> None:
         found.append(trajectory(method(rho=0.2), model, optimizer, data, capture=capture))
     captured, ordinary = found
     captured.check(ordinary, 0.002)
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize(("against", "rho"), [("noise", 20.0), ("previous", 5.0)])
+def test_a_replay_draws_new_noise_and_remembers_the_weights(against: Any, rho: float) -> None:
+    data = [batch(4, 8, 64, tokens=True, seed=k % 2) for k in range(6)]
+    found = []
+    for capture in (True, False):
+        model = smol("cpu", vocab_size=64, hidden_size=36, num_hidden_layers=1, intermediate_size=48)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        found.append(trajectory(TRAM(rho=rho, against=against), model, optimizer, data, capture=capture))
+    captured, ordinary = found
+    assert (captured.report.recorded, captured.report.obstacles) == (1, {})
+    assert captured.report.replayed >= 4
+    torch.testing.assert_close(captured.losses, ordinary.losses, rtol=1e-4, atol=0)
+    torch.testing.assert_close(captured.perturbed, ordinary.perturbed, rtol=1e-3, atol=0)
+    assert (ordinary.perturbed - ordinary.losses)[1:].min() > 0.1
 
 
 @pytest.mark.usefixtures("graphs")

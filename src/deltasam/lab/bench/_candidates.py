@@ -86,7 +86,7 @@ def candidates(
         adamw: Further implementations of AdamW, to be measured with ERM and SAM.
     """
     load_plugins()
-    of_embeddings = {name for name, kind in METHODS.items() if kind.perturbs == "embeddings"}
+    of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
     every = [name for name in every if adapters or name not in METHODS or not METHODS[name].needs_adapters]
     chosen = ("ERM", "SAM", *(names or every))

@@ -14,6 +14,7 @@ _METHODS = {  # in the order of the tables
 _WEIGHTS = {
     "RandomWeights": "weights shuffled", "Directional": "directional weights",
     "OwnGradient": "weights along own gradients", "LossWeights": "weights by the loss", "Uniform": "uniform weights",
+    "NormWeights": "weights by the norms of gradients",
 }  # fmt: skip
 _ORDER = list(_METHODS)
 _MODELS = {"bert-base": "BERT-base", "roberta-large": "RoBERTa-large"}

@@ -17,7 +17,7 @@ method: ``DeltaSAM(...).backward(model, batch, RDrop(Classification()))``.
 from deltasam.objectives.regularisers._embedding_noise import EmbeddingNoise
 from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side, find_embeddings
-from deltasam.objectives.regularisers._noise import Norm, draw, project, row_norm, uphill
+from deltasam.objectives.regularisers._noise import Distribution, Norm, draw, project, row_norm, uphill
 from deltasam.objectives.regularisers._r3f import R3F
 from deltasam.objectives.regularisers._rdrop import RDrop
 from deltasam.objectives.regularisers._smart import SMART
@@ -30,6 +30,7 @@ __all__ = [
     "SMART",
     "VAT",
     "Consistency",
+    "Distribution",
     "EmbeddingNoise",
     "Embeddings",
     "Losses",
