@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from deltasam.lab.experiments import Average, ConfigError, RunConfig, load_run, run
 from deltasam.lab.report import method_name, read_runs
 from helpers.fault_runs import Interrupted, interrupt_at
-from helpers.pretrained import bert_folder
+from helpers.pretrained import bert_folder, llama_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 
@@ -104,3 +104,18 @@ def test_label_smoothing_and_noise_in_runs(bert: str, tmp_path: Path) -> None:
     scores = {"name": "stsb", "train_rows": 8}
     with pytest.raises(ConfigError, match=r"regularisers: LabelSmoothing\(objective=Regression\): has no classes"):
         run(config(bert, task=scores, regularisers=arms[:1]), tmp_path / "other")
+
+
+def test_only_the_adapters_are_averaged(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    llama = str(llama_folder(tmp_path / "llama"))
+    task = {"name": "docstrings-prompt", "train_rows": 8, "eval_rows": 4, "general_rows": 0, "bits": []}
+    sections = {"task": task, "model": {"path": llama, "lora": 2}, "batch": {"size": 4}, "checkpoint_every": 2}
+    arms = [{"name": "NEFTune", "alpha": 5.0}, {"name": "LabelSmoothing", "smoothing": 0.1}]
+    one = config(llama, **sections, regularisers=arms, average={"kind": "ema", "decay": 0.5})
+    run(one, tmp_path / "run")
+    kept = load_file(tmp_path / "run/checkpoints/checkpoint-2/weight_average.safetensors")
+    assert kept
+    assert all("lora_" in name for name in kept)
+    adapters = load_file(tmp_path / "run/model/adapter_model.safetensors")
+    assert sum(each.numel() for each in kept.values()) == 2 * sum(each.numel() for each in adapters.values())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods import ASAM, ERM, GSAM, SAM, TAT, TAVAT, DeltaSAM, FreeLB, Method, PerInstanceSAM
-from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, RDrop
+from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, NEFTune, RDrop
 from deltasam.speed.capture import Captured
 from deltasam.speed.capture._graph import RecordedStep
 from deltasam.step import fused
@@ -40,6 +40,7 @@ OBJECTIVES: dict[str, Callable[[], Any]] = {
     "r-drop": lambda: RDrop(Classification()),
     "r3f": lambda: R3F(Classification()),
     "noise": lambda: EmbeddingNoise(Classification(), scale=0.1),
+    "neftune": lambda: NEFTune(Classification(), alpha=5.0),
     "smart": lambda: SMART(Classification(), total_steps=100),
 }
 CASES = (
