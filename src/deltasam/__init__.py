@@ -80,8 +80,11 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "SMART",
         "VAT",
         "EmbeddingNoise",
+        "NEFTune",
+        "LabelSmoothing",
         "Objective",
     ),
+    "deltasam.step.averaging": ("WeightAverage",),
     "deltasam.step.batches": ("MicroBatches",),
     "deltasam.step.radius": ("LossBudget", "LossShare", "Relative", "Layerwise", "Scheduled"),
     "deltasam.step.selection": ("select",),
@@ -127,6 +130,8 @@ if TYPE_CHECKING:
     from deltasam.objectives import Classification as Classification
     from deltasam.objectives import Contrastive as Contrastive
     from deltasam.objectives import EmbeddingNoise as EmbeddingNoise
+    from deltasam.objectives import LabelSmoothing as LabelSmoothing
+    from deltasam.objectives import NEFTune as NEFTune
     from deltasam.objectives import Objective as Objective
     from deltasam.objectives import PackedCausalLM as PackedCausalLM
     from deltasam.objectives import RDrop as RDrop
@@ -136,6 +141,7 @@ if TYPE_CHECKING:
     from deltasam.per_instance import instance_adversarial_losses as instance_adversarial_losses
     from deltasam.per_instance import instance_gradient_norms as instance_gradient_norms
     from deltasam.per_instance import perturbed_instances as perturbed_instances
+    from deltasam.step.averaging import WeightAverage as WeightAverage
     from deltasam.step.batches import MicroBatches as MicroBatches
     from deltasam.step.precision import measured_arrival as measured_arrival
     from deltasam.step.radius import Layerwise as Layerwise

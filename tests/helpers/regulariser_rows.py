@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from deltasam import R3F, SMART, TAVAT, TRAM, DeltaSAM, EmbeddingNoise, FreeLB, RDrop
+from deltasam import R3F, SMART, TAVAT, TRAM, DeltaSAM, EmbeddingNoise, FreeLB, NEFTune, RDrop
 from deltasam.methods import SAM, Method
 from helpers.problems import Outputs
 from helpers.rows import Row
@@ -70,6 +70,13 @@ ROWS = [
         DeltaSAM,
         (4, 2),
         wrap=lambda o: EmbeddingNoise(o, scale=0.1, embeddings=first_layer),
+        exempt=("permutation", "micro-batches", "bad-objective"),
+    ),
+    Row(
+        "sam-neftune",
+        SAM,
+        (2, 2),
+        wrap=lambda o: NEFTune(o, alpha=1.0, embeddings=first_layer),
         exempt=("permutation", "micro-batches", "bad-objective"),
     ),
     # several passes in one call of the objective; the table counts one

@@ -18,8 +18,8 @@ pytest.importorskip("trl", reason="needs a newer transformers than the oldest on
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM
-from deltasam.integrations import MethodMixin, SFTMethodTrainer
+from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM, WeightAverage
+from deltasam.integrations import MethodMixin, SFTMethodTrainer, WeightAverageCallback
 from deltasam.per_instance import InstancesMixedError
 from helpers.data import REPOSITORY
 from helpers.preferences import WORDS, llama, tokenizer
@@ -277,3 +277,26 @@ def test_the_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainer = runpy.run_path(str(REPOSITORY / "examples" / "trl_sft.py"))["trainer"]
     assert any("sharpness" in entry for entry in trainer.state.log_history)
     assert (tmp_path / "runs" / "trl_sft" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("method", [None, SAM(rho=0.1)], ids=["plain", "sam"])
+def test_an_average_of_adapters_is_evaluated_and_kept(method: Method | None, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    seen: list[dict[str, Tensor]] = []
+
+    class Noting(hf.TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            seen.append({name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
+
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    trainer = sft(tmp_path, method, peft_config=lora, eval_strategy="steps", eval_steps=2, learning_rate=1.0)
+    average = WeightAverageCallback(WeightAverage(kind="swa", start=0.5))
+    for callback in (Noting(), average):
+        trainer.add_callback(callback)
+    trainer.train()
+    assert (len(seen), average.average.count) == (6, 3)
+    for name, p in trainer.model.named_parameters():
+        if p.requires_grad:
+            torch.testing.assert_close(p.detach(), torch.stack([each[name] for each in seen[3:]]).mean(0))
+    assert all("lora_" in name for name in seen[0])
+    assert largest_difference(seen[3], seen[5]) > 1e-6

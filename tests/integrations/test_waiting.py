@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-from deltasam.integrations import MethodTrainer
+from deltasam import WeightAverage
+from deltasam.integrations import MethodTrainer, WeightAverageCallback
 from deltasam.lab.experiments._guard import Guard
 from deltasam.methods import ERM
 from helpers.trainers import Bag, arguments, classification_data, fresh
@@ -55,7 +56,7 @@ def test_updates_read_no_number(optimizer: str, tmp_path: Path) -> None:
         method=ERM(),  # other methods read the size of the perturbation, on the CPU only
         objective=cross_entropy,
         train_dataset=classification_data(48),
-        callbacks=[Counting(reads), Guard(lambda: None)],
+        callbacks=[Counting(reads), Guard(lambda: None), WeightAverageCallback(WeightAverage())],
     )
     with reads:
         trainer.train()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deltasam import MicroBatches
 from deltasam.methods import ERM, SAM, PerInstanceSAM
-from deltasam.objectives import R3F, SMART, VAT, Classification, Contrastive, EmbeddingNoise, RDrop
+from deltasam.objectives import R3F, SMART, VAT, Classification, Contrastive, EmbeddingNoise, NEFTune, RDrop
 from deltasam.per_instance import InstancesMixedError, UncoveredError
 from helpers.architectures import BY_NAME, make
 from helpers.instance_reference import gradient_errors, loop, relative
@@ -155,7 +155,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
         PerInstanceSAM(**options)
 
 
-@pytest.mark.parametrize("kind", [RDrop, R3F, VAT, EmbeddingNoise, SMART], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [RDrop, R3F, VAT, EmbeddingNoise, NEFTune, SMART], ids=lambda kind: kind.__name__)
 def test_over_objectives_that_call_the_model_in_their_own_ways(kind: Any) -> None:
     """Two views in one batch, two passes, inputs as embeddings, inner gradients, a teacher."""
     model, _, batch = make(BY_NAME["BERT"], 3)

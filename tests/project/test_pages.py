@@ -13,15 +13,14 @@ import pytest
 
 from deltasam.lab.catalogue import METHODS
 from deltasam.lab.cli._commands import COMMANDS
-from deltasam.lab.experiments import preset_names
+from deltasam.lab.experiments import REGULARISERS, preset_names
 from deltasam.lab.report import TABLES
-from deltasam.objectives import regularisers
 from helpers.data import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([REPOSITORY / "README.md", *DOCS.rglob("*.md")])
 LAZY = ("deltasam.integrations", "deltasam.lab.bench")
-WRAPPERS = [name for name in ("RDrop", "R3F", "SMART", "VAT", "EmbeddingNoise") if hasattr(regularisers, name)]
+WRAPPERS = list(REGULARISERS)
 
 
 def name(page: Path) -> str:

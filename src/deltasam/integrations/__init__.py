@@ -7,6 +7,7 @@
 :class:`DPOMethodTrainer`                  the same for TRL's ``DPOTrainer``
 :class:`SentenceTransformerMethodTrainer`  the same for sentence-transformers' trainer
 :class:`MethodMixin`                       their common part, for your own ``Trainer`` subclass
+:class:`WeightAverageCallback`             for any of them: evaluates and keeps an average of the weights (EMA, SWA)
 :class:`MethodOptimizer`                   wraps any ``torch.optim.Optimizer``; its ``step`` takes a closure
 :class:`LostError`                         raised by the trainers when a process that they need has died
 =========================================  ==========================================================================
@@ -21,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deltasam.integrations._averaging import WeightAverageCallback as WeightAverageCallback
     from deltasam.integrations._dpo import DPOMethodTrainer as DPOMethodTrainer
     from deltasam.integrations._mixin import MethodMixin as MethodMixin
     from deltasam.integrations._optimizer import MethodOptimizer as MethodOptimizer
@@ -39,6 +41,7 @@ _MODULES = {
     "SFTMethodTrainer": ("_sft", "trl"),
     "SentenceTransformerMethodTrainer": ("_sentence", "sts"),
     "Seq2SeqMethodTrainer": ("_trainer", "hf"),
+    "WeightAverageCallback": ("_averaging", "hf"),
 }
 """Name -> its module, and the extra that installs the dependencies of the module."""
 

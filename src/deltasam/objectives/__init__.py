@@ -17,8 +17,8 @@ All accept Hugging Face models and batches, and plain modules with batches ``(in
 the callables ``predict(model, batch)`` and ``labels(batch)``. A method also accepts any other callable
 ``objective(model, batch) -> (N,)``.
 
-:mod:`deltasam.objectives.regularisers` wraps them: :class:`RDrop`, :class:`R3F`, :class:`SMART`, :class:`VAT` and
-:class:`EmbeddingNoise` are objectives made from an objective.
+:mod:`deltasam.objectives.regularisers` wraps them: :class:`RDrop`, :class:`R3F`, :class:`SMART`, :class:`VAT`,
+:class:`EmbeddingNoise`, :class:`NEFTune` and :class:`LabelSmoothing` are objectives made from an objective.
 """
 
 from deltasam.objectives._base import Objective, at_least_float32, load_objective, symmetric_kl
@@ -30,7 +30,16 @@ from deltasam.objectives._packed import PackedCausalLM
 from deltasam.objectives._regression import Regression
 from deltasam.objectives._seq2seq import Seq2Seq
 from deltasam.objectives._tokens import Tokens
-from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop, perturbed_embeddings
+from deltasam.objectives.regularisers import (
+    R3F,
+    SMART,
+    VAT,
+    EmbeddingNoise,
+    LabelSmoothing,
+    NEFTune,
+    RDrop,
+    perturbed_embeddings,
+)
 
 __all__ = [
     "DPO",
@@ -41,6 +50,8 @@ __all__ = [
     "Classification",
     "Contrastive",
     "EmbeddingNoise",
+    "LabelSmoothing",
+    "NEFTune",
     "Objective",
     "PackedCausalLM",
     "RDrop",

@@ -99,7 +99,7 @@ class NormWeights(Weighting):
 
         return weights
 
-    def _losses_beside(self, passes: Passes, radius: float, seed: Seed) -> tuple[list[Tensor], Tensor | None]:
+    def _losses_beside(self, passes: Passes, radius: Number, seed: Seed) -> tuple[list[Tensor], Tensor | None]:
         """Losses at w + h z, one tensor per draw, and at w if the gradient pass computes those less precisely."""
         params = list(passes.params.values())
         warn_if_imprecise(passes, "their difference is mostly", "norms='exact'")

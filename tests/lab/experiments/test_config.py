@@ -58,6 +58,7 @@ def test_identity_is_what_is_computed() -> None:
         "model": {"path": config.model.path, "dropout": 0.3},
         "method": "sam",
         "regularisers": ["RDrop"],
+        "average": "swa",
         "optimizer": {"lr": 2e-5},
         "schedule": {"warmup": 0.1},
         "batch": {"size": 8},

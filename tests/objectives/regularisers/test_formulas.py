@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from deltasam import R3F, SMART, VAT, Classification, EmbeddingNoise, RDrop, Regression, Tokens
+from deltasam import R3F, SMART, VAT, Classification, EmbeddingNoise, NEFTune, RDrop, Regression, Tokens
 from helpers.heads import head, no_dropout, texts
 
 Logits = Callable[..., Tensor]
@@ -75,6 +75,22 @@ def test_embedding_noise(classes: int, kind: str) -> None:
     drawn = drawn.uniform_(-0.3, 0.3) if kind == "uniform" else drawn.normal_(0, 0.3)
     agree(model, found, loss(logits(drawn * mask), batch))
     assert not torch.allclose(found, loss(logits(), batch))
+
+
+@pytest.mark.parametrize("classes", [3, 1])
+def test_neftune(classes: int) -> None:
+    model, batch, logits, mask = problem(classes)
+    noisy = NEFTune(objective(classes), alpha=3.0)
+    torch.manual_seed(5)
+    found = noisy(model.train(), batch)
+    torch.manual_seed(5)
+    drawn = torch.empty(4, 6, 16, dtype=torch.float64).uniform_(-1, 1) * mask
+    lengths = batch["attention_mask"].sum(1).tolist()
+    assert len(set(lengths)) > 1  # padding must matter
+    noise = torch.stack([row * 3.0 / (length * 16) ** 0.5 for row, length in zip(drawn, lengths, strict=True)])
+    agree(model, found, loss(logits(noise), batch))
+    assert torch.equal(noisy(model.eval(), batch), loss(logits(), batch))
+    assert torch.equal(NEFTune(objective(classes), alpha=0.0)(model.train(), batch), loss(logits(), batch))
 
 
 @pytest.mark.parametrize("classes", [3, 1])

@@ -24,7 +24,7 @@ from deltasam.methods import (
     Method,
     PerInstanceSAM,
 )  # fmt: skip
-from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, RDrop
+from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, NEFTune, RDrop
 from deltasam.speed.capture import Captured
 from deltasam.speed.capture._graph import RecordedStep
 from deltasam.step import fused
@@ -55,6 +55,7 @@ OBJECTIVES: dict[str, Callable[[], Any]] = {
     "r-drop": lambda: RDrop(Classification()),
     "r3f": lambda: R3F(Classification()),
     "noise": lambda: EmbeddingNoise(Classification(), scale=0.1),
+    "neftune": lambda: NEFTune(Classification(), alpha=5.0),
     "smart": lambda: SMART(Classification(), total_steps=100),
 }
 CASES = (

@@ -19,12 +19,13 @@ from deltasam.lab.experiments._register import register
 from deltasam.lab.experiments._resolve import resolve
 from deltasam.lab.experiments._result import Result, rank
 from deltasam.lab.experiments._run import Prepared, prepare, run
-from deltasam.lab.experiments._sections import Batch, Lora, ModelConfig, Optimizer, Schedule
+from deltasam.lab.experiments._sections import Average, Batch, Lora, ModelConfig, Optimizer, Schedule
 from deltasam.lab.plugins import PluginError
 
 __all__ = [
     "REGULARISERS",
     "WEIGHTINGS",
+    "Average",
     "Batch",
     "ConfigError",
     "DivergedError",

@@ -15,7 +15,7 @@ import yaml
 
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._parts import FORMER_NAMES, Regulariser, named_plain, to_method, to_regulariser, to_task
-from deltasam.lab.experiments._sections import Batch, Lora, ModelConfig, Optimizer, Schedule
+from deltasam.lab.experiments._sections import Average, Batch, Lora, ModelConfig, Optimizer, Schedule
 from deltasam.lab.experiments.plain import (
     Plain,
     build,
@@ -47,6 +47,8 @@ class RunConfig:
         model: The model to fine-tune.
         method: How the gradient is computed.
         regularisers: Wrapped around the task's objective, the first one innermost.
+        average: Evaluate and keep an average of the weights: ``ema``, ``swa``, or options such as
+            ``{kind: ema, decay: 0.99}``.
         optimizer: Options of AdamW.
         schedule: Length of the training and learning rate.
         batch: Instances per update.
@@ -72,6 +74,7 @@ class RunConfig:
     model: ModelConfig
     method: Method = field(default_factory=ERM)
     regularisers: tuple[Regulariser, ...] = ()
+    average: Average | None = field(default=None, metadata={"later": (None,)})
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     batch: Batch = field(default_factory=Batch)
@@ -127,9 +130,12 @@ class RunConfig:
                 f"regularisers={wrappers!r}: must be a name, a mapping with `name`, or a list of them, such as [RDrop]"
             )
         parts["regularisers"] = tuple(to_regulariser(one, f"regularisers.{i}") for i, one in enumerate(listed))
+        if given.get("average"):
+            average = {"kind": given["average"]} if isinstance(given["average"], str) else given["average"]
+            parts["average"] = _section(Average, average, "average", given)
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("batch", Batch)):
             parts[name] = _section(kind, given.get(name) or {}, name, given)
-        rest = {key: value for key, value in given.items() if key not in parts and key != "method"}
+        rest = {key: value for key, value in given.items() if key not in parts and key not in ("method", "average")}
         parts |= options(cls, rest, "")
         config: RunConfig = build(cls, parts, "")
         return config
@@ -160,7 +166,8 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """A hash of all options that affect the result: equal ids are the same run."""
-        identity = {key: value for key, value in self.to_plain().items() if key not in _NOT_IDENTITY}
+        described = without_later(self, self.to_plain())
+        identity = {key: value for key, value in described.items() if key not in _NOT_IDENTITY}
         identity["model"] = without_later(self.model, identity["model"])
         method = without_later(self.method, identity["method"])
         if self.model.lora is not None and self.method.params == "all":  # "trained" has the id of the former "all"
@@ -171,9 +178,13 @@ class RunConfig:
     @property
     def run_name(self) -> str:
         """A readable name for the run folder: task, model, method, seed, id."""
-        model = Path(self.model.path).name
-        method = "-".join([type(self.method).__name__, *(one.name for one in self.regularisers)])
-        return f"{self.task.name}-{model}-{method}-s{self.seed}-{self.run_id}"
+        return f"{self.task.name}-{Path(self.model.path).name}-{'-'.join(self.arm)}-s{self.seed}-{self.run_id}"
+
+    @property
+    def arm(self) -> tuple[str, ...]:
+        """The names of the method, the regularisers and the average of the weights."""
+        averages = () if self.average is None else (self.average.name,)
+        return (type(self.method).__name__, *(one.name for one in self.regularisers), *averages)
 
 
 def _with_lora(model: Any) -> Any:
@@ -203,6 +214,7 @@ def option_hint(option: str, given: Mapping[str, Any]) -> str:
     for name, to_part in (("method", to_method), ("task", to_task)):
         with suppress(ConfigError):  # a mistake in the section itself is reported once this one is fixed
             kinds[name] = type(to_part(given.get(name)))
+    kinds["average"] = Average
     places = [name for name in option_types(RunConfig) if name not in kinds]
     places += [f"{name}.{key}" for name, kind in kinds.items() for key in option_types(kind) if key != "name"]
     for place in places:

@@ -17,7 +17,7 @@ from deltasam.lab.plugins import VARIABLE, load_plugins
 from deltasam.lab.tasks import TASKS, Task
 from deltasam.methods import Method
 from deltasam.objectives import Classification, Objective
-from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, RDrop
+from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, LabelSmoothing, NEFTune, RDrop
 from deltasam.step.names import look_up, suggest
 from deltasam.step.radius import Fixed, Groups, Layerwise, LossBudget, LossShare, Radius, Relative, Scheduled
 from deltasam.weighting import Weighting
@@ -25,7 +25,9 @@ from deltasam.weighting import Weighting
 WEIGHTINGS: dict[str, type[Weighting]] = {
     name: getattr(weighting, name) for name in weighting.__all__ if getattr(weighting, name) is not Weighting
 }
-REGULARISERS: dict[str, type[Objective]] = {kind.__name__: kind for kind in (RDrop, R3F, SMART, VAT, EmbeddingNoise)}
+REGULARISERS: dict[str, type[Objective]] = {
+    kind.__name__: kind for kind in (RDrop, R3F, SMART, VAT, EmbeddingNoise, NEFTune, LabelSmoothing)
+}
 
 RADII: dict[str, type[Radius]] = {
     kind.__name__: kind for kind in (LossBudget, LossShare, Relative, Layerwise, Scheduled)

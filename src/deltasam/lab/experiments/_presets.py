@@ -71,7 +71,9 @@ def _variant(variants: dict[str, Any], name: str) -> str | None:
     """Returns the variant of this name, or the one that sets only this method."""
     for known, sections in variants.items():
         method = sections.get("method", {})
-        bare = "regularisers" not in sections and isinstance(method, dict) and method.get("name", "")
+        bare = (
+            not sections.keys() & {"regularisers", "average"} and isinstance(method, dict) and method.get("name", "")
+        )
         if normalized(name) in (normalized(known), normalized(bare or known)):
             return known
     return None

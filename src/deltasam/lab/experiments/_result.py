@@ -23,7 +23,7 @@ class Result:
         run_id: Hash of the configuration.
         task: Name of the task.
         model: The model as named in the configuration.
-        method: Names of the method and the regularisers, joined by ``+``.
+        method: Names of the method, the regularisers and the average of the weights, joined by ``+``.
         seed: Seed of the run.
         primary_metric: Name of the metric by which runs are compared.
         primary_value: Its value for the final weights.

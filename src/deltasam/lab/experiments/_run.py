@@ -24,6 +24,7 @@ from deltasam.lab.experiments._lengths import check_lengths
 from deltasam.lab.experiments._parts import named_plain, to_method
 from deltasam.lab.experiments._result import Result, rank
 from deltasam.lab.experiments.lock import lock_run
+from deltasam.lab.experiments.plain import build
 from deltasam.lab.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
 from deltasam.methods import Method
 from deltasam.objectives import Objective
@@ -57,11 +58,7 @@ class Prepared:
 
     def objective(self) -> Objective:
         """Returns the task's objective wrapped by the regularisers."""
-        objective = self.config.task.objective()
-        for one in self.config.regularisers:
-            known = {"total_steps": self.total} if one.takes("total_steps") else {}
-            objective = one.wrap(objective, **known)
-        return objective
+        return _objective(self.config, self.total)
 
     def method(self) -> Method:
         """Returns a new method without state; the seed of the run is added to its own seed, if it has one."""
@@ -94,6 +91,14 @@ class Prepared:
         return model if settings.lora is None else add_adapters(model, settings.lora)
 
 
+def _objective(config: RunConfig, total: int) -> Objective:
+    objective = config.task.objective()
+    for one in config.regularisers:
+        known = {"total_steps": total} if one.takes("total_steps") else {}
+        objective = one.wrap(objective, **known)
+    return objective
+
+
 def prepare(config: RunConfig) -> Prepared:
     """Loads and checks everything except the weights, so that mistakes are reported before any training.
 
@@ -111,6 +116,7 @@ def prepare(config: RunConfig) -> Prepared:
             f"method={type(config.method).__name__}: the objective of {config.task.name} compares the instances of a "
             "batch with each other, so a perturbation per instance is not defined; use SAM or DeltaSAM"
         )
+    build(lambda: _objective(config, total=1), {}, "regularisers")  # raises for one that does not fit the task
     if config.on_out_of_memory == "split":
         _check_splitting(config)
     if config.model.lora is not None:
@@ -239,6 +245,7 @@ def _train(
 ) -> Result:
     from transformers import PrinterCallback
 
+    from deltasam.integrations import WeightAverageCallback
     from deltasam.lab.experiments._callbacks import Clock, Recorder, Watcher
     from deltasam.lab.experiments._guard import Guard
     from deltasam.lab.experiments._stopping import Stopper
@@ -250,6 +257,8 @@ def _train(
     record_rows(config, prepared.data, place.path)
     clock, stopper = Clock(), Stopper()
     guard = Guard(lambda: place.last_checkpoint(total))
+    # After the callbacks that ask for checkpoints, before the one that marks them as complete.
+    averages = [] if config.average is None else [WeightAverageCallback(config.average.made())]
     trainer = RunTrainer(
         model=model,
         args=arguments(config, total, place.checkpoints, tensorboard=tensorboard),
@@ -263,7 +272,13 @@ def _train(
         config=config,
         tokenizer=prepared.tokenizer,
         clock=clock,
-        callbacks=[stopper, guard, Recorder(place, clock), *([Watcher(watch)] if watch is not None else [])],
+        callbacks=[
+            stopper,
+            guard,
+            *averages,
+            Recorder(place, clock),
+            *([Watcher(watch)] if watch is not None else []),
+        ],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = place.last_checkpoint(total)
@@ -321,7 +336,7 @@ def _result(
         run_id=config.run_id,
         task=task.name,
         model=config.model.path,
-        method="+".join([type(config.method).__name__, *(one.name for one in config.regularisers)]),
+        method="+".join(config.arm),
         seed=config.seed,
         primary_metric=task.primary,
         primary_value=final[task.primary],

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deltasam.step.averaging import Kind, WeightAverage
 from deltasam.step.checks import check_number
 
 
@@ -52,6 +53,35 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """An average of the trained weights, which is evaluated and kept; see :class:`~deltasam.WeightAverage`.
+
+    Attributes:
+        kind: ``ema``: exponential moving average; ``swa``: equal weights for all updates from ``start`` on.
+        decay: Decay of ``ema``.
+        start: Share of the training before the first averaged update; None for 0 (``ema``) or 0.75 (``swa``).
+        every: Average only every so many updates.
+    """
+
+    kind: Kind
+    decay: float = 0.999
+    start: float | None = None
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        self.made()
+
+    @property
+    def name(self) -> str:
+        """The name in run folders and tables: ``EMA`` or ``SWA``."""
+        return self.kind.upper()
+
+    def made(self) -> WeightAverage:
+        """Returns a new average without state."""
+        return WeightAverage(kind=self.kind, decay=self.decay, start=self.start, every=self.every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltasam.lab.pages import figures, lora, measurements, plan, runs, speed
+from deltasam.lab.pages import figures, frontier, lora, measurements, plan, runs, speed
 from deltasam.lab.pages.measurements import COSINE_PAIRS, named, weight_lines
 from deltasam.lab.pages.runs import SETS, Selection, by_metric, finals, row_name, scores, trained
 from deltasam.lab.pages.statistics import (
@@ -180,6 +180,10 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "arrival.svg": figures.arrival,
     "peers.md": lambda r: measurements.peers(r, others=False),
     "peers-others.md": lambda r: measurements.peers(r, others=True),
+    # relatives of SAM and what users take instead
+    "frontier.md": frontier.encoder_table,
+    "frontier-llm.md": frontier.llm_table,
+    "methods.svg": frontier.figure,
     # speed
     "speed-ratios.md": lambda r: speed.ratios(r, speed.RATIOS),
     "speed-memory.md": lambda r: speed.ratios(r, speed.MEMORY),

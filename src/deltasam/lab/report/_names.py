@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 _METHODS = {  # in the order of the tables
     "ERM": "ERM", "ERM+RDrop": "R-Drop", "FreeLB": "FreeLB", "ERM+SMART": "SMART", "ERM+R3F": "R3F",
-    "ERM+EmbeddingNoise": "random noise", "ERM+VAT": "VAT", "SAM": "SAM", "DeltaSAM": "δ-SAM",
+    "ERM+EmbeddingNoise": "random noise", "ERM+VAT": "VAT", "ERM+NEFTune": "NEFTune",
+    "ERM+LabelSmoothing": "label smoothing", "ERM+EMA": "EMA of the weights", "ERM+SWA": "SWA of the weights",
+    "SAM": "SAM", "DeltaSAM": "δ-SAM",
     "SAM+EmbeddingNoise": "SAM + random noise", "DeltaSAM+EmbeddingNoise": "δ-SAM + random noise",
     "PerInstanceSAM": "per-instance SAM",
 }  # fmt: skip

@@ -33,7 +33,7 @@ class Run:
     run_id: str  #: Hash of the configuration.
     task: str  #: Name of the task.
     model: str  #: Path of the model; :func:`short_models` makes names to display.
-    method: str  #: Method and regularisers joined by ``+``; other weights than the paper's in parentheses.
+    method: str  #: Method, regularisers, average, joined by ``+``; other weights than the paper's in parentheses.
     seed: int  #: Seed.
     variant: int  #: Hash of the configuration without the seed. Runs of one variant are repetitions.
     evaluation: Evaluation  #: How the metrics were computed.
@@ -196,6 +196,8 @@ def _metric(value: Any) -> float:
 
 def _variant(config: Mapping[str, Any]) -> int:
     identity = {key: value for key, value in config.items() if key not in _NOT_VARIANT}
+    if identity.get("average") is None:  # earlier runs do not name it
+        identity.pop("average", None)
     model = config.get("model")
     if isinstance(model, Mapping):  # earlier runs do not name the adapters that they do not have
         identity["model"] = {key: value for key, value in model.items() if (key, value) != ("lora", None)}
@@ -227,7 +229,10 @@ def _method(name: str, config: Mapping[str, Any]) -> str:
 def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """The numbers. A setting of a regulariser gets its prefix if the method has the same name, such as SMART.eta."""
     found: dict[str, float] = {"lr": config["optimizer"]["lr"]}
-    for part in (config["method"], *config["regularisers"]):
+    average = {"name": "average", **(config.get("average") or {})}
+    if average.get("kind") == "swa":
+        del average["decay"]  # no effect
+    for part in (config["method"], *config["regularisers"], average):
         for name, value in part.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 found[intern(f"{part['name']}.{name}" if name in found else name)] = float(value)

@@ -4,6 +4,8 @@
 objective                what it adds to the wrapped one                 forwards          backwards
 =======================  ==============================================  ================  =========================
 :class:`EmbeddingNoise`  nothing: its input embeddings are noisy         1                 1
+:class:`NEFTune`         the same in training only, scaled by length     1                 1
+:class:`LabelSmoothing`  nothing: its labels are smoothed                1                 1
 :class:`RDrop`           divergence of two dropout masks                 1, doubled batch  1, doubled batch
 :class:`R3F`             divergence under random noise                   2                 1 through 2 passes
 :class:`VAT`             KL under the worst small noise                  2 + steps         steps, 1 through 2 passes
@@ -17,6 +19,8 @@ method: ``DeltaSAM(...).backward(model, batch, RDrop(Classification()))``.
 from deltasam.objectives.regularisers._embedding_noise import EmbeddingNoise
 from deltasam.objectives.regularisers._embeddings import Site, perturbed_embeddings
 from deltasam.objectives.regularisers._find import Embeddings, Side, find_embeddings
+from deltasam.objectives.regularisers._label_smoothing import LabelSmoothing
+from deltasam.objectives.regularisers._neftune import NEFTune
 from deltasam.objectives.regularisers._noise import Distribution, Norm, draw, project, row_norm, uphill
 from deltasam.objectives.regularisers._r3f import R3F
 from deltasam.objectives.regularisers._rdrop import RDrop
@@ -33,7 +37,9 @@ __all__ = [
     "Distribution",
     "EmbeddingNoise",
     "Embeddings",
+    "LabelSmoothing",
     "Losses",
+    "NEFTune",
     "Norm",
     "RDrop",
     "Side",

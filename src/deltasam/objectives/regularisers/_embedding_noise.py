@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from deltasam.objectives._checks import check_choice, check_positive
-from deltasam.objectives.regularisers._embeddings import perturbed_embeddings
-from deltasam.objectives.regularisers._find import Embeddings, Side
+from deltasam.objectives.regularisers._embeddings import Site
 from deltasam.objectives.regularisers._noise import Distribution, draw
-from deltasam.objectives.regularisers._wrapper import Wrapper, as_objective
+from deltasam.objectives.regularisers._noisy import NoisyEmbeddings
 
 
 @dataclass(frozen=True)
-class EmbeddingNoise(Wrapper):
+class EmbeddingNoise(NoisyEmbeddings):
     r"""The wrapped objective with :math:`z \sim U(-s, s)` added to every entry of the input embeddings.
 
     .. math:: l_i = l(f(E(x_i) + z_i), y_i)
@@ -51,39 +48,14 @@ class EmbeddingNoise(Wrapper):
     _: KW_ONLY
     scale: float = 0.1
     noise: Distribution = "uniform"
-    embeddings: Embeddings = None
-    side: Side = "encoder"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "objective", as_objective(self.objective))
         super().__post_init__()
         check_positive("EmbeddingNoise", "scale", self.scale)
         check_choice("EmbeddingNoise", "noise", self.noise, Distribution)
 
-    def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        with self._noisy(model, batch):
-            return self.objective.forward(model, batch)
+    def noise_of(self, site: Site) -> Tensor:
+        return draw(site, self.scale, self.noise)
 
-    @property
-    def has_unperturbed_part(self) -> bool:
-        return self.objective.has_unperturbed_part
-
-    def unperturbed(self, model: nn.Module, batch: Any) -> Tensor | None:
-        with self._noisy(model, batch, required=False):
-            return self.objective.unperturbed(model, batch)
-
-    def complete(self, model: nn.Module, batch: Any, unperturbed: Tensor) -> Tensor:
-        with self._noisy(model, batch):
-            return self.objective.complete(model, batch, unperturbed)
-
-    def _noisy(self, model: nn.Module, batch: Any, *, required: bool = True) -> AbstractContextManager[Any]:
-        if self.scale == 0:
-            return nullcontext()  # as in plain training, nothing is drawn
-        return perturbed_embeddings(
-            model,
-            lambda site: draw(site, self.scale, self.noise),
-            batch=batch,
-            embeddings=self.embeddings,
-            side=self.side,
-            required=required,
-        )
+    def is_noisy(self, model: nn.Module) -> bool:
+        return self.scale != 0
