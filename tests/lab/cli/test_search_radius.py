@@ -77,7 +77,9 @@ def test_it_trains_chooses_and_resumes(search: Search, tmp_path: Path) -> None:
     for row, method in zip(written["scores"], ("ERM", "SAM"), strict=True):
         assert row["values"] == {seed: values[method, seed] for seed in ("42", "43")}
     scores = {row["rho"]: list(row["values"].values()) for row in written["scores"]}
-    assert {name: written[name] for name in vars(choose_radius(scores))} == vars(choose_radius(scores))
+    assert written["choice"] == vars(choose_radius(scores))
+    assert written["seeds"] == [42, 43]
+    assert written["settings"] in text.splitlines()[-1]
     assert text.splitlines()[-1] == verdict(choose_radius(scores), scores)
     assert "difference to plain" in text
 

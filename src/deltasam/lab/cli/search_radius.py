@@ -166,7 +166,7 @@ class SearchRadius:
                 {"rho": rho, "values": {str(seed): value for seed, value in by_seed.items()}}
                 for rho, by_seed in found.items()
             ],
-            **vars(choice),
+            "choice": vars(choice),
             "settings": settings_of(choice),
         }
         write_file(folder / RESULT, json.dumps(without_nan(content), indent=1) + "\n")
