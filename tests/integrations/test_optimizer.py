@@ -31,9 +31,11 @@ from deltasam.methods import (
     Method,
     MultiStepSAM,
     PerInstanceSAM,
+    Step,
     SubsetSAM,
 )
 from deltasam.step.batches import MicroBatches
+from deltasam.step.radius import Scheduled
 
 GRADIENT_ONLY = [
     ERM(),
@@ -367,3 +369,32 @@ def test_a_closure_that_calls_backward_instead_of_returning_losses() -> None:
     model, _, optimizer = wrapped(DeltaSAM(), closure="losses")
     with pytest.raises(RuntimeError, match=r"backward\(\)"):
         optimizer.step(backward_closure(model, optimizer, batches(1)[0]))
+
+
+def test_a_scheduled_radius_follows_the_learning_rate() -> None:
+    def objective(batch: Tensor) -> Tensor:
+        return model(batch).squeeze(-1) ** 2
+
+    model, batch = nn.Linear(2, 1), torch.ones(4, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: (1.0, 0.5, 0.25)[min(step, 2)])
+    method = SAM(rho=Scheduled(0.1, start=0.25, after="lr"))
+    method.set_progress(total=4)
+    radii: list[float | None] = []
+
+    class Recorder(SAM):
+        """Records the radius of every step."""
+
+        def count_step(self, step: Step) -> Step:
+            radii.append(None if step.radius is None else float(step.radius))
+            return super().count_step(step)
+
+    optimizer = MethodOptimizer(sgd, Recorder(rho=method.rho, state=method.state), model, closure="losses")
+    for _ in range(3):
+        optimizer.step(lambda: objective(batch))
+        schedule.step()
+    assert radii[0] is None  # before the start: the length that was told stays known
+    assert radii[1:] == pytest.approx([0.05, 0.025])
+    fixed = MethodOptimizer(sgd, SAM(rho=0.1), model, closure="losses")
+    fixed.step(lambda: objective(batch))
+    assert "progress" not in fixed.method.state

@@ -17,6 +17,7 @@ from deltasam.methods import ERM, SAM, DeltaSAM, LookSAM, Method
 from deltasam.objectives import Classification, Contrastive
 from deltasam.speed.capture import Captured
 from deltasam.speed.splitting import Splitting
+from deltasam.step.radius import Scheduled
 from helpers.tiny import encoder, sentences
 from helpers.trainers import (
     arguments,
@@ -358,3 +359,21 @@ def test_a_step_without_any_target_weighs_nothing(tmp_path: Path) -> None:
     trainer = MethodTrainer(model=fresh("t5"), args=arguments(tmp_path), method=ERM())
     batch = {"labels": torch.full((2, 3), -100)}
     assert float(trainer._share(batch, trainer._count(batch))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "factors"),
+    [
+        (Scheduled(0.05, start=0.5), [0, 0, 0, 1, 1, 1]),
+        (Scheduled(0.05, after="lr"), [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),  # Trainer's linear decay
+    ],
+    ids=["start", "lr"],
+)
+def test_a_scheduled_radius_follows_the_training(rule: Scheduled, factors: list[float], tmp_path: Path) -> None:
+    args = arguments(tmp_path, logging_strategy="steps", logging_steps=1)
+    trainer = MethodTrainer(model=fresh(), args=args, method=SAM(rho=rule), train_dataset=classification_data())
+    trainer.train()
+    logged = {entry["step"]: entry["radius"] for entry in trainer.state.log_history if "radius" in entry}
+    expected = {step: 0.05 * factor for step, factor in enumerate(factors, start=1) if factor}
+    assert logged == pytest.approx(expected, rel=1e-5)
+    assert trainer.forwards == trainer.backwards == 6 + len(expected)  # plain steps have one pass

@@ -1,7 +1,8 @@
-"""Measurements on your model and data: adversarial risk, sharpness, alignment, quality of the weights, landscape.
+"""Measurements on your model and data: risk, sharpness, a first radius, alignment, weights, landscape.
 
 All functions take ``(model, data, objective, ...)``, where ``data`` is an iterable of batches. They measure in eval
-mode by default, leave the model unchanged, and show a progress bar on a terminal if ``rich`` is installed.
+mode by default (:func:`suggest_radius` in the mode of the model), leave the model unchanged, and show a progress bar
+on a terminal if ``rich`` is installed.
 
 For language models: :func:`forgetting` and :func:`token_nll` on general text, and :func:`quantized`, inside which the
 weights are rounded to few bits. :func:`calibration` takes the logits of any classifier.
@@ -12,6 +13,7 @@ from deltasam.analysis._calibration import Calibration, ReliabilityBin, calibrat
 from deltasam.analysis._forgetting import Forgetting, forgetting, token_nll
 from deltasam.analysis._landscape import filter_direction, gradient_direction, instance_slice, line_slice, plane_slice
 from deltasam.analysis._quantized import quantized, rounded
+from deltasam.analysis._radius import RadiusSuggestion, suggest_radius
 from deltasam.analysis._risk import Risk, Sharpness, adversarial_risk, sharpness
 from deltasam.analysis._weights_quality import WeightsQuality, weights_quality
 
@@ -20,6 +22,7 @@ __all__ = [
     "Alignment",
     "Calibration",
     "Forgetting",
+    "RadiusSuggestion",
     "ReliabilityBin",
     "Risk",
     "Sharpness",
@@ -36,6 +39,7 @@ __all__ = [
     "quantized",
     "rounded",
     "sharpness",
+    "suggest_radius",
     "token_nll",
     "weights_quality",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from deltasam.integrations._closure_passes import LIGHTNING_REMEDY, ClosurePasses, is_from_lightning, wrapped
 from deltasam.methods import Method
 from deltasam.step.checks import shown
+from deltasam.step.radius import Radius
 
 Closure = Literal["backward", "losses"]
 _STEPPED_INSIDE = (
@@ -32,7 +33,8 @@ class MethodOptimizer(torch.optim.Optimizer):
 
     The wrapper has no state: ``state``, ``param_groups``, ``defaults``, ``state_dict``, hooks and ``zero_grad`` are
     those of the wrapped optimizer. So learning-rate schedulers work on either, and checkpoints load with and without
-    the wrapper. A method with state (``LookSAM``) has its own ``state_dict``.
+    the wrapper. A method with state (``LookSAM``) has its own ``state_dict``. A radius with a schedule learns the
+    learning rate of the first parameter group from here, relative to ``initial_lr``, which schedulers store.
 
     To clip, call ``optimizer.register_step_pre_hook(clip)`` with ``def clip(*_): clip_grad_norm_(...)``. The hook runs
     on the method's gradient, right before the update.
@@ -130,6 +132,7 @@ class MethodOptimizer(torch.optim.Optimizer):
                 "closure that takes the batch, or a part of it"
             )
         self.optimizer.zero_grad()
+        self._set_progress()
         with self._no_steps():
             if self.closure == "losses":
                 call = (lambda model, _: closure()) if batch is None else (lambda model, part: closure(part))
@@ -139,6 +142,13 @@ class MethodOptimizer(torch.optim.Optimizer):
                 step = self.method.run_step(ClosurePasses(self.method, wrapped(self.model), closure, updated))
         self.optimizer.step()
         return step.loss
+
+    def _set_progress(self) -> None:
+        """Sets the learning rate relative to its peak, which schedulers store, for a radius that is scheduled."""
+        group = self.optimizer.param_groups[0]
+        if isinstance(getattr(self.method, "rho", None), Radius) and group.get("initial_lr"):
+            known = self.method.state.get("progress", {})
+            self.method.set_progress(**{**known, "lr": float(group["lr"]) / float(group["initial_lr"])})
 
     @contextmanager
     def _no_steps(self) -> Iterator[None]:

@@ -41,6 +41,7 @@ class ASAM(Method):
     rho: Rho = radius(0.5)
     eta: float = number(0.01)
     uses_direction_only = True
+    plain_ascent = False
 
     def _step(self, passes: Passes) -> Step:
         losses, grads = passes.gradient()

@@ -110,6 +110,8 @@ class Method(ABC):
     subsets_batch: ClassVar[bool] = False
     #: Whether the ascent follows a gradient at w, which radii in units of the loss need.
     follows_gradient: ClassVar[bool] = True
+    #: Whether the ascent goes straight along that gradient, so that rho is a distance in the 2-norm.
+    plain_ascent: ClassVar[bool] = True
     #: Whether the functions of the class use :attr:`radius` and never ``rho``: captured steps are then not recorded
     #: again for another rho. Found from their code.
     reads_radius: ClassVar[bool] = False

@@ -50,6 +50,7 @@ class FisherSAM(Method):
     refresh: int = number(100, low=1, whole=True)
     buffers = ("mask", "mask_good", "mask_heard")
     uses_direction_only = True
+    plain_ascent = False
     capturable = False
 
     def _step(self, passes: Passes) -> Step:

@@ -115,7 +115,7 @@ def test_settings_can_be_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["method"]["rho"], shown["batch"]["size"], shown["seed"]) == (0.2, 7, 5)
     words = ["--output", "rho=1", "a.b=2", "--dry-run"]
-    assert arranged(Train, words) == ["--output", "rho=1", "--dry-run", "a.b=2"]
+    assert arranged(Train, words) == ["--output", "rho=1", "--dry-run", "--", "a.b=2"]
 
 
 @pytest.mark.parametrize(

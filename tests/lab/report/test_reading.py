@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deltasam.lab.experiments._parts import RADII, named_plain
 from deltasam.lab.report import TABLES, Run, Runs, by_cell, read_runs, run_folders
 from deltasam.lab.report._evaluation import Evaluation
+from deltasam.lab.report._runs import _MAIN, _method
 from deltasam.lab.report._sections import PageRuns, results
 from deltasam.lab.report._select import select
 from deltasam.lab.report._statistics import _resampled_means
+from deltasam.step.radius import Scheduled
 
 GOLDEN = Path(__file__).parent / "golden/runs"
 
@@ -132,3 +135,59 @@ def test_up_to_six_values_all_resamples_are_enumerated() -> None:
     means = _resampled_means(np.arange(6.0))
     assert len(means) == 6**6
     assert np.mean(means) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("rho", "method", "settings"),
+    [
+        (0.02, "SAM", {"rho": 0.02}),
+        ({"name": "LossShare", "share": 0.02, "at_most": None}, "SAM(LossShare 0.02)", {"rho.share": 0.02}),
+        (
+            {"name": "LossBudget", "sigma": 0.1, "at_most": {"name": "Relative", "r": 1e-3, "per": "all"}},
+            "SAM(LossBudget 0.1)", {"rho.sigma": 0.1, "rho.at_most.r": 1e-3},
+        ),
+        ({"name": "Relative", "r": 1e-4, "per": "all"}, "SAM(Relative 0.0001)", {"rho.r": 1e-4}),
+        ({"name": "Layerwise", "rho": 0.03, "by": "entries"}, "SAM(Layerwise 0.03)", {"rho": 0.03}),
+        ({"name": "Scheduled", "rho": 0.05, "end": 0.5}, "SAM(Scheduled)", {"rho": 0.05, "rho.end": 0.5}),
+        (
+            {"name": "Scheduled", "rho": {"name": "LossBudget", "sigma": 0.05}, "start": 0.5},
+            "SAM(LossBudget 0.05, Scheduled)", {"rho.sigma": 0.05, "rho.start": 0.5},
+        ),
+        (
+            {"embeddings": 0.0, "rest": {"name": "LossShare", "share": 0.1}},
+            "SAM(groups)", {"rho.embeddings": 0.0, "rho.rest.share": 0.1},
+        ),
+    ],
+)  # fmt: skip
+def test_a_rule_for_the_radius_is_part_of_the_method(
+    rho: Any, method: str, settings: dict[str, float], tmp_path: Path
+) -> None:
+    base = result("mrpc*-SAM-*")
+    own = {**base["config"]["method"], "rho": rho}
+    (run,) = read(tmp_path, {**base, "config": {**base["config"], "method": own}})
+    assert run.method == method
+    assert {name: value for name, value in run.settings if name.startswith("rho")} == settings
+
+
+def test_every_rule_for_the_radius_has_a_main_number() -> None:
+    for kind in RADII.values():
+        if kind is not Scheduled:
+            rule = named_plain(kind())
+            assert _method("SAM", {"rho": rule}) == f"SAM({kind.__name__} {rule[_MAIN[kind.__name__]]:g})"
+
+
+def test_radii_by_numbers_and_by_rules_are_compared_as_methods(tmp_path: Path) -> None:
+    base = result("mrpc*-SAM-*")
+    config = base["config"]
+    rule = {**config["method"], "rho": {"name": "LossShare", "share": 0.02, "at_most": None}}
+    delta = {**config["method"], "name": "DeltaSAM", "rho": rule["rho"], "weighting": {"name": "OwnGradient"}}
+    runs = read(
+        tmp_path, base, {**base, "config": {**config, "method": rule}},
+        {**base, "method": "DeltaSAM+RDrop", "config": {**config, "method": delta}},
+    )  # fmt: skip
+    assert {run.method for run in runs} == {
+        "SAM", "SAM(LossShare 0.02)", "DeltaSAM(OwnGradient, LossShare 0.02)+RDrop"
+    }  # fmt: skip
+    labels = {row.label for row in TABLES["glue"](Runs(runs)).rows}
+    assert {"SAM", "SAM, LossShare 0.02", "δ-SAM, weights along own gradients, LossShare 0.02 + RDrop"} <= labels
+    TABLES["hyperparameters"](Runs(runs))  # rules have no rho to list

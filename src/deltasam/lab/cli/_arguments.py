@@ -71,7 +71,8 @@ def _settings_last(kind: Any, words: Sequence[str]) -> list[str]:
             if name not in (*options, "help") and not name.startswith("tyro-"):
                 raise InputError(f"--{name}: unknown option; {_hint(kind, name, list(options))}")
             takes_value = not equals and name in options and options[name].type != "bool"
-    return [*others, *settings]
+    # After "--", so that an option with several values does not take them.
+    return [*others, "--", *settings] if settings else others
 
 
 def _hint(kind: Any, name: str, options: Sequence[str]) -> str:
@@ -80,4 +81,4 @@ def _hint(kind: Any, name: str, options: Sequence[str]) -> str:
     if close:
         return f"did you mean --{close[0]}?"
     setting = kind.setting_hint(name).rstrip("?")
-    return f"{setting}=... (without --)?" if setting else f"{_SETTINGS}; --dry-run prints all of them"
+    return f"{setting}=... (without --)?" if setting else f"{_SETTINGS}; `deltasam train --dry-run` prints all"

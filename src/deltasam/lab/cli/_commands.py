@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train:Train", "train and evaluate one run"),
     "sweep": Command("sweep:SweepCommand", "train all missing runs of a sweep file"),
     "search": Command("search:SearchCommand", "search for the best settings with Optuna"),
+    "search radius": Command("search_radius:SearchRadius", "train with several radii, choose one"),
     "evaluate": Command("evaluate:Evaluate", "compute the metrics of a run or a model"),
     "table": Command("table:TableCommand", "compare your runs with the paper's tables"),
     "report": Command("report:ReportCommand", "write an HTML page about a folder of runs"),

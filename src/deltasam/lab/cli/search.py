@@ -18,7 +18,8 @@ class SearchCommand:
 
     Every trial is a run folder. The search file contains a preset or sections of a run (common), and the search space:
     for each setting a list of choices, or low, high and optionally log. Processes with the same --output or --storage
-    share one search. Needs Optuna: pip install 'deltasam[search]'.
+    share one search. Needs Optuna: pip install 'deltasam[search]'. For the radius alone,
+    `deltasam search radius` needs neither a file nor Optuna.
 
     Examples:
       deltasam search rho.yaml

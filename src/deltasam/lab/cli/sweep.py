@@ -14,7 +14,7 @@ from deltasam.lab.cli._errors import InputError, StoppedError, one_line_errors
 from deltasam.lab.cli._output import wide_console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -69,8 +69,8 @@ class SweepCommand:
         with one_line_errors():
             sweep = read_sweep(self._find())
             if self.dry_run:
-                return _list([*tuning_runs(sweep), *final_runs(sweep, {})], self.folder, console)
-            _stop_on_sigterm()
+                return list_runs([*tuning_runs(sweep), *final_runs(sweep, {})], self.folder, console)
+            stop_on_sigterm()
             try:
                 with SweepView(console) as view:
                     outcome = self._run(sweep, view)
@@ -101,7 +101,7 @@ class SweepCommand:
             pool,
             data=None if self.data is None else str(self.data.resolve()),
             watch=view.watch,
-            announce=lambda runs: view.announce(runs, _known(runs, self.folder)),
+            announce=lambda runs: view.announce(runs, known_values(runs, self.folder)),
         )
 
     def _find(self) -> Path:
@@ -120,14 +120,18 @@ class SweepCommand:
         raise InputError(f"{self.file}: there is no such file{hint}")
 
 
-def _known(runs: Sequence[Planned], folder: Path) -> dict[str, float]:
+def known_values(runs: Sequence[Planned], folder: Path) -> dict[str, float]:
+    """Returns the values of the finished runs by name."""
     from deltasam.lab.experiments import Result
 
     paths = {planned.config.run_name: folder / planned.config.run_name / "result.json" for planned in runs}
     return {name: Result.read(path).primary_value for name, path in paths.items() if path.is_file()}
 
 
-def _list(runs: list[Planned], folder: Path, console: Console) -> int:
+def list_runs(
+    runs: Sequence[Planned], folder: Path, console: Console, describe: Callable[[Planned], str] | None = None
+) -> int:
+    """Lists the runs, finished or not, each with its description: by default its point of the grid."""
     from deltasam.lab.experiments import ConfigError, Result
     from deltasam.step.names import pluralized
 
@@ -141,12 +145,13 @@ def _list(runs: list[Planned], folder: Path, console: Console) -> int:
             except ConfigError as error:
                 mark = "damaged "
                 print(f"deltasam sweep: {error}", file=sys.stderr)
-        console.print(f"{mark}  {name}  {' '.join(f'{k}={v}' for k, v in planned.point)}", highlight=False)
+        what = " ".join(f"{k}={v}" for k, v in planned.point) if describe is None else describe(planned)
+        console.print(f"{mark}  {name}  {what}", highlight=False)
     console.print(pluralized(len(runs), "run"), highlight=False)
     return 0
 
 
-def _stop_on_sigterm() -> None:
+def stop_on_sigterm() -> None:
     """Treats SIGTERM, which batch systems send, like Ctrl-C, so that the processes shut down in order."""
 
     def stop(*_: Any) -> None:

@@ -34,12 +34,15 @@ def method_name(method: str) -> str:
         ('δ-SAM + RDrop', 'R-Drop', 'LookSAM')
         >>> method_name("DeltaSAM(RandomWeights)")
         'δ-SAM, weights shuffled'
+        >>> method_name("SAM(LossBudget 0.05, Scheduled)")
+        'SAM, LossBudget 0.05, Scheduled'
     """
     if method in _METHODS:
         return _METHODS[method]
     first, *others = method.split("+")
-    kind, _, weights = first.removesuffix(")").partition("(")
-    name = _METHODS.get(kind, kind) + (f", {_WEIGHTS.get(weights, weights)}" if weights else "")
+    kind, _, inside = first.removesuffix(")").partition("(")
+    parts = inside.split(", ") if inside else []
+    name = ", ".join([_METHODS.get(kind, kind), *(_WEIGHTS.get(part, part) for part in parts)])
     return " + ".join([name, *others])
 
 

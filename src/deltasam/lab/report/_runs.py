@@ -22,6 +22,7 @@ _RUN_FILES = {"config.yaml", "result.json"}
 # these options, or in the seed, are repetitions. `_LATER` holds options that older runs lack, with their old values.
 _NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
 _LATER = {"PerInstanceSAM": {"factors": ("auto", "exact"), "at_once": (None,)}}
+_MAIN = {"LossBudget": "sigma", "LossShare": "share", "Relative": "r", "Layerwise": "rho"}  # of rules for the radius
 _SCHEMA = 1
 
 
@@ -33,7 +34,8 @@ class Run:
     run_id: str  #: Hash of the configuration.
     task: str  #: Name of the task.
     model: str  #: Path of the model; :func:`short_models` makes names to display.
-    method: str  #: Method, regularisers, average, joined by ``+``; other weights than the paper's in parentheses.
+    #: Method, regularisers, average, joined by ``+``; in parentheses weights that are not the paper's, rules of radii.
+    method: str
     seed: int  #: Seed.
     variant: int  #: Hash of the configuration without the seed. Runs of one variant are repetitions.
     evaluation: Evaluation  #: How the metrics were computed.
@@ -217,13 +219,33 @@ def _evaluation(task: Mapping[str, Any], metric: str, rows: Any) -> Evaluation:
 
 
 def _method(name: str, config: Mapping[str, Any]) -> str:
-    """Adds the weighting if it is not the paper's. Tables treat it as another method."""
-    weighting = config.get("weighting")
+    """Adds the weighting if it is not the paper's, and the radius if it is a rule. Tables treat it as another method.
+
+    Example:
+        >>> _method("SAM+RDrop", {"rho": {"name": "LossShare", "share": 0.02}})
+        'SAM(LossShare 0.02)+RDrop'
+    """
+    weighting, rho = config.get("weighting"), config.get("rho")
     kind = weighting.get("name") if isinstance(weighting, Mapping) else None
-    if kind in (None, "FiniteDifference"):
+    parts = [] if kind in (None, "FiniteDifference") else [str(kind)]
+    if isinstance(rho, Mapping):
+        parts += _radius(rho)
+    if not parts:
         return name
     first, plus, others = name.partition("+")
-    return f"{first}({kind}){plus}{others}"
+    return f"{first}({', '.join(parts)}){plus}{others}"
+
+
+def _radius(rule: Mapping[str, Any]) -> list[str]:
+    """Describes a rule for the radius: its name with its main number; a schedule after what it changes."""
+    kind = rule.get("name")
+    if kind is None:
+        return ["groups"]
+    if kind == "Scheduled":
+        inner = rule.get("rho")
+        return [*(_radius(inner) if isinstance(inner, Mapping) else ()), kind]
+    value = rule.get(_MAIN.get(kind, ""))
+    return [f"{kind} {value:g}" if is_number(value) else str(kind)]
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
@@ -233,7 +255,17 @@ def _settings(config: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     if average.get("kind") == "swa":
         del average["decay"]  # no effect
     for part in (config["method"], *config["regularisers"], average):
-        for name, value in part.items():
+        rho = part.get("rho")
+        for name, value in {**part, **(_numbers(rho, "rho") if isinstance(rho, Mapping) else {})}.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 found[intern(f"{part['name']}.{name}" if name in found else name)] = float(value)
     return tuple(found.items())
+
+
+def _numbers(rule: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The numbers of a rule for the radius, such as ``rho.share``; ``rho`` itself if a schedule changes a number."""
+    found: dict[str, Any] = {}
+    for key, value in rule.items():
+        name = prefix if key == "rho" else f"{prefix}.{key}"
+        found |= _numbers(value, name) if isinstance(value, Mapping) else {name: value}
+    return found

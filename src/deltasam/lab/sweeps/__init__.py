@@ -9,12 +9,14 @@ from deltasam.lab.sweeps._file import KEEP, Risk, Sweep, Tune, read_sweep
 from deltasam.lab.sweeps._measure import RISK, WEIGHTS, measured, record_risk, record_weights
 from deltasam.lab.sweeps._plan import Planned, final_runs, select, tuning_runs
 from deltasam.lab.sweeps._pool import Event, Job, LocalPool
+from deltasam.lab.sweeps._radius import PLAIN, RadiusChoice, choose_radius, radius_sweep
 from deltasam.lab.sweeps._ray import RayPool
 from deltasam.lab.sweeps._search import Search, read_search, run_search
 from deltasam.lab.sweeps._sweep import Outcome, run_sweep
 
 __all__ = [
     "KEEP",
+    "PLAIN",
     "RISK",
     "WEIGHTS",
     "Event",
@@ -22,13 +24,16 @@ __all__ = [
     "LocalPool",
     "Outcome",
     "Planned",
+    "RadiusChoice",
     "RayPool",
     "Risk",
     "Search",
     "Sweep",
     "Tune",
+    "choose_radius",
     "final_runs",
     "measured",
+    "radius_sweep",
     "read_search",
     "read_sweep",
     "record_risk",
