@@ -50,7 +50,7 @@ class DeltaSAM(Method):
         (4, 2, torch.Size([4]))
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     eta: float = number(1e-4, open_low=True)
     weighting: Weighting = field(default_factory=FiniteDifference)
     probe_every: int = number(1, low=1, whole=True)

@@ -45,7 +45,7 @@ class ESAM(Method):
         (3, 2, torch.Size([4]))
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     beta: float = number(0.6, high=1, open_low=True)
     gamma: float = number(0.5, high=1, open_low=True)
     seed: int = random_seed()

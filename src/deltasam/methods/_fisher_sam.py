@@ -45,7 +45,7 @@ class FisherSAM(Method):
         1
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     keep: float = number(0.1, high=1, open_low=True)
     refresh: int = number(100, low=1, whole=True)
     buffers = ("mask", "mask_good", "mask_heard")

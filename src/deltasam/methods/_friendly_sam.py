@@ -41,7 +41,7 @@ class FriendlySAM(Method):
         (2, 2, ['bias', 'weight'])
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     sigma: float = number(1.0)
     decay: float = number(0.9, high=1)
     buffers = ("average",)

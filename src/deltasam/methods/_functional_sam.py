@@ -56,7 +56,7 @@ class FunctionalSAM(Method):
         (2, 2, True)
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     uses_direction_only = True
 
     def _step(self, passes: Passes) -> Step:

@@ -46,7 +46,7 @@ class GradientNormPenalty(Method):
         (2, 2, True)
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     alpha: float = number(0.8)
     edits_gradient = True
 

@@ -38,7 +38,7 @@ class GSAM(Method):
         0.03
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     alpha: float = number(0.4)
     edits_gradient = True
 

@@ -42,7 +42,7 @@ class LookSAM(Method):
         [2, 1, 1, 2, 1, 1]
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     k: int = number(5, low=1, whole=True)
     alpha: float = number(0.7)
     cost = "1+1/k"

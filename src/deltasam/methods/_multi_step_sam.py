@@ -55,7 +55,7 @@ class MultiStepSAM(Method):
         (4, 4)
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     ascent_steps: int = number(2, low=1, whole=True)
     stride: float | None = number(None, open_low=True, optional=True)
     cost = "K+1/K+1"

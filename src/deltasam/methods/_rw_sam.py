@@ -57,7 +57,7 @@ class RWSAM(Method):
         (3, 2, torch.Size([4]))
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     lam: float = number(1.0)
     norms: Norms = choice("finite-difference", Norms)
     samples: int = number(1, low=1, whole=True)

@@ -37,7 +37,7 @@ class SAM(Method):
         (2, 2, True)
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     uses_direction_only = True
 
     def _step(self, passes: Passes) -> Step:

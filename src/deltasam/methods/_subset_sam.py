@@ -40,7 +40,7 @@ class SubsetSAM(Method):
         (torch.Size([2]), torch.Size([8]))
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     fraction: float = number(0.25, high=1, open_low=True)
     cost = "1+f"
     subsets_batch = True

@@ -49,7 +49,7 @@ class WSAM(Method):
         (2, 2, True)
     """
 
-    rho: Rho = radius(0.05)
+    rho: Rho = radius()
     gamma: float = number(0.9, high=1, open_high=True)
     edits_gradient = True
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltasam.lab.pages import figures, frontier, lora, measurements, plan, runs, speed
+from deltasam.lab.pages import figures, frontier, lora, measurements, plan, radius, runs, speed
 from deltasam.lab.pages.measurements import COSINE_PAIRS, named, weight_lines
 from deltasam.lab.pages.runs import SETS, Selection, by_metric, finals, row_name, scores, trained
 from deltasam.lab.pages.statistics import (
@@ -184,6 +184,9 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "frontier.md": frontier.encoder_table,
     "frontier-llm.md": frontier.llm_table,
     "methods.svg": frontier.figure,
+    "radius-default.md": radius.default_table,
+    "radius-rules.md": radius.rules_table,
+    "radius-units.md": radius.units_table,
     # speed
     "speed-ratios.md": lambda r: speed.ratios(r, speed.RATIOS),
     "speed-memory.md": lambda r: speed.ratios(r, speed.MEMORY),

@@ -52,6 +52,7 @@ def read(results: Path, *folders: str) -> pd.DataFrame:
             {
                 **dict(run.settings), **{name: 100 * value for name, value in run.metrics.items()},
                 "run_id": run.run_id, "task": run.task, "method": run.method, "seed": run.seed,
+                "first": "bert-small-wiki" in run.model,
                 "variant": run.variant, "settings": run.settings, "steps": run.steps,
                 "forwards": run.forwards, "backwards": run.backwards,
                 "score": 100 * run.metrics[run.primary], "best": 100 * run.best,

@@ -6,17 +6,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from deltasam.step.checks import check_number
 from deltasam.step.norms import global_norm, step_size, tensor_norms
 from deltasam.step.quantized import layer_of
-
-if TYPE_CHECKING:
-    from deltasam.step.radius._scheduled import Progress
+from deltasam.step.radius._progress import Progress
 
 Self = TypeVar("Self", bound="Radius")
 Number = float | Tensor  # a tensor while a step is recorded: a replay reads the value of its own step
@@ -228,29 +225,3 @@ class Fixed(Radius):
     def known(self) -> Number:
         """The number."""
         return self.rho
-
-
-def as_radius(rho: Any) -> Radius:
-    """A rule from a number, a tensor of one number, a rule, or a mapping from groups of parameters to any of these."""
-    if isinstance(rho, Radius):
-        return rho
-    if isinstance(rho, Mapping):
-        from deltasam.step.radius._groups import Groups
-
-        return Groups.of(rho)
-    return Fixed(rho)
-
-
-def check_radius(name: str, value: Any) -> None:
-    """Raises an error that names the argument, unless the value is a number of at least 0, a rule, or a mapping.
-
-    Raises:
-        TypeError: The value is the class of a rule.
-        ValueError: The value, or one in the mapping, is not a number of at least 0.
-    """
-    if isinstance(value, (Radius, Mapping)):
-        as_radius(value)  # checks the keys and values of a mapping
-        return
-    if isinstance(value, type) and issubclass(value, Radius):
-        raise TypeError(f"{name}={value.__name__} is a class: write {name}={value.__name__}(...)")
-    check_number(name, value, 0)

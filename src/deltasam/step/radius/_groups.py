@@ -11,9 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from deltasam.step.checks import shown
-from deltasam.step.radius._base import Climb, Number, Radius, Sizes, as_radius, check_radius
-from deltasam.step.selection import KINDS, kinds_of
+from deltasam.step.radius._base import Climb, Number, Radius, Sizes
+from deltasam.step.selection import kinds_of
 
 Key = str | Callable[[str, nn.Parameter], bool]
 
@@ -49,22 +48,6 @@ class Groups(Radius):
     """
 
     groups: tuple[tuple[Key, Radius], ...]
-
-    @classmethod
-    def of(cls, given: Mapping[Any, Any]) -> Groups:
-        """The rule from a mapping.
-
-        Raises:
-            TypeError: A key or a radius has the wrong type.
-            ValueError: A key is unknown, a radius negative, or the mapping empty.
-        """
-        if not given:
-            raise ValueError("rho={} has no group: write for example rho={'embeddings': 0, 'rest': 0.01}")
-        for key, value in given.items():
-            if not callable(key):
-                _check_key(key)
-            check_radius(f"rho[{shown(key)}]", value)
-        return cls(tuple((key, as_radius(value)) for key, value in given.items()))
 
     @property
     def needs_gradient(self) -> bool:  # type: ignore[override]
@@ -134,14 +117,6 @@ class Groups(Radius):
 
 
 _MEMBERS: WeakKeyDictionary[nn.Module, dict[Any, list[int]]] = WeakKeyDictionary()
-
-
-def _check_key(key: Any) -> None:
-    if not isinstance(key, str):
-        raise TypeError(f"rho has the group {shown(key)}, which is neither a string nor a predicate (name, p) -> bool")
-    if key not in (*KINDS, REST) and not any(mark in key for mark in "*?[."):
-        kinds = ", ".join(map(repr, (*KINDS, REST)))
-        raise ValueError(f"rho has the group {key!r}: use one of {kinds}, or a pattern of names such as {key + '*'!r}")
 
 
 def _assigned(model: nn.Module, keys: tuple[Key, ...], names: Any, params: Any) -> list[int]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from deltasam.step.checks import check_number
-from deltasam.step.radius._base import Climb, Number, Radius, as_radius, check_radius
+from deltasam.step.radius._base import Climb, Number, Radius
+from deltasam.step.radius._given import as_radius, check_radius
 
 
 @dataclass(frozen=True)

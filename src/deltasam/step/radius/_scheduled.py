@@ -7,28 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn, get_args
 
 from deltasam.step.checks import check_number
-from deltasam.step.radius._base import Climb, Number, Radius, Rho, as_radius, check_radius
+from deltasam.step.radius._base import Climb, Number, Radius, Rho
+from deltasam.step.radius._given import as_radius, check_radius
+from deltasam.step.radius._progress import Progress
 
 Unit = Literal["share", "steps", "epochs"]
 Ramp = Literal["linear", "cosine"]
 After = Literal["constant", "linear", "cosine", "lr"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where the training is.
-
-    Attributes:
-        step: Number of the step, from 0.
-        total: Number of steps of the training.
-        epoch: Passes over the data so far, with a fraction.
-        lr: The learning rate relative to its peak.
-    """
-
-    step: int = 0
-    total: int | None = None
-    epoch: float | None = None
-    lr: float | None = None
 
 
 @dataclass(frozen=True)
