@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,7 @@ class AWP(Method):
     adv_param: str = "weight"
     add_plain: bool = True
     edits_gradient = True
+    plain_ascent = False
 
     def is_erm(self) -> bool:
         """Whether nothing can move: a step of length 0, or bounds of 0."""
@@ -84,6 +85,7 @@ class AWP(Method):
         norm = global_norm([d for name in chosen if (d := g[name]) is not None]).to(passes.device)
         # Times the norm, by which the ascent divides: a gradient that is not finite then moves nothing.
         direction = [None if (d := g[name]) is None else self._move(p, d, norm) for name, p in chosen.items()]
+        length = global_norm([d for d in direction if d is not None]).to(norm) / norm
         with passes.fresh_grads() as trained:
             g = {name: g[name] for name in trained} if self.add_plain else {}  # without those of frozen parameters
             with passes.ascend(direction, 1.0, norm=norm, params=list(chosen.values())) as ascent:
@@ -94,7 +96,8 @@ class AWP(Method):
                 share = torch.where(ascent.skipped, torch.zeros_like(one), one)
                 for name, p in trained.items():
                     p.grad = combine(one, p.grad, share, g.pop(name))
-        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
+        radius = torch.where(ascent.skipped, torch.zeros_like(length), length)
+        return make_step(passes, losses, perturbed=perturbed, ascent=replace(ascent, radius=radius))
 
     @torch.no_grad()
     def _move(self, p: nn.Parameter, gradient: Tensor, norm: Tensor) -> Tensor:

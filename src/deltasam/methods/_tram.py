@@ -90,6 +90,7 @@ class TRAM(Method):
     seed: int = random_seed()
     cost = "3/2"
     buffers = ("previous",)
+    plain_ascent = False
 
     def _step(self, passes: Passes) -> Step:
         objective: Any = passes.objective

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import ASAM, SAM, Layerwise, LossBudget, LossShare, MicroBatches, PerInstanceSAM, Relative
+from deltasam import methods as m
 from deltasam.methods import BiLoRA, DeltaSAM, Method, MomentumSAM, RandomPerturbation
 from deltasam.step.norms import step_size
 from deltasam.step.radius import Climb, Fixed, Groups, as_radius
@@ -240,3 +242,32 @@ def test_a_rule_can_be_scaled() -> None:
         torch.testing.assert_close(2 * half, whole)
         torch.testing.assert_close(other, -whole)
     assert float(step_size(0.1, torch.tensor(0.0))) == 0
+
+
+METHODS: list[Callable[..., Method]] = [
+    SAM,
+    m.GSAM,
+    m.LookSAM,
+    m.FriendlySAM,
+    partial(m.SubsetSAM, fraction=0.5),
+    partial(m.ESAM, beta=1.0, gamma=1.0),
+    m.WSAM,
+    m.GradientNormPenalty,
+]
+MOVES = [partial(make, rho=rho) for make in METHODS for rho in (0.1, LossShare(0.1), Layerwise(0.1))]
+MOVES += [partial(m.RandomPerturbation, per="all", rho=0.1), partial(m.AWP, adv_lr=0.01)]
+
+
+@pytest.mark.parametrize("make", MOVES)
+def test_the_radius_of_a_step_is_how_far_the_weights_moved(make: Callable[..., Method]) -> None:
+    model, batch, _ = TRANSFORMER_NO_DROPOUT.make()
+    before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
+    moved = []
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        moved.append((torch.cat([p.detach().flatten() for p in model.parameters()]) - before).norm())
+        return cross_entropy(model, batch)
+
+    step = make().backward(model, batch, objective)
+    assert step.radius is not None
+    torch.testing.assert_close(step.radius.double(), max(moved), rtol=1e-5, atol=0)
