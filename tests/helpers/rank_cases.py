@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deltasam import ERM, Classification, FreeLB, MicroBatches, PerInstanceSAM, RDrop
+from deltasam import ERM, Classification, FreeLB, LossBudget, LossShare, MicroBatches, PerInstanceSAM, RDrop, Relative
 from deltasam.methods import (
     ASAM,
     AWP,
@@ -78,6 +78,9 @@ def methods() -> dict[str, tuple[Callable[..., Method], Any]]:
     return {
         "erm": (ERM, cross_entropy),
         "sam": (SAM, cross_entropy),
+        "sam-share": (lambda **o: SAM(rho=LossShare(0.1), **o), cross_entropy),
+        "sam-tensors": (lambda **o: SAM(rho=Relative(0.05, per="tensor"), **o), cross_entropy),
+        "sam-groups": (lambda **o: SAM(rho={"biases": 0.1, "rest": LossBudget(0.2)}, **o), cross_entropy),
         "delta-sam": (DeltaSAM, cross_entropy),
         "rw-sam": (RWSAM, cross_entropy),
         "asam": (ASAM, cross_entropy),
@@ -96,6 +99,7 @@ def methods() -> dict[str, tuple[Callable[..., Method], Any]]:
         "esam": (lambda **o: ESAM(beta=0.7, gamma=1.0, **o), cross_entropy),
         "subset-sam": (lambda **o: SubsetSAM(fraction=1.0, **o), cross_entropy),
         "per-instance": (lambda **o: PerInstanceSAM(engine="low-rank", **o), cross_entropy),
+        "per-instance-share": (lambda **o: PerInstanceSAM(rho=LossShare(0.1), **o), cross_entropy),
         "per-instance-loop": (lambda **o: PerInstanceSAM(engine="loop", **o), cross_entropy),
         "freelb": (lambda **o: FreeLB(init_magnitude=0.0, embeddings="embeddings", **o), cross_entropy),
         "rdrop": (ERM, rdrop),

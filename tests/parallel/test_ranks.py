@@ -54,8 +54,8 @@ def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: s
 def test_the_comparisons_are_complete(ranks: list[dict[str, Any]]) -> None:
     named = ("erm", "sam", "delta-sam", "asam", "gsam", "friendly-sam", "momentum-sam", "freelb", "rdrop")
     named += ("random", "random-all", "bi-lora", "wsam", "gradient-norm-penalty", "functional-sam")
-    named += ("rw-sam", "awp", "multi-step-sam")
-    for name in (*named, "look-sam", "per-instance", "per-instance-loop"):
+    named += ("rw-sam", "awp", "multi-step-sam", "sam-share", "sam-tensors", "sam-groups")
+    for name in (*named, "look-sam", "per-instance", "per-instance-loop", "per-instance-share"):
         assert {f"{name} local", f"{name} global"} <= ranks[0]["replicas"].keys()
     frozen = {f"{name} local gradient" for name in ("sam", "asam", "per-instance", "per-instance-groups")}
     assert frozen <= ranks[0]["frozen_replicas"].keys()
