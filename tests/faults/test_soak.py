@@ -94,8 +94,8 @@ def soak(name: str, steps: int, build: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_150_steps(name: str) -> None:
-    soak(name, 150, TinyTransformer)
+def test_60_steps(name: str) -> None:
+    soak(name, 60, TinyTransformer)
 
 
 @pytest.mark.slow

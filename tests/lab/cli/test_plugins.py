@@ -78,6 +78,7 @@ def test_train_and_evaluate_with_plugins(bert: Path, tmp_path: Path, here: Here)
     assert json.loads(done.stdout)["metrics"] == pytest.approx(found["metrics"]), done.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_of_two_processes(forkserver: None, bert: Path, tmp_path: Path, here: Here) -> None:
     sweep = {"tasks": ["few-docstrings"], "models": [str(bert)], "methods": ["wide-sam", "erm"], "common": SMALL}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(sweep))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,7 +113,10 @@ def _runs(
             sections = RunConfig.from_plain(sections).to_plain()  # with all options, so that each can be set
         for setting, value in point:
             sections = with_setting(sections, setting, value)
-        return [Planned(setup, method, point, RunConfig.from_plain({**sections, "seed": seed})) for seed in seeds]
+        # Reading a configuration takes milliseconds; a table of results plans thousands of runs.
+        first = RunConfig.from_plain({**sections, "seed": seeds[0]})
+        configs = [first, *(dataclasses.replace(first, seed=seed) for seed in seeds[1:])]
+        return [Planned(setup, method, point, config) for config in configs]
     except ConfigError as error:
         raise ConfigError(f"{setup}, {method}: {error}") from error
 
