@@ -16,7 +16,8 @@ class StepMetrics:
     """Running means of step statistics. Adding a step does not synchronize; reading the means does so once.
 
     ``sharpness``: how much the perturbation raised the mean loss. ``ascent_grad_norm``: norm of the gradient that the
-    perturbation follows. ``weights_mean``, ``weights_std``, ``weights_max``: of the instance weights g.
+    perturbation follows. ``radius``: norm of the perturbation. ``weights_mean``, ``weights_std``, ``weights_max``: of
+    the instance weights g.
     """
 
     def __init__(self) -> None:

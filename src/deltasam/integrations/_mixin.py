@@ -32,14 +32,14 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
     weighted by their number of instances, or of target tokens. For :class:`~deltasam.ERM` their sum is the gradient
     of the large batch, for every model.
 
-    *Logging.* Adds to the Trainer's entries: ``sharpness``; ``ascent_grad_norm``, the norm of the gradient that the
-    perturbation follows (``grad_norm`` is still that of the optimizer's gradient); ``weights_mean``, ``weights_std``
-    and ``weights_max`` of the instance weights g. Each is a mean over the steps since the last entry. ``skipped`` is
-    the number of steps so far without a perturbation. The last entry has ``train_forwards`` and ``train_backwards``,
-    the total number of passes.
+    *Logging.* Adds to the Trainer's entries: ``sharpness``; ``radius``, the norm of the perturbation;
+    ``ascent_grad_norm``, the norm of the gradient that the perturbation follows (``grad_norm`` is still that of the
+    optimizer's gradient); ``weights_mean``, ``weights_std`` and ``weights_max`` of the instance weights g. Each is a
+    mean over the steps since the last entry. ``skipped`` is the number of steps so far without a perturbation. The
+    last entry has ``train_forwards`` and ``train_backwards``, the total number of passes.
 
-    *Schedules.* A callback may replace the method: ``trainer.method = trainer.method.replace(rho=...)``. With
-    ``capture``, steps are then recorded again.
+    *Schedules.* A :class:`~deltasam.Scheduled` radius follows the steps, epochs and learning rate of the Trainer. A
+    callback may also replace the method: ``trainer.method = trainer.method.replace(rho=...)``.
 
     *Synchronization.* Steps do not wait for the device; only log entries, evaluations and checkpoints do. Batches are
     copied to a GPU asynchronously. ``args.logging_nan_inf_filter`` works on the device: a loss that is not finite is

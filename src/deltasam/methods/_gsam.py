@@ -24,7 +24,8 @@ class GSAM(Method):
 
     Cost: 2 forwards, 2 backwards; two extra copies of the parameters (one is the plain gradient).
 
-    In the paper rho follows the learning rate: call ``method.replace(rho=GSAM.rho_at(...))`` before each step.
+    In the paper rho follows the learning rate: ``rho=Scheduled(rho_max, after="lr", end=rho_min / rho_max)``, or
+    ``method.replace(rho=GSAM.rho_at(...))`` before each step.
 
     Attributes:
         rho: Radius of the perturbation.

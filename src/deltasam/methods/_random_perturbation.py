@@ -46,7 +46,7 @@ class RandomPerturbation(Method):
     With LoRA use ``params="base"``: the noise is on the frozen matrices, which need no gradient. This is Flat-LoRA,
     with two differences. It scales by the rows of the merged matrix :math:`W + s B A`, this class by those of W, which
     differ by the size of the update. Its noise grows from zero to rho during training, along
-    :math:`(1 - \cos(\pi t / T)) / 2`; to do so, call ``method = method.replace(rho=...)`` between steps.
+    :math:`(1 - \cos(\pi t / T)) / 2`: ``rho=Scheduled(0.05, warmup=1.0, ramp="cosine")``.
 
     Cost: 1 forward, 1 backward; one extra copy of the perturbed parameters, a second one briefly before the pass. On a
     GPU with Triton, noise per row is drawn while it is added, which takes one pass through memory and no second copy.
