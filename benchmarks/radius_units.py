@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from deltasam import ERM, SAM, instance_gradient_norms
-from deltasam.lab.experiments import RunConfig
-from deltasam.lab.experiments._run import prepare
+from deltasam.lab.experiments import RunConfig, prepare
 from deltasam.step.norms import global_norm
 from deltasam.step.selection import select
 

@@ -14,7 +14,7 @@ from deltasam.parallel.ranks import Ranks
 def test_the_mean_is_not_the_sum_and_does_not_change_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta-SAM divides the weights by it, for half precision; the normalised direction does not show the factor."""
 
-    def all_reduce(value: torch.Tensor, group: Any) -> None:
+    def all_reduce(value: torch.Tensor, group: Any, op: Any = torch.distributed.ReduceOp.SUM) -> None:
         value += group  # the values of the others
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)

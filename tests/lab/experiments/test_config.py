@@ -73,7 +73,7 @@ def test_identity_is_what_is_computed() -> None:
     assert make(on_out_of_memory="split").run_id == config.run_id  # not allowed with capture
     for section, value in other.items():
         assert make(**{section: value}).run_id != config.run_id, section
-    assert make(method={"name": "SAM", "rho": 0.05}).run_id == make(method="sam").run_id  # the default
+    assert make(method={"name": "SAM", "rho": 0.01}).run_id == make(method="sam").run_id  # the default
 
 
 def test_later_wins(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from deltasam.lab.experiments._run import _result
 def test_the_last_evaluation_counts_and_the_best_is_recorded(higher: bool, best: float, step: int) -> None:
     task = SimpleNamespace(name="own", primary="score", higher_is_better=higher, eval_split="validation")
     config = SimpleNamespace(
-        task=task, run_id="x", model=SimpleNamespace(path="m"), method=None, regularisers=(), seed=1, to_plain=dict
+        task=task, run_id="x", model=SimpleNamespace(path="m"), method=None, arm=("ERM",), seed=1, to_plain=dict
     )
     prepared: Any = SimpleNamespace(
         config=config, train_rows=[1, 2, 3], eval_rows=[1, 2], data=SimpleNamespace(origins={})

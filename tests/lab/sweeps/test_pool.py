@@ -43,6 +43,7 @@ def losses(folder: Path) -> dict[str, float]:
     return {name: result["metrics"]["loss"] for name, result in found.items()}
 
 
+@pytest.mark.slow
 def test_a_reused_worker_gives_the_results_of_a_new_one(tmp_path: Path) -> None:
     # An empty GPU name hides all GPUs; this tests how a worker gets several runs.
     pool = LocalPool(workers=1, gpus=("",))
@@ -200,6 +201,7 @@ def dying_after(connection: Any, gpu: str | None, threads: int) -> None:
     connection.send(("finished", True, "accuracy", 0.5))
 
 
+@pytest.mark.slow
 def test_an_idle_worker_that_died_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltasam.lab.sweeps._pool.work", dying_after)
     jobs = [Job(name=name, config={}, folder=tmp_path) for name in "ab"]

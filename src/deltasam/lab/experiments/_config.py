@@ -67,7 +67,7 @@ class RunConfig:
     Example:
         >>> config = RunConfig.from_plain({"task": "mrpc", "model": "bert-base-cased", "method": "delta-sam"})
         >>> config.method.rho, config == RunConfig.from_plain(config.to_plain()), len(config.run_id)
-        (0.05, True, 12)
+        (0.01, True, 12)
     """
 
     task: Task

@@ -112,7 +112,7 @@ def options(kind: type, plain: Mapping[str, Any], where: str, leave_out: Iterabl
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Converts a value from YAML or a command line to a type (``1e-4`` is a string in YAML)."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
         return value  # built already
@@ -121,13 +121,20 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, bool) and hint in (int, float):
         raise ConfigError(f"{where}={value!r}: must be a number")
     try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        return _adapter(hint).validate_python(value)
     except ValidationError as error:
         for key in error.errors()[0]["loc"]:  # the entry of a mapping that does not fit
             if isinstance(value, Mapping) and key in value:
                 where, value = f"{where}.{key}", value[key]
         problems = dict.fromkeys(problem["msg"] for problem in error.errors())  # one for each type of a union
         raise ConfigError(f"{where}={value!r}: {'; or '.join(problems).replace('tuple', 'list')}") from error
+
+
+@functools.cache  # making one takes longer than reading a whole configuration with it
+def _adapter(hint: Any) -> Any:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def section(kind: type, given: Any, where: str) -> Any:

@@ -44,9 +44,16 @@ class Selection:
 
 @lru_cache
 def read(results: Path, *folders: str) -> pd.DataFrame:
+    """One row per finished run of the folders; of a run that is in several of them, that in the first."""
+    frames = [frame for folder in folders if not (frame := _read(results, folder)).empty]
+    return pd.concat(frames, ignore_index=True).drop_duplicates("run_id") if frames else pd.DataFrame()
+
+
+@lru_cache
+def _read(results: Path, folder: str) -> pd.DataFrame:
     """One row per finished run: settings and metrics as columns, metrics times 100, whether it is a tuning run."""
     rows = []
-    for run in read_runs(*(results / folder for folder in folders)).finished:
+    for run in read_runs(results / folder).finished:
         risk = run.risk()
         rows.append(
             {
