@@ -130,7 +130,7 @@ class PerInstanceSAM(Method):
             model=part.inner,
             names=list(part.params),
             params=params,
-            scale=part.scaled(members) / part.as_whole,
+            scale=lambda: part.scaled(members) / part.as_whole,
             norm_of_each=lambda: recording.norms_of(params),
             loss=lambda: recording.mean_losses(members) * part.as_whole,
         )

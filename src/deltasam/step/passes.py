@@ -7,6 +7,7 @@ scaling, autocast, random streams and buffers, count the passes and check the lo
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -268,7 +269,9 @@ class Passes(StepBatch):
         norms: Tensor | None,
     ) -> Climb:
         """What a rule for the radius may ask about this ascent."""
-        names = {id(p): name for name, p in self.named.items()}
+        is_all = len(moving) == len(self.params) and all(map(operator.is_, moving, self.params.values()))
+        known = {} if is_all else {id(p): name for name, p in self.named.items()}
+        names = [*self.params] if is_all else [known.get(id(p), "?") for p in moving]
 
         def of_each() -> Tensor:
             return direction_norms(direction).to(norm) if norms is None else norms
@@ -281,9 +284,9 @@ class Passes(StepBatch):
         return Climb(
             norm=norm,
             model=self.inner,
-            names=[names.get(id(p), "?") for p in moving],
+            names=names,
             params=moving,
-            scale=self.scaled(torch.ones_like(norm)) * self.fraction,
+            scale=lambda: self.scaled(torch.ones_like(norm)) * self.fraction,
             norm_of_each=None if any(isinstance(d, Noise) for d in direction) else of_each,
             loss=loss,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,7 @@ from deltasam import methods as m
 from deltasam.methods import BiLoRA, DeltaSAM, Method, MomentumSAM, RandomPerturbation
 from deltasam.step.norms import step_size
 from deltasam.step.radius import Climb, Fixed, Groups, as_radius
+from helpers.captured_models import CASES, Case
 from helpers.problems import TRANSFORMER_NO_DROPOUT, cross_entropy, grads, relative_error
 
 Named = dict[str, Tensor]
@@ -271,3 +274,37 @@ def test_the_radius_of_a_step_is_how_far_the_weights_moved(make: Callable[..., M
     step = make().backward(model, batch, objective)
     assert step.radius is not None
     torch.testing.assert_close(step.radius.double(), max(moved), rtol=1e-5, atol=0)
+
+
+def test_a_radius_that_is_no_number_is_left_to_the_method() -> None:
+    """A user's field called rho may be something else; only zero is plain training."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(Method):
+        rho: float | None = None
+
+        def _step(self, passes: Any) -> Any:
+            losses, grads = passes.gradient()
+            with passes.ascend(grads, 0.1) as ascent:
+                return m.make_step(passes, losses, perturbed=passes.accumulate(), ascent=ascent)
+
+    model, batch, objective = TRANSFORMER_NO_DROPOUT.make()
+    assert Own().backward(model, batch, objective).forwards == 2
+    assert Own(rho=0).backward(model, batch, objective).forwards == 1
+
+
+LLAMAS = [case for case in CASES if case.name in ("Llama", "Llama + LoRA (adapters)", "Llama + LoRA (base matrices)")]
+
+
+@pytest.mark.parametrize("rho", [LossShare(0.1), Layerwise(0.1), {"norms": 0.05, "rest": LossBudget(0.1)}], ids=str)
+@pytest.mark.parametrize("case", LLAMAS, ids=str)
+def test_on_llamas_the_engine_and_the_loop_agree(case: Case, rho: Any) -> None:
+    found = []
+    for engine in ("low-rank", "loop"):
+        model = copy.deepcopy(case.model()).double()
+        options = {} if case.params is None else {"params": case.params}
+        step = PerInstanceSAM(rho=rho, engine=engine, **options).backward(model, case.batch(), case.objective)
+        found.append((grads(model), step.radius))
+    (first, radius), (second, other) = found
+    assert relative_error(first, second) < 1e-6  # the models compute their norms and angles in float32
+    torch.testing.assert_close(radius, other, rtol=1e-6, atol=0)

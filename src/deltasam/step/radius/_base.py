@@ -28,7 +28,7 @@ class Climb:
         model: The model.
         names: The names of the K parameters that move.
         params: These parameters.
-        scale: The factor that the direction carries: the gradient itself has the norm ``norm / scale``.
+        scale: Returns the factor that the direction carries: the gradient itself has the norm ``norm / scale()``.
         norm_of_each: Returns the norm of the direction of each parameter, shape (K,) or (K, G).
         loss: Returns the loss that the direction is the gradient of, shape () or (G,); None if it is no gradient.
     """
@@ -37,14 +37,14 @@ class Climb:
     model: nn.Module
     names: Sequence[str]
     params: Sequence[Tensor]
-    scale: Number = 1.0
+    scale: Callable[[], Number] = lambda: 1.0
     norm_of_each: Callable[[], Tensor] | None = None
     loss: Callable[[], Tensor] | None = None
 
     @property
     def slope(self) -> Tensor:
         """The norm of the gradient, without the loss scale: how much the loss rises per unit of the radius."""
-        return self.norm / self.scale
+        return self.norm / self.scale()
 
     def weight_norm(self) -> Tensor:
         """The norm of all parameters that move."""
@@ -127,7 +127,8 @@ class Radius(ABC):
 
     def is_zero(self) -> bool:
         """Whether nothing is perturbed, so that the step is plain training."""
-        return all(isinstance(value, (int, float)) and value == 0 for value in self.numbers())
+        numbers = self.numbers()
+        return bool(numbers) and all(isinstance(value, (int, float)) and value == 0 for value in numbers)
 
     def is_per_parameter(self) -> bool:
         """Whether parameters have their own sizes."""

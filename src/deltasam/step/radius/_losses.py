@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -11,9 +12,43 @@ from deltasam.step.checks import check_number
 from deltasam.step.radius._base import Climb, Number, Radius
 from deltasam.step.radius._given import as_radius, check_radius
 
+Self = TypeVar("Self", bound="_OfLoss")
+
+
+class _OfLoss(Radius):
+    """A rise of the loss over the norm of the gradient, at most a bound. The first field is the rise."""
+
+    needs_gradient = True
+    at_most: float | Radius | None
+    _amount: ClassVar[str]  # the name of the first field
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_number(self._amount, getattr(self, self._amount), 0)
+        if self.at_most is not None:
+            check_radius("at_most", self.at_most)
+
+    @abstractmethod
+    def _rise(self, climb: Climb) -> Number: ...
+
+    def radius_of(self, climb: Climb) -> Number:
+        """The rise over the norm of the gradient, at most the bound."""
+        rho = self._rise(climb) / climb.slope
+        return rho if self.at_most is None else _at_most(rho, as_radius(self.at_most).radius_of(climb))
+
+    def is_zero(self) -> bool:
+        """Whether the rise or the bound is zero."""
+        parts = (getattr(self, self._amount), self.at_most)
+        return any(as_radius(part).is_zero() for part in parts if part is not None)
+
+    def scaled(self: Self, factor: Number) -> Self:
+        """Scales the rise and the bound."""
+        bound = None if self.at_most is None else self.at_most * factor
+        return self._with(**{self._amount: getattr(self, self._amount) * factor, "at_most": bound})
+
 
 @dataclass(frozen=True)
-class LossBudget(Radius):
+class LossBudget(_OfLoss):
     r"""The radius at which the loss rises by sigma, to first order.
 
     .. math:: \rho = \min(\sigma / \lVert \nabla l(w) \rVert_2,\ \rho_{\max})
@@ -42,30 +77,14 @@ class LossBudget(Radius):
 
     sigma: float = 0.05
     at_most: float | Radius | None = None
-    needs_gradient = True
+    _amount = "sigma"
 
-    def __post_init__(self) -> None:
-        """Checks the values."""
-        check_number("sigma", self.sigma, 0)
-        if self.at_most is not None:
-            check_radius("at_most", self.at_most)
-
-    def radius_of(self, climb: Climb) -> Number:
-        """Sigma over the norm of the gradient, at most the bound."""
-        rho = self.sigma / climb.slope
-        return rho if self.at_most is None else _at_most(rho, as_radius(self.at_most).radius_of(climb))
-
-    def is_zero(self) -> bool:
-        """Whether the budget or the bound is zero."""
-        return _is_any_zero(self.sigma, self.at_most)
-
-    def scaled(self, factor: Number) -> LossBudget:
-        """Scales the budget and the bound."""
-        return self._with(sigma=self.sigma * factor, at_most=None if self.at_most is None else self.at_most * factor)
+    def _rise(self, climb: Climb) -> Number:
+        return self.sigma
 
 
 @dataclass(frozen=True)
-class LossShare(Radius):
+class LossShare(_OfLoss):
     r"""The radius at which the loss rises by a share of itself, to first order.
 
     .. math:: \rho = \min(\kappa\, l(w) / \lVert \nabla l(w) \rVert_2,\ \rho_{\max})
@@ -91,31 +110,11 @@ class LossShare(Radius):
 
     share: float = 0.05
     at_most: float | Radius | None = None
-    needs_gradient = True
+    _amount = "share"
 
-    def __post_init__(self) -> None:
-        """Checks the values."""
-        check_number("share", self.share, 0)
-        if self.at_most is not None:
-            check_radius("at_most", self.at_most)
-
-    def radius_of(self, climb: Climb) -> Number:
-        """A share of the loss over the norm of the gradient, at most the bound."""
+    def _rise(self, climb: Climb) -> Number:
         assert climb.loss is not None
-        rho = self.share * climb.loss().to(climb.norm).clamp_min(0) / climb.slope
-        return rho if self.at_most is None else _at_most(rho, as_radius(self.at_most).radius_of(climb))
-
-    def is_zero(self) -> bool:
-        """Whether the share or the bound is zero."""
-        return _is_any_zero(self.share, self.at_most)
-
-    def scaled(self, factor: Number) -> LossShare:
-        """Scales the share and the bound."""
-        return self._with(share=self.share * factor, at_most=None if self.at_most is None else self.at_most * factor)
-
-
-def _is_any_zero(*parts: float | Radius | None) -> bool:
-    return any(as_radius(part).is_zero() for part in parts if part is not None)
+        return self.share * climb.loss().to(climb.norm).clamp_min(0)
 
 
 def _at_most(rho: torch.Tensor, bound: Number) -> torch.Tensor:
