@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -52,13 +53,13 @@ def clean(frame: pd.DataFrame) -> pd.DataFrame:
 
 def values(frame: pd.DataFrame, metric: str) -> dict[str, list[float]]:
     """Setup -> the metric of every seed; setups without it are left out."""
-    return {setup: list(found) for setup, found in _series(frame, metric).groupby(level="setup", sort=False)}
+    return _by_setup(_by_seed(frame, metric))
 
 
 def paired(first: pd.DataFrame, second: pd.DataFrame, metric: str) -> dict[str, list[float]]:
     """Setup -> differences of the metric, first minus second, over the seeds that both have."""
-    both = _series(first, metric).sub(_series(second, metric)).dropna()
-    return {setup: list(found) for setup, found in both.groupby(level="setup", sort=False)}
+    one, other = _by_seed(first, metric), _by_seed(second, metric)
+    return _by_setup({key: one[key] - other[key] for key in one.keys() & other.keys()})
 
 
 def of_arm(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
@@ -71,10 +72,18 @@ def arm_name(method: str) -> str:
     return _NAMES.get(method) or method_name(method)
 
 
-def _series(frame: pd.DataFrame, metric: str) -> pd.Series:
+def _by_seed(frame: pd.DataFrame, metric: str) -> dict[tuple[str, int], float]:
     if metric not in frame:
-        frame = frame.assign(**{metric: float("nan")})
-    return frame.set_index(["setup", "seed"])[metric].astype(float).dropna().sort_index()
+        return {}
+    found = zip(frame["setup"], frame["seed"], frame[metric], strict=True)  # faster than an index for small frames
+    return {(setup, seed): float(value) for setup, seed, value in found if math.isfinite(value)}
+
+
+def _by_setup(found: Mapping[tuple[str, int], float]) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = {}
+    for setup, seed in sorted(found):
+        groups.setdefault(setup, []).append(found[setup, seed])
+    return groups
 
 
 def _is_final(run: Run) -> bool:
@@ -92,7 +101,7 @@ def _record(run: Run) -> dict[str, Any]:
         "noise": float(task.get("label_noise") or 0), "rows": int(task.get("rows") or 0),
         "method": run.method, "params": str(method.get("params", "trained")), "settings": settings,
         "rho": settings.get("rho"), "group": settings.get("group"), "seed": run.seed,
-        "risk": None if risk is None else risk["value"], "reliability": given.get("reliability") or {},
+        "risk": math.nan if risk is None else risk["value"], "reliability": given.get("reliability") or {},
     }  # fmt: skip
 
 
