@@ -30,7 +30,7 @@ def write_evidence(
         "task": {"name": task, "eval_split": "validation", "train_rows": None, **options},
         "model": {"path": model, "lora": {"r": 16} if lora else None}, "method": own,
         "regularisers": [{"name": regulariser}] if regulariser else [],
-        "average": {"kind": average} if average else None,
+        "average": {"kind": average, "decay": 0.99} if average else None,
         "optimizer": {"lr": 1e-4}, "schedule": {"epochs": 3, "steps": None}, "seed": seed,
     }  # fmt: skip
     place = folder / f"run-{len(list(folder.glob('run-*'))) if folder.is_dir() else 0}"

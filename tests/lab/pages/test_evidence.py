@@ -90,6 +90,9 @@ def test_missing_cells_are_named(tmp_path: Path) -> None:
     for rho in (0.01, 0.02):
         write_evidence(tmp_path / "more", "rte", {"name": "SAM", "rho": rho}, seed=1, score=0.8)
     assert missing(evidence(tmp_path, "more"), setups, kinds) == (
-        "No runs yet of every method on CoLA, bert-small-wiki. SAM on MRPC, bert-small-wiki."
+        "No runs yet: every method (CoLA, bert-small-wiki), SAM (MRPC, bert-small-wiki)."
+    )
+    assert missing(evidence(tmp_path, "more"), setups[:2], ["ERM", "SAM", "R-Drop", "SMART"]) == (
+        "No runs yet: SAM (MRPC, bert-small-wiki), R-Drop, SMART (every setup)."
     )
     assert missing(evidence(tmp_path, "more"), setups[:1], kinds) == ""

@@ -73,7 +73,7 @@ def test_calibration_before_and_after_scaling(results: Path) -> None:
     assert found["SAM"][head.index("ECE x 100")] == "-5.00 [-5.00, -5.00]"
     assert found["SAM"][head.index("ECE x 100, scaled")] == "-2.50 [-2.50, -2.50]"
     assert found["R-Drop"] == ["-"] * len(head)
-    assert "every method on RTE, bert-small-wiki;" in calibration.differences(results)
+    assert "every method (RTE, bert-small-wiki; CoLA, bert-small-wiki;" in calibration.differences(results)
     tasks = cells(calibration.by_setup_differences(results, "ece"))
     assert tasks["SAM"][tasks["difference to ERM"].index("MRPC, minilm-l6")] == "-5.00 [-5.00, -5.00]"
     assert ">SAM<" in calibration.dots(results)
@@ -118,7 +118,7 @@ def test_stress_is_compared_within_a_condition(results: Path, axis: str, column:
     assert found["SAM"][head.index(column)] == f"{gain} [{gain}, {gain}]"
     assert found["SAM"][0] == "0.00 [0.00, 0.00]"
     assert legend(stress.figure(results, axis)) == {"ERM", "SAM"}
-    assert "every method on RTE, bert-small-wiki" in stress.gaps(results, axis)
+    assert "every method (RTE, bert-small-wiki;" in stress.gaps(results, axis)
 
 
 def test_a_line_uses_the_setups_that_all_lines_have(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_base_size_shows_the_radius_of_each_task_in_one_row(tmp_path: Path) -> N
     found = cells(base.differences(tmp_path))
     assert found["difference to ERM"] == ["MRPC, mpnet", "RTE, mpnet", "CoLA, mpnet", "STS-B, mpnet"]
     assert found["SAM"] == ["2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]", "-", "-"]
-    assert "every method on CoLA, mpnet; STS-B, mpnet" in base.scores(tmp_path)
+    assert "every method (CoLA, mpnet; STS-B, mpnet)" in base.scores(tmp_path)
 
 
 def test_groups_and_noise_are_compared_with_the_own_direction(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_language_models_by_part_and_radius(tmp_path: Path) -> None:
     assert list(cells(llm.differences(tmp_path, "")))[2:] == ["ERM", "SAM", "per-instance SAM", "random perturbation"]
     assert cells(llm.by_task(tmp_path, "LoRA"))["MNLI"][0].startswith("per-instance SAM"), "the last row of the task"
     drawn = llm.forgetting(tmp_path)
-    assert ">per-instance SAM, frozen weights (LoRA adapters)<" in drawn
+    assert ">per-instance SAM, frozen weights (LoRA)<" in drawn
     assert ">0.005<" in drawn
     assert answers.QUESTIONS["llm_bits"].groups(tmp_path) == {"MNLI, smollm2-135m, LoRA": pytest.approx([10.0] * 3)}
 

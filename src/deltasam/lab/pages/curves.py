@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.lines import Line2D
@@ -16,7 +17,8 @@ Line = Mapping[float, Ends]
 """Place -> mean and the ends of its interval."""
 
 _DODGE = 0.06
-_MARKERS = "osD^v"
+_MARKERS = "sD^vP"
+_LONG = 30  # characters, of which three columns do not fit below the figure
 
 
 def ends(groups: Groups) -> Ends:
@@ -37,26 +39,28 @@ def curves(parts: Mapping[str, Mapping[str, Line]], xlabel: str, ylabel: str | S
     axes = panels(len(parts), (8.4, 3.8 * -(-len(parts) // 2)))
     arms = list(dict.fromkeys(arm for lines in parts.values() for arm in lines))
     others = [arm for arm in arms if arm != PLAIN]
-    colours = {arm: CYCLE[place % len(CYCLE)] for place, arm in enumerate(others)} | {PLAIN: GREY}
+    looks: dict[str, dict[str, Any]] = {PLAIN: {"color": GREY, "marker": "o", "markersize": 4}}
+    for place, arm in enumerate(others):
+        colour, marker = CYCLE[place % len(CYCLE)], _MARKERS[place % len(_MARKERS)]
+        dash = "-" if place < len(CYCLE) else "--"
+        looks[arm] = {"color": colour, "marker": marker, "linestyle": dash, "markersize": 4}
     labels = [ylabel] * len(parts) if isinstance(ylabel, str) else ylabel
     for each, (title, lines), label in zip(axes, parts.items(), labels, strict=False):
         for number, (arm, line) in enumerate(lines.items()):
             shift = _DODGE * (number - (len(lines) - 1) / 2)
             at = [list(places).index(place) + shift for place in line]
-            marker = _MARKERS[arms.index(arm) % len(_MARKERS)]
-            each.plot(at, [mean for mean, _, _ in line.values()], marker=marker, markersize=4, color=colours[arm])
+            each.plot(at, [mean for mean, _, _ in line.values()], **looks[arm])
             for x, (_, low, high) in zip(at, line.values(), strict=True):
-                each.plot([x, x], [low, high], color=colours[arm], linewidth=1.2)
+                each.plot([x, x], [low, high], color=looks[arm]["color"], linewidth=1.2)
         if not any(lines.values()):
             each.text(0.5, 0.5, NO_RUNS, transform=each.transAxes, ha="center")
         each.set_xticks(range(len(places)), names)
         each.set(title=title, xlabel=xlabel, ylabel=label, xlim=(-0.4, len(places) - 0.6))
     for each in axes[len(parts) :]:
         each.remove()
-    handles = [
-        Line2D([], [], color=colours[arm], marker=_MARKERS[arms.index(arm) % len(_MARKERS)], label=arm) for arm in arms
-    ]
+    handles = [Line2D([], [], label=arm, **looks[arm]) for arm in arms]
     if handles:
-        axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        wide = max(map(len, arms)) > _LONG
+        axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=2 if wide else 3, frameon=False)
     drawn = {title: {arm: list(line.items()) for arm, line in lines.items()} for title, lines in parts.items()}
     return svg(axes[0].figure, drawn)

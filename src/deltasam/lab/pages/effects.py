@@ -97,15 +97,21 @@ def setup_table(
 
 
 def missing(frame: pd.DataFrame, setups: Sequence[str] = SETUPS, arms: Sequence[str] = ARMS) -> str:
-    """Which planned cells have no run: one sentence, empty if there is none."""
+    """Which planned cells have no run: one sentence, empty if there is none. Arms with the same gaps are together."""
     done = set(zip(frame["kind"], frame["setup"], strict=True))
-    gaps = {setup: [arm for arm in arms if (arm, setup) not in done] for setup in setups}
-    whole = [setup for setup, missed in gaps.items() if len(missed) == len(arms)]
+    whole = [setup for setup in setups if not any((arm, setup) in done for arm in arms)]
     if len(whole) == len(setups):
         return NO_RUNS
-    parts = [f"every method on {'; '.join(whole)}"] if whole else []
-    parts += [f"{', '.join(missed)} on {setup}" for setup, missed in gaps.items() if missed and setup not in whole]
-    return f"No runs yet of {'. '.join(parts)}." if parts else ""
+    gaps: dict[tuple[str, ...], list[str]] = {tuple(whole): ["every method"]} if whole else {}
+    for arm in arms:
+        if lacked := tuple(setup for setup in setups if setup not in whole and (arm, setup) not in done):
+            gaps.setdefault(lacked, []).append(arm)
+    rest = len(setups) - len(whole)
+    parts = [
+        f"{', '.join(lacking)} ({'every setup' if len(lacked) == rest and not whole else '; '.join(lacked)})"
+        for lacked, lacking in gaps.items()
+    ]
+    return f"No runs yet: {', '.join(parts)}." if parts else ""
 
 
 def noted(text: str, note: str) -> str:

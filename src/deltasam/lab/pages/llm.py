@@ -13,12 +13,14 @@ from deltasam.lab.pages.rounding import draw
 from deltasam.lab.pages.runs import TASKS, read
 from deltasam.lab.pages.statistics import table
 
-PARTS = {"": "the whole model", "LoRA": "LoRA adapters"}
+PARTS = {"": "whole model", "LoRA": "LoRA"}
 METRICS = {"score": "metric", "nll": "NLL x 100", "ece": "ECE x 100", "forgetting": "forgetting x 100",
            "score_8bit": "8 bits", "score_4bit": "4 bits", "score_3bit": "3 bits"}  # fmt: skip
 _FULL = [PLAIN, *(arm_name(method) for method in ("SAM", "PerInstanceSAM", "RandomPerturbation"))]
 KINDS = {"": _FULL, "LoRA": [*_FULL, "BiLoRA", *(f"{kind}, frozen weights" for kind in _FULL[1:])]}
 _TASKS = ("mnli", "sst2", "cola")
+_FORGETTING = "forgetting: NLL on general text"
+_RADII = {False: 0.01, True: 0.005}  # of arms that perturb what they train, and of those on frozen weights
 _FOLDERS = ("pays-llm", "llm-radius")
 
 
@@ -48,25 +50,25 @@ def by_task(results: Path, part: str) -> str:
 
 
 def bits(results: Path, part: str) -> str:
-    """The metric against the number of bits."""
+    """The metric against the number of bits, at one radius for the trained weights and one for the frozen ones."""
     frame = runs(results, part)
-    frozen = [arm for arm in arms_of(frame, KINDS[part]) if "frozen" in arm]
-    return draw(frame, [PLAIN, *(arm for arm in arms_of(frame, KINDS[part]) if arm in KINDS[part][1:3]), *frozen][:6])
+    radius = frame["params"].map(lambda params: _RADII[params == "base"])
+    return draw(frame, arms_of(frame[frame["rho"].isna() | (frame["rho"] == radius)], [PLAIN]))
 
 
 def forgetting(results: Path) -> str:
     """Forgetting and the metric against the radius, differences to plain training; a line for each kind of arm."""
     frame = next((found for folder in _FOLDERS if len(found := clean(evidence(results, folder)))), pd.DataFrame())
-    parts: dict[str, dict[str, Line]] = {"forgetting": {}, "metric": {}}
+    parts: dict[str, dict[str, Line]] = {_FORGETTING: {}, "metric": {}}
     radii = sorted(frame["rho"].dropna().unique()) if len(frame) else []
     for (kind, part), own in frame.groupby(["kind", "part"], sort=False) if len(frame) else ():
         plain = of_arm(frame[frame["part"] == part], PLAIN)
-        for title, metric in (("forgetting", "forgetting"), ("metric", "score")):
+        for title, metric in ((_FORGETTING, "forgetting"), ("metric", "score")):
             cells = {rho: paired(own[own["rho"] == rho], plain, metric) for rho in radii}
             line = {rho: ends(found) for rho, found in cells.items() if found}
             if len(line) > 1:  # a single radius is no curve
                 parts[title][f"{kind} ({PARTS[part]})"] = line
-    labels = ("NLL on general text x 100, above plain training", "points above plain training")
+    labels = ("x 100, above plain training", "points above plain training")
     return curves(parts, "radius", labels, [f"{rho:g}" for rho in radii], radii)
 
 
