@@ -114,7 +114,8 @@ def test_runs_pair_by_seed_and_the_newer_folder_counts(root: Path) -> None:
 def test_adapters_and_frozen_weights_are_two_arms(root: Path) -> None:
     write(root, "frontier-llm", "frontier-llm", "erm", "sam", "sam-base")
     found = lines(frontier.llm_table(root / "results"))
-    assert found["method"] == ["accuracy", "NLL x 100", "ECE x 100", "forgetting x 100", "4 bits"]
+    assert found["ERM"] == ["81.50", "18.50", "10.00", "0.00", "40.75"], "itself, not a difference"
+    assert found["difference to ERM"] == ["accuracy", "NLL x 100", "ECE x 100", "forgetting x 100", "4 bits"]
     assert found["SAM"][:2] == ["1.00 [1.00, 1.00]", "-1.00 [-1.00, -1.00]"]
     assert found["SAM, frozen weights"][0] == "-5.00 [-5.00, -5.00]"
     assert found["SAM, frozen weights"][4] == "-2.50 [-2.50, -2.50]"

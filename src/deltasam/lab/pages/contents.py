@@ -9,9 +9,37 @@ from pathlib import Path
 
 import numpy as np
 
-from deltasam.lab.pages import figures, frontier, lora, measurements, plan, radius, runs, speed
+from deltasam.lab.pages import (
+    base,
+    calibration,
+    directions,
+    figures,
+    frontier,
+    llm,
+    lora,
+    measurements,
+    plan,
+    radius,
+    rounding,
+    runs,
+    shift,
+    speed,
+    stress,
+)
+from deltasam.lab.pages.answers import answers
 from deltasam.lab.pages.measurements import COSINE_PAIRS, named, weight_lines
 from deltasam.lab.pages.runs import SETS, Selection, by_metric, finals, row_name, scores, trained
+from deltasam.lab.pages.selections import (
+    ETA,
+    FIRST_ALL,
+    GLUE,
+    LARGER,
+    LARGER_TUNED,
+    SECOND,
+    SECOND_ALL,
+    SECOND_TUNED,
+    SMALL,
+)
 from deltasam.lab.pages.statistics import (
     Pairs,
     batch_mean,
@@ -23,20 +51,6 @@ from deltasam.lab.pages.statistics import (
     pooled,
 )
 from deltasam.lab.report import method_name, paper
-
-SMALL = Selection(("glue", "glue-weightings", "adversarial-risk"))  # plain training there is the same run
-ETA = Selection(("glue-eta",), method_suffix=", both chosen")
-LARGER = Selection(("glue-larger",), fixed=True)
-LARGER_TUNED = Selection(("glue-larger",), tuned_only=True)
-SECOND = Selection(("minilm",), fixed=True)
-SECOND_TUNED = Selection(("minilm",), tuned_only=True)
-SECOND_LARGER = Selection(("minilm-larger",), fixed=True)
-GLUE = {
-    "glue": SMALL, "larger": LARGER, "larger-tuned": LARGER_TUNED,
-    "second": SECOND, "second-tuned": SECOND_TUNED, "second-larger": SECOND_LARGER,
-}  # fmt: skip
-FIRST_ALL = (SMALL, LARGER)
-SECOND_ALL = tuple(dataclasses.replace(each, task_suffix=", second encoder") for each in (SECOND, SECOND_LARGER))
 
 MRPC = {"weights": "{} updates"}
 MRPC_MORE = {**MRPC, "instance-weights": "{} updates, 512 rows"}
@@ -202,4 +216,40 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "llm-radius.md": lora.radii,
     **{f"lora-{model}.md": partial(lora.steps, model=model) for model in ("llama-1.1b", "llama-7b")},
     **{f"lora-{model}-provenance.md": partial(lora.provenance, model=model) for model in ("llama-1.1b", "llama-7b")},
+    # where it pays
+    "answers.json": answers,
+    "calibration.svg": calibration.dots,
+    "reliability.svg": calibration.reliability,
+    "calibration.md": calibration.differences,
+    **{f"calibration-{metric}.md": partial(calibration.by_setup, metric=metric) for metric in ("nll", "ece")},
+    **{
+        f"calibration-{metric}-differences.md": partial(calibration.by_setup_differences, metric=metric)
+        for metric in ("nll", "ece")
+    },
+    "bits.svg": rounding.figure,
+    "bits.md": rounding.scores,
+    "bits-differences.md": rounding.drops,
+    "bits-calibration.md": rounding.calibration,
+    **{f"{axis}.svg": partial(stress.figure, axis=axis) for axis in stress.AXES},
+    **{f"{axis}-missing.md": partial(stress.gaps, axis=axis) for axis in stress.AXES},
+    **{
+        f"{axis}-{metric}.md": partial(stress.differences, axis=axis, metric=metric)
+        for axis in stress.AXES
+        for metric in ("score", "nll", "ece")
+    },
+    "noise-tasks.md": partial(stress.by_setup, axis="noise", level=0.2),
+    "rows-tasks.md": partial(stress.by_setup, axis="rows", level=250),
+    "shift.md": shift.overall,
+    "shift-sets.md": shift.by_set,
+    "base.md": base.overall,
+    "base-scores.md": base.scores,
+    "base-differences.md": base.differences,
+    "directions.md": directions.differences,
+    "forgetting.svg": llm.forgetting,
+    "radius-llm.md": partial(llm.sweep_table, sweep="radius-llm"),
+    **{
+        f"llm-{name}{kind}": partial(make, part=part)
+        for name, part in (("full", ""), ("lora", "LoRA"))
+        for kind, make in ((".md", llm.differences), ("-tasks.md", llm.by_task), ("-bits.svg", llm.bits))
+    },
 }

@@ -95,7 +95,7 @@ def encoder_table(results: Path) -> str:
 
 
 def llm_table(results: Path) -> str:
-    """Arms by metrics: the difference to plain training, paired by seed."""
+    """Arms by metrics: plain training, and the differences of the others to it, paired by seed."""
     runs = arms(results, LLM)
     parts = [
         pd.DataFrame({"row": runs["arm"], "column": name, "unit": runs["seed"], "value": runs.get(metric)})
@@ -106,7 +106,10 @@ def llm_table(results: Path) -> str:
         [arm, *(_cell(at.get(name, []), planned) for name in _METRICS.values())]
         for arm, at in _differences(pd.concat(parts)).items()
     ]
-    return table(["method", *_METRICS.values()], rows)
+    plain = runs[runs["arm"] == PLAIN]
+    means = [plain[name].mean() if name in plain else float("nan") for name in _METRICS]
+    first = [PLAIN, *("-" if pd.isna(mean) else f"{mean:.2f}" for mean in means)]
+    return table(["difference to ERM", *_METRICS.values()], [first, *rows])
 
 
 @rc_context(STYLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -113,12 +114,17 @@ def differences(
 
 def stratified_interval(groups: Mapping[str, Sequence[float]]) -> Ends:
     """Mean over the groups of their means, with a 95% percentile interval: units are resampled within each group."""
-    random = np.random.default_rng(0)
-    resampled = np.mean(
-        [random.choice(np.asarray(v), size=(RESAMPLES, len(v))).mean(axis=1) for v in groups.values()], axis=0
-    )
+    drawn = _resamples(tuple(map(len, groups.values())))
+    resampled = np.mean([np.asarray(v)[rows].mean(axis=1) for v, rows in zip(groups.values(), drawn, strict=True)], 0)
     low, high = np.quantile(resampled, (0.025, 0.975))
     return float(np.mean([np.mean(values) for values in groups.values()])), float(low), float(high)
+
+
+@lru_cache(maxsize=4)
+def _resamples(sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """Places of the resampled values, for groups of these sizes. Drawing takes the most time, and tables share it."""
+    random = np.random.default_rng(0)
+    return [random.integers(size, size=(RESAMPLES, size)) for size in sizes]
 
 
 def pooled_differences(frame: pd.DataFrame, pairs: Pairs) -> dict[tuple[str, str], dict[str, list[float]]]:

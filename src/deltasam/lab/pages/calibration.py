@@ -1,0 +1,89 @@
+"""Calibration on clean data: NLL, Brier score and ECE, before and after temperature scaling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+
+from deltasam.lab.pages.curves import ends
+from deltasam.lab.pages.effects import NO_RUNS, SETUPS, arms_of, effect_table, missing, noted, setup_table
+from deltasam.lab.pages.evidence import PLAIN, clean, evidence, of_arm, paired
+from deltasam.lab.pages.figures import BLUE, GREY, STYLE, forest, panels, svg
+
+METRICS = {"score": "metric", "nll": "NLL x 100", "brier": "Brier x 100", "ece": "ECE x 100",
+           "nll_scaled": "NLL x 100, scaled", "brier_scaled": "Brier x 100, scaled",
+           "ece_scaled": "ECE x 100, scaled"}  # fmt: skip
+_PANELS = {"ece": "ECE", "ece_scaled": "ECE, after temperature scaling", "nll": "NLL",
+           "nll_scaled": "NLL, after temperature scaling"}  # fmt: skip
+
+
+def runs(results: Path) -> pd.DataFrame:
+    """The clean runs of the comparison on encoders."""
+    return clean(evidence(results, "pays"))
+
+
+def differences(results: Path) -> str:
+    """Arms by metrics, over all tasks and encoders: difference to plain training, paired by seed."""
+    return noted(effect_table(runs(results), METRICS), missing(runs(results)))
+
+
+def by_setup(results: Path, metric: str) -> str:
+    """Arms by setups: one metric."""
+    return setup_table(runs(results), metric, SETUPS)
+
+
+def by_setup_differences(results: Path, metric: str) -> str:
+    """Arms by setups: the difference of one metric to plain training."""
+    return setup_table(runs(results), metric, SETUPS, to=PLAIN)
+
+
+def dots(results: Path) -> str:
+    """How far each arm is below plain training, over all setups; to the right is better."""
+    frame = runs(results)
+    base = of_arm(frame, PLAIN)
+    parts: dict[str, dict[str, Any]] = {title: {} for title in _PANELS.values()}
+    for arm in [arm for arm in arms_of(frame) if arm != PLAIN]:
+        for metric, title in _PANELS.items():
+            if found := paired(base, of_arm(frame, arm), metric):
+                parts[title][arm] = ends(found)
+    return forest(parts, "points (x 100) below plain training")
+
+
+@rc_context(STYLE)
+def reliability(results: Path, second: str = "SAM") -> str:
+    """Accuracy against confidence, plain training and another arm: bins summed over the runs that both have."""
+    frame = runs(results)
+    frame = frame[frame["reliability"].map(lambda found: bool(found.get("evaluation"))).astype(bool)]
+    cells = {arm: of_arm(frame, arm).set_index(["setup", "seed"])["reliability"] for arm in (PLAIN, second)}
+    shared = cells[PLAIN].index.intersection(cells[second].index)
+    (left, right), drawn = panels(2, (8.4, 3.8)), {}
+    for each, name, heading in ((left, "evaluation", "as trained"), (right, "scaled", "after temperature scaling")):
+        each.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+        for arm, colour, marker in ((PLAIN, GREY, "o"), (second, BLUE, "s")):
+            bins = [found[name] for found in cells[arm].loc[shared] if found.get(name)]
+            if bins:
+                points = drawn[f"{arm} {name}"] = summed(bins)
+                confidence, accuracy = zip(*[point[1:] for point in points], strict=True)
+                each.plot(confidence, accuracy, color=colour, marker=marker, markersize=4, label=arm)
+        if not len(shared):
+            each.text(0.5, 0.6, NO_RUNS, ha="center")
+        each.set(title=heading, xlabel="confidence", ylabel="accuracy", xlim=(0.3, 1.01), ylim=(0.3, 1.01))
+    if len(shared):
+        left.legend(frameon=False, loc="upper left")
+    return svg(left.figure, drawn)
+
+
+def summed(runs: list[list[list[float | None]]]) -> list[tuple[float, float, float]]:
+    """Count, mean confidence and accuracy of each bin over several runs; empty bins are left out."""
+    bins = np.asarray([[[value or 0.0 for value in each] for each in run] for run in runs], dtype=np.float64)
+    counts = bins[..., 0].sum(axis=0)
+    sums = (bins[..., 1:] * bins[..., :1]).sum(axis=0)
+    return [
+        (float(n), float(confidence / n), float(accuracy / n))
+        for n, (confidence, accuracy) in zip(counts, sums, strict=True)
+        if n
+    ]

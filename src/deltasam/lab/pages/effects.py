@@ -1,0 +1,119 @@
+"""Differences to plain training over many setups, paired by seed, as tables that name what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from deltasam.lab.pages.evidence import PLAIN, arm_name, of_arm, paired, values
+from deltasam.lab.pages.runs import TASKS
+from deltasam.lab.pages.statistics import interval, stratified_interval, table
+
+Groups = Mapping[str, Sequence[float]]
+"""Setup -> one value per seed."""
+
+ARMS = [arm_name(method) for method in (
+    "ERM", "SAM", "DeltaSAM", "DeltaSAM(RandomWeights)", "PerInstanceSAM", "RandomPerturbation", "ERM+EMA", "ERM+SWA",
+    "ERM+RDrop", "ERM+LabelSmoothing",
+)]  # fmt: skip
+"""The arms of the comparison, in the order of the tables."""
+
+ENCODERS = ("bert-small-wiki", "minilm-l6")
+SETUPS = [f"{TASKS[task]}, {model}" for model in ENCODERS for task in ("mrpc", "rte", "cola", "sst2", "qnli", "mnli")]
+"""The setups of the comparison on encoders."""
+
+NO_RUNS = "No runs yet."
+
+
+def arms_of(frame: pd.DataFrame, planned: Sequence[str] = ARMS) -> list[str]:
+    """The arms of the planned kinds, also without runs, and then the others; settings in ascending order."""
+    found = frame.drop_duplicates("arm").sort_values(["rho", "group"], kind="stable")
+    known = {kind: list(cell) for kind, cell in found.groupby("kind", sort=False)["arm"]}
+    kinds = dict.fromkeys([*planned, *frame["kind"].unique()])
+    return [arm for kind in kinds for arm in known.get(kind, [kind])]
+
+
+def shown(groups: Groups, setups: int = 0, digits: int = 2) -> str:
+    """The mean over the setups, each of which counts the same, with its interval; ``-`` if there is nothing.
+
+    One or two seeds of a single setup have no interval.
+
+    Args:
+        groups: The values.
+        setups: How many setups are expected; a smaller number of them is given.
+        digits: Digits of the numbers.
+    """
+    if not groups:
+        return "-"
+    count = "" if len(groups) >= setups else f" ({len(groups)} of {setups} setups)"
+    if len(groups) == 1:
+        (only,) = groups.values()
+        if len(only) < 3:
+            return f"{np.mean(only):.{digits}f} (n = {len(only)}){count}"
+        return interval(only, digits) + count
+    mean, low, high = stratified_interval(groups)
+    ends = f" [{low:.{digits}f}, {high:.{digits}f}]" if max(map(len, groups.values())) > 1 else ""
+    return f"{mean:.{digits}f}{ends}{count}"
+
+
+def mean(groups: Groups, digits: int = 2) -> str:
+    """The mean over the setups, without an interval."""
+    return f"{np.mean([np.mean(found) for found in groups.values()]):.{digits}f}" if groups else "-"
+
+
+def effect_table(
+    frame: pd.DataFrame, metrics: Mapping[str, str], arms: Sequence[str] = ARMS, *, second: str = PLAIN
+) -> str:
+    """Arms by metrics: the second arm itself, then the differences of the others to it."""
+    if frame.empty:
+        return NO_RUNS
+    base = of_arm(frame, second)
+    wanted = {metric: len(values(base, metric)) for metric in metrics}
+    rows = [[second, *(mean(values(base, metric)) for metric in metrics)]]
+    for arm in arms_of(frame, arms):
+        if arm != second:
+            own = of_arm(frame, arm)
+            rows.append([arm, *(shown(paired(own, base, metric), wanted[metric]) for metric in metrics)])
+    return table([f"difference to {second}", *metrics.values()], rows)
+
+
+def setup_table(
+    frame: pd.DataFrame, metric: str, setups: Sequence[str], arms: Sequence[str] = ARMS, *, to: str | None = None
+) -> str:
+    """Arms by setups: the mean of a metric with its interval, or the difference to another arm, paired by seed."""
+    if frame.empty:
+        return NO_RUNS
+    columns = [*setups, *(setup for setup in frame["setup"].unique() if setup not in setups)]
+    base = of_arm(frame, to) if to else None
+    rows = []
+    for arm in arms_of(frame, arms):
+        own = of_arm(frame, arm)
+        found = values(own, metric) if base is None else paired(own, base, metric)
+        if arm != to:
+            rows.append([arm, *(shown({setup: found[setup]}) if setup in found else "-" for setup in columns)])
+    return table([f"difference to {to}" if to else "method", *columns], rows)
+
+
+def missing(frame: pd.DataFrame, setups: Sequence[str] = SETUPS, arms: Sequence[str] = ARMS) -> str:
+    """Which planned cells have no run: one sentence, empty if there is none. Arms with the same gaps are together."""
+    done = set(zip(frame["kind"], frame["setup"], strict=True))
+    whole = [setup for setup in setups if not any((arm, setup) in done for arm in arms)]
+    if len(whole) == len(setups):
+        return NO_RUNS
+    gaps: dict[tuple[str, ...], list[str]] = {tuple(whole): ["every method"]} if whole else {}
+    for arm in arms:
+        if lacked := tuple(setup for setup in setups if setup not in whole and (arm, setup) not in done):
+            gaps.setdefault(lacked, []).append(arm)
+    rest = len(setups) - len(whole)
+    parts = [
+        f"{', '.join(lacking)} ({'every setup' if len(lacked) == rest and not whole else '; '.join(lacked)})"
+        for lacked, lacking in gaps.items()
+    ]
+    return f"No runs yet: {', '.join(parts)}." if parts else ""
+
+
+def noted(text: str, note: str) -> str:
+    """A table, and below it which cells are missing."""
+    return f"{text}\n\n{note}" if note and text != NO_RUNS else text

@@ -1,0 +1,137 @@
+"""The runs of ``results/`` as one frame: model, task and condition, the arm, and everything that was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from deltasam.lab.pages.runs import TASKS
+from deltasam.lab.report import Run, method_name, read_runs
+
+PLAIN = "ERM"
+_NAMES = {"RandomPerturbation": "random perturbation"}
+_KEYS = (
+    "run_id", "model", "task", "part", "noise", "rows", "setup", "method", "params", "kind", "arm", "rho", "group",
+    "seed", "score", "risk", "reliability",
+)  # fmt: skip
+
+
+@lru_cache
+def evidence(results: Path, *folders: str) -> pd.DataFrame:
+    """One row per finished run of the folders that exist; runs that choose settings are left out.
+
+    The columns are those of ``_KEYS`` and the metrics. ``kind`` is the method and whether it perturbs frozen weights;
+    ``arm`` adds the settings of which a setup has several values. ``setup`` is model, task and what is trained: an arm
+    is compared with plain training of the same setup, seed and condition (``noise``, ``rows``). Metrics are times 100,
+    except the temperature. The primary metric is ``score``, and after rounding ``score_4bit``, on another set
+    ``score_on_qqp``. If two runs differ in nothing that a row or a column shows, the first counts.
+    """
+    found = [_record(run) for folder in folders for run in read_runs(results / folder).finished if _is_final(run)]
+    frame = pd.DataFrame(found, columns=None if found else [*_KEYS, "settings", "train_rows"])
+    frame = frame.drop_duplicates("run_id")
+    if frame.empty:
+        return frame
+    frame["setup"] = list(_setups(frame))
+    frame["kind"] = [
+        arm_name(method) + (", frozen weights" if params == "base" else "")
+        for method, params in zip(frame["method"], frame["params"], strict=True)
+    ]
+    frame["arm"] = list(_arms(frame))
+    return frame.drop_duplicates(["setup", "noise", "rows", "arm", "seed"]).reset_index(drop=True)
+
+
+def clean(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs with all rows and their own labels."""
+    return frame[(frame["noise"] == 0) & (frame["rows"] == 0)]
+
+
+def values(frame: pd.DataFrame, metric: str) -> dict[str, list[float]]:
+    """Setup -> the metric of every seed; setups without it are left out."""
+    return _by_setup(_by_seed(frame, metric))
+
+
+def paired(first: pd.DataFrame, second: pd.DataFrame, metric: str) -> dict[str, list[float]]:
+    """Setup -> differences of the metric, first minus second, over the seeds that both have."""
+    one, other = _by_seed(first, metric), _by_seed(second, metric)
+    return _by_setup({key: one[key] - other[key] for key in one.keys() & other.keys()})
+
+
+def of_arm(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """The runs of an arm."""
+    return frame[frame["arm"] == arm]
+
+
+def arm_name(method: str) -> str:
+    """The name of a method as the tables show it."""
+    return _NAMES.get(method) or method_name(method)
+
+
+def _by_seed(frame: pd.DataFrame, metric: str) -> dict[tuple[str, int], float]:
+    if metric not in frame:
+        return {}
+    found = zip(frame["setup"], frame["seed"], frame[metric], strict=True)  # faster than an index for small frames
+    return {(setup, seed): float(value) for setup, seed, value in found if math.isfinite(value)}
+
+
+def _by_setup(found: Mapping[tuple[str, int], float]) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = {}
+    for setup, seed in sorted(found):
+        groups.setdefault(setup, []).append(found[setup, seed])
+    return groups
+
+
+def _is_final(run: Run) -> bool:
+    return not run.evaluation.is_part
+
+
+def _record(run: Run) -> dict[str, Any]:
+    given = json.loads((run.path / "result.json").read_bytes())
+    task, model, method = (_section(given["config"], name) for name in ("task", "model", "method"))
+    settings, risk = dict(run.settings), run.risk()
+    return {
+        **_metrics(run),
+        "run_id": run.run_id, "model": run.model.rpartition("/")[2], "task": run.task,
+        "part": "LoRA" if model.get("lora") else "", "train_rows": task.get("train_rows"),
+        "noise": float(task.get("label_noise") or 0), "rows": int(task.get("rows") or 0),
+        "method": run.method, "params": str(method.get("params", "trained")), "settings": settings,
+        "rho": settings.get("rho"), "group": settings.get("group"), "seed": run.seed,
+        "risk": math.nan if risk is None else risk["value"], "reliability": given.get("reliability") or {},
+    }  # fmt: skip
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _metrics(run: Run) -> dict[str, float]:
+    scaled = {name: value if name == "temperature" else 100 * value for name, value in run.metrics.items()}
+    start = f"{run.primary}_"
+    shared = {f"score_{name.removeprefix(start)}": v for name, v in scaled.items() if name.startswith(start)}
+    return {**scaled, **shared, "score": scaled[run.primary]}
+
+
+def _setups(frame: pd.DataFrame) -> Iterator[str]:
+    """Task, model, and what is trained; with the number of rows if a task has several."""
+    sizes = frame.groupby("task")["train_rows"].nunique(dropna=False)
+    for task, model, part, rows in frame[["task", "model", "part", "train_rows"]].to_numpy():
+        name = TASKS.get(task.removesuffix("-prompt"), task.removesuffix("-prompt"))
+        size = ("all rows" if pd.isna(rows) else f"{rows:,.0f} rows") if sizes[task] > 1 else ""
+        yield ", ".join(filter(None, (name, size, model, part)))
+
+
+def _arms(frame: pd.DataFrame) -> Iterator[str]:
+    """The kind of arm, with the settings of which a setup has several values."""
+    several: dict[str, list[str]] = {}
+    for (kind, *_), cell in frame.groupby(["kind", "setup", "noise", "rows"], sort=False)["settings"]:
+        known = several.setdefault(str(kind), [])
+        keys = dict.fromkeys(key for settings in cell for key in settings if key != "seed")
+        known += [k for k in keys if k not in known and len({settings.get(k) for settings in cell}) > 1]
+    for kind, settings in zip(frame["kind"], frame["settings"], strict=True):
+        yield ", ".join([kind, *(f"{key} = {settings[key]:g}" for key in several[kind] if key in settings)])

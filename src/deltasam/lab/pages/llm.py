@@ -1,0 +1,90 @@
+"""Language models: the metric, NLL, ECE, forgetting and rounded weights, by what is trained and what is perturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from deltasam.lab.pages.curves import Line, curves, ends
+from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted
+from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, of_arm, paired, values
+from deltasam.lab.pages.rounding import draw
+from deltasam.lab.pages.runs import TASKS, read
+from deltasam.lab.pages.statistics import table
+
+PARTS = {"": "whole model", "LoRA": "LoRA"}
+METRICS = {"score": "metric", "nll": "NLL x 100", "ece": "ECE x 100", "forgetting": "forgetting x 100",
+           "score_8bit": "8 bits", "score_4bit": "4 bits", "score_3bit": "3 bits"}  # fmt: skip
+_FULL = [PLAIN, *(arm_name(method) for method in ("SAM", "PerInstanceSAM", "RandomPerturbation"))]
+KINDS = {"": _FULL, "LoRA": [*_FULL, "BiLoRA", *(f"{kind}, frozen weights" for kind in _FULL[1:])]}
+_TASKS = ("mnli", "sst2", "cola")
+_FORGETTING = "forgetting: NLL on general text"
+_RADII = {False: 0.01, True: 0.005}  # of arms that perturb what they train, and of those on frozen weights
+_FOLDERS = ("pays-llm", "llm-radius")
+
+
+def runs(results: Path, part: str) -> pd.DataFrame:
+    """The clean runs in which the whole model (``""``) or ``LoRA`` adapters are trained."""
+    frame = clean(evidence(results, "pays-llm"))
+    return frame[frame["part"] == part]
+
+
+def differences(results: Path, part: str) -> str:
+    """Arms by metrics, over the tasks: difference to plain training of the same part, paired by seed."""
+    frame = runs(results, part)
+    setups = [", ".join(filter(None, (TASKS[task], "smollm2-135m", part))) for task in _TASKS]
+    return noted(effect_table(frame, METRICS, KINDS[part]), missing(frame, setups, KINDS[part]))
+
+
+def by_task(results: Path, part: str) -> str:
+    """Arms and tasks by metrics: means over the seeds."""
+    frame, rows = runs(results, part), []
+    for setup in frame["setup"].unique():
+        own = frame[frame["setup"] == setup]
+        for arm in arms_of(own, [PLAIN]):
+            found = of_arm(own, arm)
+            cells = [mean(values(found, metric)) for metric in METRICS]
+            rows.append([setup.partition(",")[0], arm, str(len(found)), *cells])
+    return NO_RUNS if frame.empty else table(["task", "method", "seeds", *METRICS.values()], rows)
+
+
+def bits(results: Path, part: str) -> str:
+    """The metric against the number of bits, at one radius for the trained weights and one for the frozen ones."""
+    frame = runs(results, part)
+    radius = frame["params"].map(lambda params: _RADII[params == "base"])
+    return draw(frame, arms_of(frame[frame["rho"].isna() | (frame["rho"] == radius)], [PLAIN]))
+
+
+def forgetting(results: Path) -> str:
+    """Forgetting and the metric against the radius, differences to plain training; a line for each kind of arm."""
+    frame = next((found for folder in _FOLDERS if len(found := clean(evidence(results, folder)))), pd.DataFrame())
+    parts: dict[str, dict[str, Line]] = {_FORGETTING: {}, "metric": {}}
+    radii = sorted(frame["rho"].dropna().unique()) if len(frame) else []
+    for (kind, part), own in frame.groupby(["kind", "part"], sort=False) if len(frame) else ():
+        plain = of_arm(frame[frame["part"] == part], PLAIN)
+        for title, metric in ((_FORGETTING, "forgetting"), ("metric", "score")):
+            cells = {rho: paired(own[own["rho"] == rho], plain, metric) for rho in radii}
+            line = {rho: ends(found) for rho, found in cells.items() if found}
+            if len(line) > 1:  # a single radius is no curve
+                parts[title][f"{kind} ({PARTS[part]})"] = line
+    labels = ("x 100, above plain training", "points above plain training")
+    return curves(parts, "radius", labels, [f"{rho:g}" for rho in radii], radii)
+
+
+def sweep_table(results: Path, sweep: str) -> str:
+    """Every arm of a sweep under the name it has there: means over the seeds; ``-`` where there is no run."""
+    from deltasam.lab.sweeps import final_runs, read_sweep
+
+    file = results.parent / "configs" / "sweeps" / "evidence" / f"{sweep}.yaml"
+    planned = [(run.method, run.config.run_id) for run in final_runs(read_sweep(file), {})]
+    known = read(results, sweep)
+    columns = {"accuracy": "accuracy", "nll": "NLL x 100", "ece": "ECE x 100", "forgetting": "forgetting x 100",
+               "accuracy_4bit": "4 bits"}  # fmt: skip
+    rows = []
+    for arm in dict.fromkeys(arm for arm, _ in planned):
+        ids = [run_id for name, run_id in planned if name == arm]
+        own = known[known["run_id"].isin(ids)] if len(known) else known
+        cells = [f"{own[name].mean():.2f}" if name in own and own[name].notna().any() else "-" for name in columns]
+        rows.append([f"`{arm}`", f"{len(own)} of {len(ids)}", *cells])
+    return table(["arm", "seeds", *columns.values()], rows)

@@ -1,0 +1,90 @@
+"""Rounded weights on clean data: the metric at 8, 4 and 3 bits, and what rounding costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from deltasam.lab.pages.curves import Line, curves, ends
+from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted
+from deltasam.lab.pages.evidence import clean, evidence, of_arm, values
+from deltasam.lab.pages.statistics import table
+
+BITS = (8, 4, 3)
+GROUPINGS = {"": "groups of 64", "_channel": "one scale per channel"}
+_COLUMNS = {f"{bits}bit{suffix}": f"{bits} bits, {name}" for suffix, name in GROUPINGS.items() for bits in BITS}
+DRAWN = ("ERM", "SAM", "δ-SAM", "per-instance SAM", "R-Drop")
+
+
+def with_drops(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds what rounding costs, ``drop_4bit`` and so on: the metric before minus after."""
+    known = [suffix for suffix in _COLUMNS if f"score_{suffix}" in frame]
+    return frame.assign(**{f"drop_{suffix}": frame["score"] - frame[f"score_{suffix}"] for suffix in known})
+
+
+def runs(results: Path) -> pd.DataFrame:
+    """The clean runs of the comparison on encoders."""
+    return with_drops(clean(evidence(results, "pays")))
+
+
+def scores(results: Path) -> str:
+    """Arms by roundings: the mean of the metric over all setups."""
+    frame = runs(results)
+    if frame.empty:
+        return NO_RUNS
+    columns = {"score": "not rounded", **{f"score_{suffix}": name for suffix, name in _COLUMNS.items()}}
+    rows = [
+        [arm, *(mean(values(of_arm(frame, arm), metric), 1) for metric in columns)] for arm in arms_of(frame)
+    ]  # fmt: skip
+    return noted(table(["method", *columns.values()], rows), missing(frame))
+
+
+def drops(results: Path) -> str:
+    """Arms by roundings: what rounding costs plain training, and the differences of the others to it."""
+    return effect_table(runs(results), {f"drop_{suffix}": name for suffix, name in _COLUMNS.items()})
+
+
+def calibration(results: Path) -> str:
+    """Arms by roundings: NLL and ECE of the rounded models, difference to plain training."""
+    names = {"nll": "NLL x 100", "ece": "ECE x 100"}
+    metrics = {f"{key}_{bits}bit": f"{name}, {bits} bits" for key, name in names.items() for bits in BITS}
+    return effect_table(runs(results), metrics)
+
+
+def figure(results: Path) -> str:
+    """The metric against the number of bits, in both groupings, over the setups that all drawn arms have."""
+    return draw(runs(results), DRAWN)
+
+
+def draw(frame: pd.DataFrame, arms: Sequence[str]) -> str:
+    """Bits against the metric, for some arms."""
+    parts: dict[str, dict[str, Line]] = {}
+    for suffix, name in GROUPINGS.items():
+        metrics = {32.0: "score", **{float(bits): f"score_{bits}bit{suffix}" for bits in BITS}}
+        known = {place: metric for place, metric in metrics.items() if metric in frame}
+        parts[name] = common_lines(frame, arms, known) if len(known) > 1 else {}
+    names = ["not rounded", *(f"{bits}" for bits in BITS)]
+    return curves(parts, "bits", "metric, mean over the setups", names, (32.0, *map(float, BITS)))
+
+
+def common_lines(frame: pd.DataFrame, arms: Sequence[str], metrics: Mapping[float, str]) -> dict[str, Line]:
+    """Arm -> place -> mean with its interval, over the setups that all of the arms have at all places.
+
+    Arms without any run are left out. With other setups for other arms, the lines could not be compared.
+    """
+    cells = {
+        (arm, place): values(of_arm(frame, arm), metric) for arm in arms for place, metric in metrics.items()
+    }  # fmt: skip
+    present = [arm for arm in arms if all(cells[arm, place] for place in metrics)]
+    shared = [
+        setup for setup in dict.fromkeys(frame["setup"])
+        if all(setup in cells[arm, place] for arm in present for place in metrics)
+    ]  # fmt: skip
+    if not shared:
+        return {}
+    return {
+        arm: {place: ends({setup: cells[arm, place][setup] for setup in shared}) for place in metrics}
+        for arm in present
+    }
