@@ -38,10 +38,10 @@ def _planned(root: Path, sweeps: tuple[str, ...]) -> Iterator[tuple[str, str, st
 def arms(results: Path, sweeps: tuple[str, ...]) -> pd.DataFrame:
     """One row per planned run: arm, task, id, and what was measured; nothing where the run is missing.
 
-    A run that is in the folder of the sweep and in ``glue``, too, is taken from the former.
+    A run that is in the folder of the sweep and in ``pays`` or ``glue``, too, is taken from the first of them.
     """
     runs = pd.DataFrame(_planned(results.parent, sweeps), columns=["arm", "task", "run_id"])
-    known = read(results, sweeps[0], "glue")
+    known = read(results, sweeps[0], "pays", "glue")
     return runs.merge(known.drop(columns="task"), on="run_id", how="left")
 
 
