@@ -22,7 +22,7 @@ VARIANTS := aten-default aten-avx2 onednn-avx2 threads-2 threads-4 random-order
 SEED     := $(or $(SEED),$(shell date +%s))
 
 .PHONY: help quickstart quickstart-llm test test-machines $(VARIANTS:%=test-%) test-slow test-oldest test-upstream fuzz test-gpu test-browser lint \
-        format docs bench lock clean
+        format docs docs-full notebooks bench lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -84,6 +84,12 @@ format: $(VENV)/.dev  ## fix what the linter can fix
 
 docs: $(VENV)/.dev  ## build the documentation in docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+docs-full: $(VENV)/.dev  ## the same, and execute the notebooks, which takes minutes
+	DELTASAM_EXECUTE_NOTEBOOKS=1 HF_HUB_OFFLINE=1 $(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+notebooks: $(VENV)/.dev  ## execute the notebooks and store their outputs
+	HF_HUB_OFFLINE=1 $(BIN)/jupyter-execute --inplace docs/tutorial.ipynb docs/notebooks/*.ipynb
 
 bench: $(VENV)/.dev  ## measure time and memory of a step of every method, compared with other packages
 	$(BIN)/deltasam bench step

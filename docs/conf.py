@@ -1,8 +1,9 @@
-"""Sphinx: MyST pages, the API from docstrings, furo. Built by ``make docs``; warnings are errors."""
+"""Sphinx: MyST pages, notebooks, the API from docstrings, furo. Built by ``make docs``; warnings are errors."""
 
 from __future__ import annotations
 
 import html
+import os
 import re
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ project_copyright = "2026, The deltasam authors"
 version = release = deltasam.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # loads myst_parser
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -42,6 +43,12 @@ html_css_files = ["custom.css"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 pygments_dark_style = "github-dark"
+
+# The notebooks contain their outputs, so that a build takes no training. `make docs-full` executes them.
+nb_execution_mode = "force" if os.environ.get("DELTASAM_EXECUTE_NOTEBOOKS") else "off"
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
