@@ -12,8 +12,9 @@ import argparse
 import json
 import re
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 REPOSITORY = Path(__file__).parents[1]
 ADDRESSES = ("Repository", "Issues", "Changelog", "Documentation")

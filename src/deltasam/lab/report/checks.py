@@ -118,7 +118,7 @@ def _same(one: float | None, other: float | None) -> bool:
 def _check_counts(given: Mapping[str, Any]) -> Iterator[str]:
     for name, low in {"steps": 1, "train_rows": 1, "eval_rows": 1, "forward_passes": 0, "backward_passes": 0}.items():
         value = given.get(name)
-        if _is(value, int) and value < low:
+        if isinstance(value, int) and value < low:
             yield f"{name}={value}: must be at least {low}"
 
 
@@ -127,12 +127,12 @@ def _check_config(given: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
     for name, kind in _CONFIG.items():
         if not isinstance(config.get(name), kind):
             empty = "[]" if kind is list else "{...}"
-            yield f"config.{name}={reprlib.repr(config.get(name))}: must be {empty}; the tables read the settings from it"
+            yield f"config.{name}={reprlib.repr(config.get(name))}: must be {empty}; the tables read settings from it"
             return
     if not _is(config["optimizer"].get("lr"), float) or config["optimizer"]["lr"] is None:
         yield f"config.optimizer.lr={config['optimizer'].get('lr')!r}: must be a number, the learning rate"
     if not isinstance(config["task"].get("eval_split"), str):
-        yield 'config.task.eval_split is missing; runs on different splits are not compared, so name it: "validation"'
+        yield "config.task.eval_split is missing; runs on different splits are not compared: name it"
     name, method = config["method"].get("name"), str(given.get("method"))
     if name != method.partition("+")[0]:
         yield f"config.method.name={name!r}: must be the first part of method={method!r}"
