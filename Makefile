@@ -21,8 +21,8 @@ QUICK     = -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
 VARIANTS := aten-default aten-avx2 onednn-avx2 threads-2 threads-4 random-order
 SEED     := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help quickstart quickstart-llm test test-machines $(VARIANTS:%=test-%) test-slow test-oldest test-upstream fuzz test-gpu test-browser lint \
-        format docs docs-full notebooks bench lock clean
+.PHONY: help quickstart quickstart-llm test test-machines $(VARIANTS:%=test-%) test-slow test-oldest test-newest test-upstream fuzz test-gpu test-browser lint \
+        format docs docs-full notebooks dist bench lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -52,10 +52,16 @@ $(VARIANTS:%=test-%): $(VENV)/.dev
 test-slow: $(VENV)/.dev  ## run the slow tests
 	$(PYTEST) -q -m "slow and not gpu"
 
-test-oldest:  ## run the quick tests with the oldest supported libraries, in .venv-oldest
-	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --prefer-binary --constraint constraints-oldest.txt --editable '.[test]'
-	$(TEST_ENV) .venv-oldest/bin/python -m pytest $(QUICK)
+test-oldest: LIBRARIES = --constraint constraints-oldest.txt
+test-oldest: .venv-oldest  ## run the quick tests with the oldest supported libraries, in .venv-oldest
+test-newest: LIBRARIES = --upgrade
+test-newest: .venv-newest  ## run the quick tests with the newest libraries, in .venv-newest
+test-oldest test-newest:
+	$</bin/python -m pip install --quiet --prefer-binary $(LIBRARIES) --editable '.[test]'
+	$(TEST_ENV) $</bin/python -m pytest $(QUICK)
+
+.venv-oldest .venv-newest:
+	$(PYTHON) -m venv $@
 
 test-upstream: $(VENV)/.dev  ## compare our trainers with the plain Trainer, option by option
 	$(PYTEST) $(QUICK) -m upstream tests/upstream
@@ -91,6 +97,9 @@ docs-full: $(VENV)/.dev  ## the same, and execute the notebooks, which takes min
 notebooks: $(VENV)/.dev  ## execute the notebooks and store their outputs
 	HF_HUB_OFFLINE=1 $(BIN)/jupyter-execute --inplace docs/tutorial.ipynb docs/notebooks/*.ipynb
 
+dist: $(VENV)/.dev  ## build the wheel and the source archive in dist
+	$(BIN)/python -m build --no-isolation
+
 bench: $(VENV)/.dev  ## measure time and memory of a step of every method, compared with other packages
 	$(BIN)/deltasam bench step
 
@@ -98,7 +107,7 @@ lock: $(VENV)/.dev  ## write the installed versions to constraints.txt
 	$(BIN)/python tools/lock.py
 
 clean:  ## remove the environments and everything built
-	rm -rf $(VENV) .venv-oldest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -24,7 +24,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives. The block for type checkers below says the same; a test compares the two.
 _EXPORTS: dict[str, tuple[str, ...]] = {

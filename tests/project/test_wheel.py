@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import venv
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
 from helpers.data import REPOSITORY
+from helpers.empty_environment import build, environment, run
 
 EVERY_METHOD = """
 import sys, torch
@@ -49,41 +44,11 @@ print(len(kinds), *sorted({each.partition(".")[0] for each in sys.modules} & set
 OF_THE_LAB = ("numpy", "pydantic", "tyro", "yaml", "rich", "transformers", "pandas", "scipy")
 
 
-def needed(name: str, found: set[str]) -> Iterator[Path]:
-    """Yields the top-level entries in site-packages of a distribution and of its dependencies."""
-    if name in found:
-        return
-    found.add(name)
-    try:
-        installed = distribution(name)
-    except PackageNotFoundError:  # only for another system or version of Python
-        return
-    tops = {file.parts[0] for file in installed.files or () if file.parts[0] not in ("..", "__pycache__")}
-    yield from (Path(str(installed.locate_file(top))) for top in sorted(tops))
-    for requirement in installed.requires or ():
-        if "extra ==" not in requirement:
-            yield from needed(re.split(r"[^\w.-]", requirement, maxsplit=1)[0], found)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns ``bin`` of an environment with torch, its dependencies, and the wheel of this repository."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
-    subprocess.run(build, check=True, capture_output=True)
-    venv.create(folder / "venv", with_pip=False, symlinks=True)
-    site = next((folder / "venv").glob("lib/python*/site-packages"))
-    for path in needed("torch", set()):
-        (site / path.name).symlink_to(path)
-    binaries = folder / "venv" / "bin"
-    install = [sys.executable, "-m", "pip", "--python", str(binaries / "python"), "install", "--quiet", "--no-index"]
-    subprocess.run([*install, "--no-deps", str(next(folder.glob("*.whl")))], check=True, capture_output=True)
-    return binaries
-
-
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    # -I excludes this process's environment variables and folder from the import path
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd="/")
+    return environment(folder / "venv", build("wheel", folder), ["torch"])
 
 
 def test_every_method_runs(alone: Path) -> None:

@@ -130,7 +130,7 @@ class BiLoRA(Method):
             values.add_(torch.where(good, self.lr * move, 0))
             size = products_norm(pairs)
             rho = self.radius.bound(list(passes.params.values()), list(passes.params), passes.inner)
-            values.mul_(torch.where(size > rho, (rho / size).sqrt(), 1).to(values.dtype))
+            values.mul_(torch.where(good & (size > rho), (rho / size).sqrt(), 1).to(values.dtype))
             ascent = Ascent(norm=norm, skipped=~good, radius=before)
         return make_step(passes, losses, perturbed=losses, ascent=ascent)
 

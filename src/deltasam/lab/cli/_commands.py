@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "search radius": Command("search_radius:SearchRadius", "train with several radii, choose one"),
     "evaluate": Command("evaluate:Evaluate", "compute the metrics of a run or a model"),
     "table": Command("table:TableCommand", "compare your runs with the paper's tables"),
+    "check": Command("check:Check", "check the results of runs before you share them"),
     "report": Command("report:ReportCommand", "write an HTML page about a folder of runs"),
     "analyze adversarial-risk": Command("analyze:AdversarialRisk", "loss under each instance's worst perturbation"),
     "analyze sharpness": Command("analyze:Sharpness", "rise of the loss under worst-case perturbations"),
