@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from deltasam.analysis import calibration
+from deltasam.analysis import calibration, temperature, temperature_scaled
 
 
 def obvious_ece(probabilities: list[list[float]], labels: list[int], bins: int) -> float:
@@ -66,3 +66,47 @@ def test_log_probabilities_and_logits_agree() -> None:
 def test_errors(logits: torch.Tensor, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         calibration(logits, labels)
+
+
+def test_the_interval_covers_a_calibrated_model_and_not_an_overconfident_one() -> None:
+    """Labels are drawn from the probabilities themselves, so the error of the first is only that of few instances."""
+    covered = 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        logits = 2 * torch.randn(400, 2, generator=generator)
+        labels = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+        right = calibration(logits, labels, resamples=200, seed=seed)
+        assert right.ece_interval is not None
+        covered += right.ece_interval[0] < 0.01
+        assert right.ece_interval[0] <= right.ece <= right.ece_interval[1] + 0.03
+        sure = calibration(4 * logits, labels, resamples=200, seed=seed).ece_interval
+        assert sure is not None
+        assert sure[0] > 0.03
+    assert covered >= 18
+    assert calibration(logits, labels).ece_interval is None
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_temperature_is_the_best_of_a_grid(classes: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, classes, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+    for factor in (0.3, 1.0, 5.0):
+        found = temperature(factor * logits, labels)
+        losses = {t: calibration(factor * logits / t, labels).nll for t in (found, 0.98 * found, 1.02 * found)}
+        assert min(losses, key=losses.__getitem__) == found
+        assert found == pytest.approx(factor * temperature(logits, labels), rel=1e-6)
+    assert temperature(torch.eye(4), torch.arange(4)) == pytest.approx(1 / 20)
+
+
+def test_no_instance_decides_about_its_own_temperature() -> None:
+    logits, labels = 6 * torch.randn(41, 3), torch.randint(3, (41,))
+    scaled = temperature_scaled(logits, labels)
+    other = (labels + 1) % 3
+    for index in range(0, 41, 7):
+        changed = labels.clone()
+        changed[index] = other[index]
+        assert torch.equal(temperature_scaled(logits, changed)[index], scaled[index])
+    assert torch.equal(scaled.argmax(-1), logits.argmax(-1))
+    with pytest.raises(ValueError, match="one instance"):
+        temperature_scaled(logits[:1], labels[:1])

@@ -112,3 +112,14 @@ def test_predicate() -> None:
         pass
     with pytest.raises(ValueError, match="bits"), quantized(model, 0):
         pass
+
+
+def test_one_scale_per_output_channel() -> None:
+    weight = torch.randn(3, 100)
+    found = rounded(weight, 3, group=None)
+    assert torch.equal(found, rounded(weight, 3, group=100))
+    assert [len(row.unique()) for row in found] == [8, 8, 8]
+    assert torch.equal(rounded(weight.T, 3, group=None, dim=0), found.T)
+    model = nn.Sequential(nn.Linear(200, 4))
+    with quantized(model, 2, group=None):
+        assert [len(row.unique()) for row in model[0].weight] == [4] * 4

@@ -5,11 +5,12 @@ mode by default (:func:`suggest_radius` in the mode of the model), leave the mod
 on a terminal if ``rich`` is installed.
 
 For language models: :func:`forgetting` and :func:`token_nll` on general text, and :func:`quantized`, inside which the
-weights are rounded to few bits. :func:`calibration` takes the logits of any classifier.
+weights are rounded to few bits. :func:`calibration` and :func:`temperature` take the logits of any
+classifier.
 """
 
 from deltasam.analysis._alignment import WEIGHTINGS, Alignment, alignment
-from deltasam.analysis._calibration import Calibration, ReliabilityBin, calibration
+from deltasam.analysis._calibration import Calibration, ReliabilityBin, calibration, temperature, temperature_scaled
 from deltasam.analysis._forgetting import Forgetting, forgetting, token_nll
 from deltasam.analysis._landscape import filter_direction, gradient_direction, instance_slice, line_slice, plane_slice
 from deltasam.analysis._quantized import quantized, rounded
@@ -40,6 +41,8 @@ __all__ = [
     "rounded",
     "sharpness",
     "suggest_radius",
+    "temperature",
+    "temperature_scaled",
     "token_nll",
     "weights_quality",
 ]

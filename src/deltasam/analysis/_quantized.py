@@ -15,7 +15,7 @@ from deltasam.step.adapters import adapted_layers, adapter_parameters
 Chosen = Callable[[str, nn.Parameter], bool]
 
 
-def rounded(weight: Tensor, bits: int, *, group: int = 64, dim: int = -1) -> Tensor:
+def rounded(weight: Tensor, bits: int, *, group: int | None = 64, dim: int = -1) -> Tensor:
     r"""Returns the weights rounded to the nearest of :math:`2^\text{bits}` values per group, in their own type.
 
     The values of a group lie evenly between its minimum and its maximum, which are kept:
@@ -26,7 +26,8 @@ def rounded(weight: Tensor, bits: int, *, group: int = 64, dim: int = -1) -> Ten
     Args:
         weight: The weights.
         bits: Bits per weight.
-        group: Number of consecutive weights along ``dim`` with common m and s. The last group may be smaller.
+        group: Number of consecutive weights along ``dim`` with common m and s. The last group may be smaller. None for
+            all of them: one m and s for each output channel.
         dim: The dimension along which the groups lie: the inputs of a layer.
 
     Example:
@@ -34,8 +35,9 @@ def rounded(weight: Tensor, bits: int, *, group: int = 64, dim: int = -1) -> Ten
         tensor([0., 0., 1., 1.])
     """
     check_number("bits", bits, 1, 16, whole=True)
-    check_number("group", group, 1, whole=True)
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).movedim(dim, -1)
+    group = max(1, wide.shape[-1]) if group is None else group
+    check_number("group", group, 1, whole=True)
     parts = []
     for part in wide.split(group * max(1, wide.shape[-1] // group), dim=-1):  # whole groups, then the rest
         grouped = part.unflatten(-1, (-1, min(group, part.shape[-1])))
@@ -47,7 +49,9 @@ def rounded(weight: Tensor, bits: int, *, group: int = 64, dim: int = -1) -> Ten
 
 
 @contextmanager
-def quantized(model: nn.Module, bits: int, *, group: int = 64, params: Chosen | None = None) -> Iterator[nn.Module]:
+def quantized(
+    model: nn.Module, bits: int, *, group: int | None = 64, params: Chosen | None = None
+) -> Iterator[nn.Module]:
     """Rounds the matrices of the linear layers to nearest inside; restores all weights bit for bit afterwards.
 
     This is the plainest kind of post-training quantization: no calibration data, one scale and offset for ``group``
@@ -61,7 +65,7 @@ def quantized(model: nn.Module, bits: int, *, group: int = 64, params: Chosen | 
     Args:
         model: The model, which is changed in place and yielded.
         bits: Bits per weight.
-        group: Number of consecutive inputs with a common scale and offset.
+        group: Number of consecutive inputs with a common scale and offset; None for all inputs of an output channel.
         params: Rounds other parameters: a predicate ``(name, parameter) -> bool`` over all of two dimensions.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deltasam.lab.experiments._run import _result
+from deltasam.lab.tasks import Measured
 
 
 @pytest.mark.parametrize(("higher", "best", "step"), [(True, 0.9, 2), (False, 0.1, 1)])
@@ -25,7 +26,7 @@ def test_the_last_evaluation_counts_and_the_best_is_recorded(higher: bool, best:
         state=SimpleNamespace(log_history=[*log, {"loss": 1.0, "step": 4}], global_step=4),
         model=SimpleNamespace(parameters=list), forwards=8, backwards=4, method=SimpleNamespace(skipped=0),
     )  # fmt: skip
-    found = _result(prepared, trainer, {}, 2.0, 1.0, {"forgetting": 0.5})
+    found = _result(prepared, trainer, {}, 2.0, 1.0, Measured({"forgetting": 0.5}))
     assert (found.primary_value, found.metrics) == (0.5, {"score": 0.5, "forgetting": 0.5})
     assert (found.best_value, found.best_step) == (best, step)
     assert (found.train_seconds, found.eval_seconds, found.train_rows, found.eval_rows) == (2.0, 1.0, 3, 2)

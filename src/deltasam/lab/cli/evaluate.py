@@ -90,7 +90,7 @@ class Evaluate:
         found = task.evaluate(model, tokenizer, rows, batch_size=self.batch_size)
         before = self._before()
         final = task.final(model, tokenizer, loaded.data, rows, before=before, batch_size=self.batch_size)
-        return {**found, **final}
+        return {**found, **final.metrics}
 
     def _before(self) -> dict[str, float]:
         """Returns the metrics of the run folder, some of which were measured before training."""

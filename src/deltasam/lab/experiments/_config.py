@@ -169,6 +169,7 @@ class RunConfig:
         described = without_later(self, self.to_plain())
         identity = {key: value for key, value in described.items() if key not in _NOT_IDENTITY}
         identity["model"] = without_later(self.model, identity["model"])
+        identity["task"] = without_later(self.task, identity["task"])
         method = without_later(self.method, identity["method"])
         if self.model.lora is not None and self.method.params == "all":  # "trained" has the id of the former "all"
             method["params"] = "trained or frozen"

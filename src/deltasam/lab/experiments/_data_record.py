@@ -44,7 +44,8 @@ def changed_since(config: RunConfig, folder: Path) -> str | None:
     if not local or not (folder / FILE).is_file():
         return None
     try:
-        return changed_split(config.task.load(DataSource.find(config.data)), folder)
+        data = config.task.load(DataSource.find(config.data))
+        return changed_split(config.task.stressed(data, config.seed), folder)
     except DataError:
         return None
 

@@ -45,6 +45,7 @@ class Result:
         device: Name of the device.
         config: The resolved configuration.
         environment: Versions, platform and commit.
+        reliability: Bins ``[count, confidence, accuracy]`` of reliability diagrams, by condition.
     """
 
     schema: int = SCHEMA
@@ -73,6 +74,7 @@ class Result:
     device: str
     config: dict[str, Any] = field(repr=False)
     environment: dict[str, str] = field(repr=False)
+    reliability: dict[str, list[list[float]]] = field(default_factory=dict, repr=False)
 
     @property
     def score(self) -> float:
@@ -100,7 +102,7 @@ class Result:
                     f"{path}: written by a newer version of deltasam (schema {found['schema']}, this one knows "
                     f"{SCHEMA}); update the package, or choose another folder by --output"
                 )
-            needed = (f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING)
+            needed = (f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING)
             missing = next((name for name in needed if name not in found), None)
             if missing is not None:
                 raise ValueError(f"it has no {missing}")

@@ -25,7 +25,7 @@ from deltasam.lab.experiments._parts import named_plain, to_method
 from deltasam.lab.experiments._result import Result, rank
 from deltasam.lab.experiments.lock import lock_run
 from deltasam.lab.experiments.plain import build
-from deltasam.lab.tasks import Data, DataSource, dropout_options, find_model, load_tokenizer
+from deltasam.lab.tasks import Data, DataSource, Measured, dropout_options, find_model, load_tokenizer
 from deltasam.methods import Method
 from deltasam.objectives import Objective
 from deltasam.speed.capture import PadToBuckets
@@ -122,7 +122,7 @@ def prepare(config: RunConfig) -> Prepared:
     if config.model.lora is not None:
         check_installed()
     find_model(config.model.path)
-    data = config.task.load(DataSource.find(config.data))
+    data = config.task.stressed(config.task.load(DataSource.find(config.data)), config.seed)
     tokenizer = load_tokenizer(config.model.path)
     rows = len(data.splits[config.task.train_split])
     if config.batch.drop_last and rows < config.batch.size:
@@ -310,11 +310,11 @@ def _train(
     return result
 
 
-def _final(prepared: Prepared, trainer: Any, before: dict[str, float]) -> dict[str, float]:
+def _final(prepared: Prepared, trainer: Any, before: dict[str, float]) -> Measured:
     """Returns what the task measures once, after training. The model must be whole for that."""
     config = prepared.config
     if trainer.is_fsdp_enabled:
-        return {}
+        return Measured()
     size, rows = config.batch.eval_size, prepared.eval_rows
     return config.task.final(trainer.model, prepared.tokenizer, prepared.data, rows, before=before, batch_size=size)
 
@@ -325,7 +325,7 @@ def _result(
     facts: dict[str, str],
     seconds: float,
     evaluating: float,
-    more: dict[str, float],
+    more: Measured,
 ) -> Result:
     config, task = prepared.config, prepared.config.task
     primary = f"eval_{task.primary}"
@@ -343,7 +343,8 @@ def _result(
         higher_is_better=task.higher_is_better,
         best_value=best[primary],
         best_step=best["step"],
-        metrics={**final, **more},
+        metrics={**final, **more.metrics},
+        reliability=more.reliability,
         steps=trainer.state.global_step,
         train_rows=len(prepared.train_rows),
         eval_rows=len(prepared.eval_rows),

@@ -17,6 +17,7 @@ from deltasam.lab.tasks._data import Data, DataError
 from deltasam.lab.tasks._docstrings import DocstringTask
 from deltasam.lab.tasks._hans import HansTask
 from deltasam.lab.tasks._language import LanguageTask
+from deltasam.lab.tasks._measured import Measured
 from deltasam.lab.tasks._metrics import METRICS, rouge
 from deltasam.lab.tasks._mirror import MirrorTask
 from deltasam.lab.tasks._models import dropout_options, find_model, load_model, load_tokenizer
@@ -45,6 +46,7 @@ __all__ = [
     "DocstringTask",
     "HansTask",
     "LanguageTask",
+    "Measured",
     "MirrorTask",
     "PackagePromptTask",
     "PromptTask",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deltasam.lab.tasks._data import Data, DataError, Row, Split
+from deltasam.lab.tasks._measured import Measured
 from deltasam.lab.tasks._source import DataSource
 from deltasam.objectives import Objective
 from deltasam.step.checks import check_number
@@ -130,7 +131,7 @@ class Task(ABC):
         *,
         before: Mapping[str, float],
         batch_size: int = 32,
-    ) -> dict[str, float]:
+    ) -> Measured:
         """Returns what is measured once after training, in addition to :meth:`evaluate`. By default nothing.
 
         Args:
@@ -141,7 +142,11 @@ class Task(ABC):
             before: What :meth:`initial` returned. Empty if it is not known.
             batch_size: Instances per batch.
         """
-        return {}
+        return Measured()
+
+    def stressed(self, data: Data, seed: int) -> Data:
+        """Returns the data of a run with this seed: a task may train on fewer rows, or on wrong labels."""
+        return data
 
     def sampled(self, split: str, rows: list[Row]) -> list[Row]:
         """Returns a fixed random sample of the rows if the task limits their number, else all rows."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltasam.lab.tasks._other_sets import OtherSet
 
 Row = dict[str, Any]
 
@@ -29,9 +32,11 @@ class Data:
         origins: The file or hub dataset of each split.
         classes: Names of the classes, in the order of their numbers. Empty if the task has none.
         general: General texts on which forgetting is measured. Empty if the task does not measure it.
+        others: Other sets to evaluate on, by name.
     """
 
     splits: dict[str, list[Row]]
     origins: dict[str, str]
     classes: tuple[str, ...] = ()
     general: tuple[str, ...] = ()
+    others: dict[str, OtherSet] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from deltasam.lab.tasks._base import Collator, Item, Task, batches
 from deltasam.lab.tasks._data import Data
 from deltasam.lab.tasks._general_text import general_texts
+from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits
 from deltasam.lab.tasks._models import load_model
 from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._tables import Table
@@ -40,20 +41,22 @@ class LanguageTask(Table, Task):
         general: A text file for forgetting. By default Wikipedia from the data folder, or topics of Python's help().
         general_rows: Number of texts for forgetting; 0 does not measure it.
         general_length: Longest of these texts in tokens.
-        bits: The primary metric is measured again with weights rounded to these numbers of bits, in groups of 64.
+        bits: The primary metric is measured again with weights rounded to these numbers of bits.
+        rounding: How they are rounded: ``group``, with one scale for 64 inputs of an output, ``channel``, with one for
+            all inputs.
     """
 
     general: str = ""
     general_rows: int = 200
     general_length: int = 128
     bits: tuple[int, ...] = (8, 4, 3)
+    rounding: tuple[Rounding, ...] = field(default=("group",), metadata={"later": (("group",),)})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("task.general_rows", self.general_rows, 0, whole=True)
         check_number("task.general_length", self.general_length, 2, whole=True)
-        for bits in self.bits:
-            check_number("task.bits", bits, 1, 16, whole=True)
+        check_bits(self.bits)
 
     def load(self, source: DataSource, splits: Sequence[str] | None = None) -> Data:
         """Reads and checks the splits, and reads the general text."""
@@ -94,24 +97,27 @@ class LanguageTask(Table, Task):
         *,
         before: Mapping[str, float],
         batch_size: int = 32,
-    ) -> dict[str, float]:
+    ) -> Measured:
         """Returns forgetting, and the primary metric with rounded weights."""
-        from deltasam.analysis import quantized
 
-        found = {}
-        if data.general:
-            found["general_nll"] = self._general(model, tokenizer, data)
-            if "general_nll_before" in before:
-                found["general_nll_before"] = before["general_nll_before"]
-            elif hasattr(model, "disable_adapter"):
-                with model.disable_adapter():
-                    found["general_nll_before"] = self._general(model, tokenizer, data)
-            if "general_nll_before" in found:
-                found["forgetting"] = found["general_nll"] - found["general_nll_before"]
-        for bits in self.bits:
-            with quantized(model, bits):
-                metrics = self.evaluate(model, tokenizer, rows, batch_size=batch_size)
-            found[f"{self.primary}_{bits}bit"] = metrics[self.primary]
+        def again() -> Metrics:
+            return {self.primary: self.evaluate(model, tokenizer, rows, batch_size=batch_size)[self.primary]}
+
+        rounded = Measured(dict(at_few_bits(model, self.bits, self.rounding, again)))
+        return Measured(self.forgotten(model, tokenizer, data, before)) | rounded
+
+    def forgotten(self, model: Any, tokenizer: Any, data: Data, before: Mapping[str, float]) -> Metrics:
+        """Returns the log loss on general text after and before training, and its rise."""
+        if not data.general:
+            return {}
+        found = {"general_nll": self._general(model, tokenizer, data)}
+        if "general_nll_before" in before:
+            found["general_nll_before"] = before["general_nll_before"]
+        elif hasattr(model, "disable_adapter"):
+            with model.disable_adapter():
+                found["general_nll_before"] = self._general(model, tokenizer, data)
+        if "general_nll_before" in found:
+            found["forgetting"] = found["general_nll"] - found["general_nll_before"]
         return found
 
     def _general(self, model: Any, tokenizer: Any, data: Data) -> float:

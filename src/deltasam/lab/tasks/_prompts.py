@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from deltasam.analysis import calibration
 from deltasam.lab.tasks._base import Item, batches, evaluating
 from deltasam.lab.tasks._data import Data, DataError, Row, Split
 from deltasam.lab.tasks._docstrings import DocstringTask
 from deltasam.lab.tasks._language import IGNORED, LanguageTask, last_logits, starts_with, token_ids
+from deltasam.lab.tasks._measured import Measured, Metrics, quality
 from deltasam.lab.tasks._metrics import METRICS
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._source import DataSource
@@ -116,28 +116,42 @@ class PromptTask(LanguageTask, SentenceTask):
         """Returns the cross-entropy of the answer's tokens."""
         return LanguageTask.objective(self)
 
-    def evaluate(
+    def outputs(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
-    ) -> dict[str, float]:
-        """Returns the metrics, and the mean ``loss`` of the answers."""
-        scores, losses = self.scores(model, tokenizer, rows, batch_size=batch_size)
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the log-probabilities of the words and the losses of the right ones; see :meth:`scores`."""
+        return self.scores(model, tokenizer, rows, batch_size=batch_size)
+
+    def measure(self, logits: Tensor, rows: Sequence[Row]) -> Metrics:
+        """Returns the metrics of these log-probabilities."""
         if self.kind == "classification":
-            labels = torch.tensor([row["label"] for row in rows])
-            predictions, quality = scores.argmax(-1), calibration(scores, labels)
-            options = {"f1": {"classes": scores.shape[1]}}
+            predictions, options = logits.argmax(-1), {"f1": {"classes": logits.shape[1]}}
         else:
-            labels = torch.tensor([row["label"] for row in rows], dtype=torch.float64)
             values = torch.tensor([float(word) for word in self.answers], dtype=torch.float64)
-            predictions = (scores.double().softmax(-1) * values).sum(-1)
-            quality = calibration(scores, torch.tensor([self._class(row) for row in rows]))
-            options = {}
-        found = {}
-        for name in self.metrics:
-            if name in _QUALITY:
-                found[name] = float(getattr(quality, name))
-            else:
-                found[name] = METRICS[name](predictions.numpy(), labels.numpy(), **options.get(name, {}))
-        return {**found, "loss": float(losses.mean())}
+            predictions, options = (logits.double().softmax(-1) * values).sum(-1), {}
+        labels = [row["label"] for row in rows]
+        asked = [name for name in self.metrics if name in METRICS]
+        found = {name: METRICS[name](predictions.numpy(), labels, **options.get(name, {})) for name in asked}
+        found |= quality(logits, self.labels(rows))
+        return {name: found[name] for name in self.metrics}
+
+    def labels(self, rows: Sequence[Row]) -> Tensor:
+        """Returns the numbers of the answers of the rows."""
+        return torch.tensor([self._class(row) for row in rows])
+
+    def final(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Data,
+        rows: Sequence[Row],
+        *,
+        before: Mapping[str, float],
+        batch_size: int = 32,
+    ) -> Measured:
+        """Returns forgetting, calibration, and the metrics with rounded weights and on other sets."""
+        forgotten = Measured(self.forgotten(model, tokenizer, data, before))
+        return forgotten | SentenceTask.final(self, model, tokenizer, data, rows, before=before, batch_size=batch_size)
 
     def scores(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
 from deltasam.lab.tasks._base import Collator, Item, Task, batches, evaluating
 from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
 from deltasam.lab.tasks._data import Data, DataError, Row
 from deltasam.lab.tasks._encoding import encoded, padded
+from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits, quality, quality_of_run
 from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
+from deltasam.lab.tasks._other_sets import OtherSet, class_groups, read_other
 from deltasam.lab.tasks._siamese import CosineClassifier
+from deltasam.lab.tasks._source import DataSource
+from deltasam.lab.tasks._stress import balanced, sampled, with_wrong_labels
 from deltasam.lab.tasks._tables import Table
 from deltasam.objectives import Classification, Objective, Regression
+from deltasam.step.checks import check_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,6 +41,13 @@ class SentenceTask(Table, Task):
         pad_to_max_length: Pad every batch to ``max_length`` instead of its longest text, as R-Drop's scripts do.
         pairing: ``"joint"``: the model reads both texts of a pair together. ``"siamese"``: it encodes them separately
             and compares them by their cosine; for sentence encoders and two classes.
+        rows: Train on a sample of so many rows, equally many of each class, drawn by the seed of the run.
+        label_noise: Share of the training labels of each class to replace by other classes, by the seed of the run.
+        evaluate_on: Other sets to evaluate on after training: tasks (``qqp``, ``mnli:validation_mismatched``), or
+            files with the same columns. The metrics get a suffix, ``accuracy_on_qqp``.
+        bits: The metrics are measured again with weights rounded to these numbers of bits, ``accuracy_4bit``.
+        rounding: How they are rounded: ``group``, with one scale for 64 inputs of an output, and ``channel``, with one
+            for all inputs, ``accuracy_4bit_channel``.
 
     Example:
         >>> task = SentenceTask(name="own", text=("review",), label="stars", metrics=("accuracy",))
@@ -48,6 +62,11 @@ class SentenceTask(Table, Task):
     classes: tuple[str, ...] = ()
     pad_to_max_length: bool = False
     pairing: Literal["joint", "siamese"] = "joint"
+    rows: int | None = field(default=None, metadata={"later": (None,)})
+    label_noise: float = field(default=0.0, metadata={"later": (0.0,)})
+    evaluate_on: tuple[str, ...] = field(default=(), metadata={"later": ((),)})
+    bits: tuple[int, ...] = field(default=(8, 4, 3), metadata={"later": ((8, 4, 3),)})
+    rounding: tuple[Rounding, ...] = field(default=("group", "channel"), metadata={"later": (("group", "channel"),)})
 
     def __post_init__(self) -> None:
         if not self.metrics:
@@ -64,6 +83,12 @@ class SentenceTask(Table, Task):
             raise ValueError(f"task.classes={list(self.classes)} must not contain duplicates")
         if self.pairing == "siamese" and (len(self.text) != 2 or self.kind != "classification"):
             raise ValueError("task.pairing=siamese needs two columns in task.text and task.kind=classification")
+        check_number("task.label_noise", self.label_noise, 0, 1)
+        if self.label_noise and self.kind != "classification":
+            raise ValueError(f"task.label_noise={self.label_noise} needs classes, task.kind=classification")
+        if self.rows is not None:
+            check_number("task.rows", self.rows, 1, whole=True)
+        check_bits(self.bits)
 
     @property
     def reported(self) -> tuple[str, ...]:
@@ -74,6 +99,24 @@ class SentenceTask(Table, Task):
     def higher_is_better(self) -> bool:
         """Whether a higher value of the primary metric is better."""
         return self.primary not in LOWER_IS_BETTER
+
+    def load(self, source: DataSource, splits: Sequence[str] | None = None) -> Data:
+        """Reads and checks the splits, and the other sets to evaluate on."""
+        data = super().load(source, splits)
+        others = {name: read_other(self, name, source) for name in self.evaluate_on}
+        for other in others.values():
+            if self.kind == "classification":
+                class_groups(data.classes, other.classes)  # raises an error if they do not fit
+        return dataclasses.replace(data, others=others)
+
+    def stressed(self, data: Data, seed: int) -> Data:
+        """Returns the data with few training rows and wrong labels, if the task asks for them."""
+        rows = data.splits[self.train_split]
+        if self.rows is not None:
+            rows = (balanced if self.kind == "classification" else sampled)(rows, self.rows, seed)
+        if self.label_noise:
+            rows = with_wrong_labels(rows, self.label_noise, len(data.classes), seed)
+        return dataclasses.replace(data, splits={**data.splits, self.train_split: rows})
 
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
         """Returns rows with the texts and a ``label``: the number of a class, or a score."""
@@ -150,22 +193,72 @@ class SentenceTask(Table, Task):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
     ) -> dict[str, float]:
         """Returns the metrics and the mean ``loss``."""
+        logits, losses = self.outputs(model, tokenizer, rows, batch_size=batch_size)
+        return {**self.measure(logits, rows), "loss": float(losses.mean())}
+
+    def outputs(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the logits (rows, outputs) and the losses (rows,) on the CPU, in eval mode."""
         objective, collate = self.objective(), self.collator(tokenizer)
+        items = self.encode(rows, tokenizer)
+        order = sorted(range(len(items)), key=lambda index: _length(items[index]))  # to save padding
         outputs, losses = [], []
-        # Sorted by length, to save padding.
-        items = sorted(self.encode(rows, tokenizer), key=_length)
         with evaluating(model) as device:
-            for chunk in batches(items, batch_size):
-                batch = {name: value.to(device) for name, value in collate(chunk).items()}
+            for chunk in batches(order, batch_size):
+                batch = {name: value.to(device) for name, value in collate([items[i] for i in chunk]).items()}
                 logits = objective.forward(model, batch)
                 losses.append(objective.losses(logits, batch).double().cpu())
                 outputs.append(logits.float().cpu())
-        logits = torch.cat(outputs)
+        back = torch.tensor(order).argsort()
+        return torch.cat(outputs)[back], torch.cat(losses)[back]
+
+    def measure(self, logits: Tensor, rows: Sequence[Row]) -> Metrics:
+        """Returns the metrics of these outputs."""
         predictions = logits.argmax(-1) if self.kind == "classification" else logits.squeeze(-1)
-        labels = [item["labels"] for item in items]
+        labels = [row["label"] for row in rows]
         options = {"f1": {"classes": logits.shape[-1]}}
-        found = {name: METRICS[name](predictions.numpy(), labels, **options.get(name, {})) for name in self.metrics}
-        return {**found, "loss": float(torch.cat(losses).mean())}
+        return {name: METRICS[name](predictions.numpy(), labels, **options.get(name, {})) for name in self.metrics}
+
+    def final(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Data,
+        rows: Sequence[Row],
+        *,
+        before: Mapping[str, float],
+        batch_size: int = 32,
+    ) -> Measured:
+        """Returns calibration, and the metrics with rounded weights and on other sets."""
+        logits, _ = self.outputs(model, tokenizer, rows, batch_size=batch_size)
+        found = quality_of_run(logits, self.labels(rows)) if self.kind == "classification" else Measured()
+        for name, other in data.others.items():
+            found |= self._on(name, other, data, self.outputs(model, tokenizer, other.rows, batch_size=batch_size)[0])
+
+        def again() -> Metrics:
+            return self.essentials(self.outputs(model, tokenizer, rows, batch_size=batch_size)[0], rows)
+
+        return found | Measured(dict(at_few_bits(model, self.bits, self.rounding, again)))
+
+    def essentials(self, logits: Tensor, rows: Sequence[Row]) -> Metrics:
+        """Returns the primary metric and the quality of the probabilities."""
+        primary = {self.primary: self.measure(logits, rows)[self.primary]}
+        return primary | (quality(logits, self.labels(rows)) if self.kind == "classification" else {})
+
+    def labels(self, rows: Sequence[Row]) -> Tensor:
+        """Returns the numbers of the classes of the rows."""
+        return torch.tensor([row["label"] for row in rows])
+
+    def _on(self, name: str, other: OtherSet, data: Data, logits: Tensor) -> Measured:
+        if self.kind == "regression":
+            found = Measured(self.measure(logits, other.rows))
+        else:
+            logits = other.logits(logits, data.classes)
+            whole = quality_of_run(logits, self.labels(other.rows))
+            found = Measured(self.measure(logits, other.rows) | whole.metrics, {"": whole.reliability["evaluation"]})
+        metrics = {f"{key}_on_{name}": value for key, value in found.metrics.items()}
+        return Measured(metrics, {f"on_{name}": bins for bins in found.reliability.values()})
 
 
 def _length(item: Item) -> int:

@@ -1,0 +1,85 @@
+"""What is measured once, after training: calibration, and the metrics with weights rounded to few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from deltasam.step.checks import check_number
+
+Rounding = Literal["group", "channel"]
+Metrics = dict[str, float]
+Bins = list[list[float]]
+
+_GROUPS: dict[Rounding, int | None] = {"group": 64, "channel": None}
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements after training.
+
+    Attributes:
+        metrics: Values by name. Those under another condition have its suffix: ``accuracy_4bit``, ``ece_on_qqp``.
+        reliability: Bins ``[count, confidence, accuracy]`` of reliability diagrams, by condition.
+    """
+
+    metrics: Metrics = field(default_factory=dict)
+    reliability: dict[str, Bins] = field(default_factory=dict)
+
+    def __or__(self, other: Measured) -> Measured:
+        """Returns both."""
+        return Measured(self.metrics | other.metrics, self.reliability | other.reliability)
+
+
+def quality(logits: Tensor, labels: Tensor) -> Metrics:
+    """Returns log loss, Brier score and calibration error."""
+    from deltasam.analysis import calibration
+
+    found = calibration(logits, labels)
+    return {"nll": found.nll, "brier": found.brier, "ece": found.ece}
+
+
+def quality_of_run(logits: Tensor, labels: Tensor) -> Measured:
+    """Returns the quality with the interval of its calibration error, and both after temperature scaling."""
+    from deltasam.analysis import calibration, temperature, temperature_scaled
+
+    found = calibration(logits, labels, resamples=_RESAMPLES)
+    assert found.ece_interval is not None
+    metrics = {"nll": found.nll, "brier": found.brier, "ece": found.ece}
+    metrics |= {"ece_low": found.ece_interval[0], "ece_high": found.ece_interval[1]}
+    bins = {"evaluation": bins_of(found)}
+    if len(labels) > 1:
+        scaled = calibration(temperature_scaled(logits, labels), labels)
+        metrics |= {"temperature": temperature(logits, labels)}
+        metrics |= {"nll_scaled": scaled.nll, "brier_scaled": scaled.brier, "ece_scaled": scaled.ece}
+        bins |= {"scaled": bins_of(scaled)}
+    return Measured(metrics, bins)
+
+
+def bins_of(calibration: Any) -> Bins:
+    """Returns the bins of a reliability diagram as plain numbers."""
+    return [[one.count, round(one.confidence, 6), round(one.accuracy, 6)] for one in calibration.bins]
+
+
+def at_few_bits(
+    model: Any, bits: Sequence[int], rounding: Sequence[Rounding], measure: Callable[[], Metrics]
+) -> Iterator[tuple[str, float]]:
+    """Yields what ``measure`` returns with the weights rounded in each way, with a suffix: ``accuracy_4bit``."""
+    from deltasam.analysis import quantized
+
+    for count in bits:
+        for how in rounding:
+            with quantized(model, count, group=_GROUPS[how]):
+                found = measure()
+            for name, value in found.items():
+                yield f"{name}_{count}bit{'' if how == 'group' else '_channel'}", value
+
+
+def check_bits(bits: Sequence[int]) -> None:
+    """Raises an error unless all are numbers of bits."""
+    for count in bits:
+        check_number("task.bits", count, 1, 16, whole=True)

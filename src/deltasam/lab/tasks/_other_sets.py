@@ -1,0 +1,99 @@
+"""Sets of other domains: rows of another task in the form of this one, and its classes from this one's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from deltasam.lab.tasks._data import DataError, Row
+from deltasam.lab.tasks._files import ENDINGS, read_rows
+
+if TYPE_CHECKING:
+    from deltasam.lab.tasks._sentences import SentenceTask
+    from deltasam.lab.tasks._source import DataSource
+
+
+@dataclass(frozen=True)
+class OtherSet:
+    """Rows that another task or file provides for the evaluation.
+
+    Attributes:
+        rows: The rows, with the columns of the task that is trained, and labels that number ``classes``.
+        origin: Where they come from.
+        classes: The classes of these rows.
+    """
+
+    rows: list[Row]
+    origin: str
+    classes: tuple[str, ...]
+
+    def logits(self, logits: Tensor, classes: Sequence[str]) -> Tensor:
+        """Returns logits of these classes from those of the trained ones, whose probabilities are added up."""
+        groups = torch.tensor(class_groups(classes, self.classes))
+        log_p = logits.log_softmax(-1)
+        return torch.stack([log_p[:, groups == other].logsumexp(-1) for other in range(len(self.classes))], 1)
+
+
+def read_other(task: SentenceTask, name: str, source: DataSource) -> OtherSet:
+    """Returns the rows of another task (``qqp``, ``mnli:validation_mismatched``) or of a file with the same columns.
+
+    Raises:
+        DataError: There is no such task or file, or its texts or classes do not fit.
+    """
+    if name.endswith(ENDINGS):
+        rows = read_rows(Path(name).expanduser())
+        data = task.check({"other": rows}, {"other": name})
+        return OtherSet(data.splits["other"], name, data.classes)
+    other, split = _task(name)
+    if other.kind != task.kind or len(other.text) != len(task.text):
+        raise DataError(
+            f"task.evaluate_on={name}: a task of {other.kind} of {len(other.text)} texts, and {task.name} is one of "
+            f"{task.kind} of {len(task.text)}"
+        )
+    data = other.load(source, (split,))
+    columns = dict(zip(other.text, task.text, strict=True))
+    rows = [{columns.get(key, key): value for key, value in row.items()} for row in data.splits[split]]
+    return OtherSet(rows, data.origins[split], data.classes)
+
+
+def class_groups(classes: Sequence[str], others: Sequence[str]) -> list[int]:
+    """Returns for each class the number of the other class that it counts as.
+
+    Classes of the same names are the same. Where there are two others and one of them has a name of ours, the rest
+    counts as the second: neutral and contradiction are not_entailment. Otherwise equally many classes are the same in
+    their order.
+
+    Example:
+        >>> class_groups(["entailment", "neutral", "contradiction"], ["entailment", "not_entailment"])
+        [0, 1, 1]
+        >>> class_groups(["not_equivalent", "equivalent"], ["not_duplicate", "duplicate"])
+        [0, 1]
+    """
+    if set(classes) == set(others):
+        return [others.index(name) for name in classes]
+    shared = [name for name in others if name in classes]
+    if len(others) == 2 and len(shared) == 1:
+        same = others.index(shared[0])
+        return [same if name == shared[0] else 1 - same for name in classes]
+    if len(classes) == len(others):
+        return list(range(len(classes)))
+    raise DataError(f"task.evaluate_on: the classes {list(others)} do not fit {list(classes)}")
+
+
+def _task(name: str) -> tuple[SentenceTask, str]:
+    from deltasam.lab.tasks._registry import find_task
+    from deltasam.lab.tasks._sentences import SentenceTask
+
+    called, _, split = name.partition(":")
+    try:
+        found = find_task(called)
+    except ValueError as error:
+        raise DataError(f"task.evaluate_on={name}: {error}, or a file ({', '.join(ENDINGS)})") from error
+    if not isinstance(found, SentenceTask):
+        raise DataError(f"task.evaluate_on={name}: not a task of sentences")
+    return found, split or found.eval_split

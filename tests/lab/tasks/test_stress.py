@@ -1,0 +1,133 @@
+"""Few rows, wrong labels and other sets as parts of a task."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from deltasam.lab.experiments import RunConfig, prepare, run
+from deltasam.lab.tasks import DataError, DataSource, SentenceTask, find_task
+from deltasam.lab.tasks._stress import balanced, with_wrong_labels
+from helpers.pretrained import bert_folder
+
+ROWS = [{"text": f"number {i}", "label": int(i % 10 < 3)} for i in range(200)]  # 140 of class 0, 60 of class 1
+
+
+@pytest.mark.parametrize(("count", "expected"), [(20, {0: 10, 1: 10}), (100, {0: 50, 1: 50}), (180, {0: 120, 1: 60})])
+def test_a_sample_is_balanced_as_far_as_there_are_rows(count: int, expected: dict[int, int]) -> None:
+    found = balanced(ROWS, count, seed=1)
+    assert Counter(row["label"] for row in found) == expected
+    assert found == [row for row in ROWS if row in found]  # in their order
+    assert found != balanced(ROWS, count, seed=2)
+    assert found == balanced(ROWS, count, seed=1)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("share", [0.1, 0.4])
+def test_a_share_of_each_class_is_wrong(classes: int, share: float) -> None:
+    rows = [{"text": str(i), "label": i % classes} for i in range(200)]
+    found = with_wrong_labels(rows, share, classes, seed=3)
+    wrong = [(old, new) for old, new in zip(rows, found, strict=True) if old["label"] != new["label"]]
+    assert Counter(old["label"] for old, _ in wrong) == dict.fromkeys(range(classes), round(share * 200 / classes))
+    assert all(new["clean_label"] == old["label"] for old, new in wrong)
+    assert sum("clean_label" in row for row in found) == len(wrong)
+    assert {new["label"] for _, new in wrong} == set(range(classes))
+    assert rows[0] == {"text": "0", "label": 0}  # not changed in place
+
+
+def test_stress_is_of_the_training_rows_and_drawn_by_the_seed() -> None:
+    task = replace(find_task("docstrings"), rows=40, label_noise=0.2)
+    data = task.load(DataSource())
+    one, same, other = (task.stressed(data, seed) for seed in (1, 1, 2))
+    assert len(one.splits["train"]) == 40
+    assert sum("clean_label" in row for row in one.splits["train"]) == 8
+    assert one.splits["validation"] == data.splits["validation"]
+    assert one.splits == same.splits
+    assert one.splits["train"] != other.splits["train"]
+    plain = find_task("docstrings")
+    assert plain.stressed(data, 1).splits == data.splits
+
+
+def test_ids_of_earlier_runs_stay() -> None:
+    given = {"task": {"name": "mrpc"}, "model": "bert-base-cased"}
+    earlier = RunConfig.from_plain(given).run_id
+    assert earlier == "1d9c2e63ac95"
+    for option in ({"rows": 250}, {"label_noise": 0.2}, {"evaluate_on": ["qqp"]}, {"bits": []}):
+        assert RunConfig.from_plain({**given, "task": {"name": "mrpc", **option}}).run_id != earlier
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_noise": 1.5}, "label_noise=1.5"),
+        ({"rows": 0}, "rows=0"),
+        ({"bits": (40,)}, "bits=40"),
+        ({"kind": "regression", "label_noise": 0.1}, "needs classes"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SentenceTask(name="own", **options)  # type: ignore[arg-type]
+
+
+def _table(path: Path, rows: list[dict[str, object]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> DataSource:
+    pairs = {"premise": "a name", "hypothesis": "a file"}
+    _table(tmp_path / "mnli" / "train.jsonl", [{**pairs, "label": i % 3} for i in range(9)])
+    _table(tmp_path / "mnli" / "validation_matched.jsonl", [{**pairs, "label": i % 3} for i in range(6)])
+    _table(tmp_path / "mnli" / "validation_mismatched.jsonl", [{**pairs, "label": 1} for _ in range(4)])
+    _table(
+        tmp_path / "rte" / "validation.jsonl", [{"sentence1": "a", "sentence2": "b", "label": i % 2} for i in range(5)]
+    )
+    _table(tmp_path / "sst2" / "validation.jsonl", [{"sentence": "a", "label": 1}])
+    return DataSource(tmp_path)
+
+
+def test_other_sets_have_the_columns_of_the_task_and_their_own_classes(source: DataSource, tmp_path: Path) -> None:
+    own = _table(tmp_path / "own.jsonl", [{"premise": "x", "hypothesis": "y", "label": 2}])
+    task = replace(find_task("mnli"), evaluate_on=("mnli:validation_mismatched", "rte", own))
+    others = task.load(source).others
+    assert [len(other.rows) for other in others.values()] == [4, 5, 1]
+    assert others["rte"].rows[1] == {"premise": "a", "hypothesis": "b", "label": 1}
+    p = torch.tensor([[0.5, 0.3, 0.2]])
+    torch.testing.assert_close(
+        others["rte"].logits(p.log(), find_task("mnli").classes).exp(), torch.tensor([[0.5, 0.5]])
+    )
+    for name, message in (("sst2", "of 1 texts"), ("nothing", "not a task"), ("mirror", "not a task of sentences")):
+        with pytest.raises(DataError, match=message):
+            replace(task, evaluate_on=(name,)).load(source)
+
+
+def test_a_run_under_stress_holds_all_measurements(source: DataSource, tmp_path: Path) -> None:
+    config = RunConfig.from_plain(
+        {
+            "task": {"name": "mnli", "rows": 6, "label_noise": 0.5, "evaluate_on": ["rte"], "max_length": 24},
+            "model": str(bert_folder(tmp_path / "bert")),
+            "schedule": {"steps": 2},
+            "batch": {"size": 4},
+            "data": str(source.folder),
+            "seed": 5,
+        }
+    )
+    result = run(config, tmp_path / "run", keep_weights=False)
+    assert result.train_rows == 6
+    assert sum("clean_label" in row for row in prepare(config).train_rows) == 3
+    suffixes = ("", "_8bit", "_4bit", "_3bit", "_8bit_channel", "_4bit_channel", "_3bit_channel", "_on_rte")
+    expected = {f"{name}{suffix}" for name in ("accuracy", "nll", "brier", "ece") for suffix in suffixes}
+    expected |= {"loss", "ece_low", "ece_high", "temperature", "nll_scaled", "brier_scaled", "ece_scaled"}
+    assert expected <= set(result.metrics)
+    assert result.metrics["nll"] == pytest.approx(result.metrics["loss"])
+    assert set(result.reliability) == {"evaluation", "scaled", "on_rte"}
+    assert sum(count for count, _, _ in result.reliability["on_rte"]) == 5
+    assert run(config, tmp_path / "run").metrics == result.metrics  # found, with the same rows
