@@ -54,11 +54,11 @@ def plot_reliability(
     if not ax.lines:
         ax.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle=":")
         ax.set(xlabel="confidence", ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-    (line,) = ax.plot(confidences, accuracies, linewidth=1)
+    (line,) = ax.plot(confidences, accuracies, marker=".", linewidth=1, label=label)
     sizes = [_LARGEST * count / sum(counts) + 4 for count in counts]
-    ax.scatter(confidences, accuracies, s=sizes, color=line.get_color(), alpha=0.7, label=label)
+    ax.scatter(confidences, accuracies, s=sizes, color=line.get_color(), alpha=0.7)
     if label is not None:
-        ax.legend(frameon=False, markerscale=0.6)
+        ax.legend(frameon=False)
     return ax
 
 
