@@ -13,6 +13,7 @@ from deltasam.analysis._alignment import WEIGHTINGS, Alignment, alignment
 from deltasam.analysis._calibration import Calibration, ReliabilityBin, calibration, temperature, temperature_scaled
 from deltasam.analysis._forgetting import Forgetting, forgetting, token_nll
 from deltasam.analysis._landscape import filter_direction, gradient_direction, instance_slice, line_slice, plane_slice
+from deltasam.analysis._plots import plot_bits, plot_reliability
 from deltasam.analysis._quantized import quantized, rounded
 from deltasam.analysis._radius import RadiusSuggestion, suggest_radius
 from deltasam.analysis._risk import Risk, Sharpness, adversarial_risk, sharpness
@@ -37,6 +38,8 @@ __all__ = [
     "instance_slice",
     "line_slice",
     "plane_slice",
+    "plot_bits",
+    "plot_reliability",
     "quantized",
     "rounded",
     "sharpness",

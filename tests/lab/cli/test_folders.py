@@ -154,7 +154,7 @@ def test_no_risk_can_be_measured(runs: Path, capsys: pytest.CaptureFixture[str])
 def test_a_run_folder_has_its_own_task(runs: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     value = "task.max_length=8" if option == "--set" else "rte"
     assert main(["evaluate", str(runs / "my/erm"), option, value]) == 2
-    assert f"{option} would be ignored" in capsys.readouterr().err
+    assert f"{value if option == '--set' else option} would be ignored" in capsys.readouterr().err
 
 
 def test_a_run_is_evaluated_on_a_file_it_did_not_have(

@@ -74,7 +74,7 @@ def test_train_and_evaluate_with_plugins(bert: Path, tmp_path: Path, here: Here)
     done = here("analyze", "alignment", run, *few)
     names = [line["method"] for line in json.loads(done.stdout)]
     assert names == ["PerInstanceSAM", "SAM", "DeltaSAM ByLoss", "DeltaSAM ByLoss(power=2)"], done.stderr
-    done = deltasam("evaluate", run, "--json")  # in a process that must import them first
+    done = deltasam("evaluate", run, "--rows", 20, "--json")  # in a process that must import them first
     assert json.loads(done.stdout)["metrics"] == pytest.approx(found["metrics"]), done.stderr
 
 

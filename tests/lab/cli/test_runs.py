@@ -62,7 +62,7 @@ def test_train_repeat_evaluate_analyze(bert: Path, tmp_path: Path, capsys: pytes
     assert "finished already" in capsys.readouterr().out
     assert here("train", "--config", run / "config.yaml", "--dry-run") == 0
     assert capsys.readouterr().out == (run / "config.yaml").read_text()
-    assert here("evaluate", run, "--json") == 0
+    assert here("evaluate", run, "--rows", 20, "--json") == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(result(run)["metrics"])
     assert here("analyze", "adversarial-risk", run, "--rows", 12, "--json") == 0
     (line,) = json.loads(capsys.readouterr().out)

@@ -48,7 +48,7 @@ def test_a_finished_run_is_found_loaded_and_evaluated(former: Path, capsys: pyte
     config, loaded = load_run(folder)
     assert run(config, folder).primary_value == 0.625
     assert len(loaded.rows) == 16
-    assert main(["evaluate", str(folder)]) == 0
+    assert main(["evaluate", str(folder), "--rows", "16"]) == 0
     assert "0.6250" in capsys.readouterr().out
 
 

@@ -59,7 +59,7 @@ def test_adapters_are_trained_saved_loaded_and_evaluated(
     _, loaded = load_run(tmp_path / "run")
     found = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows)
     assert found["nll"] == pytest.approx(result.metrics["nll"], rel=1e-5)
-    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--rows", "12", "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics == pytest.approx({k: v for k, v in result.metrics.items() if k in metrics}, rel=1e-4)
     assert "forgetting" in metrics
@@ -86,7 +86,7 @@ def test_full_fine_tuning_measures_forgetting_against_the_first_weights(
         result.metrics["general_nll"] - result.metrics["general_nll_before"]
     )
     assert result.metrics["forgetting"] != 0
-    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--rows", "12", "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["forgetting"] == pytest.approx(result.metrics["forgetting"], abs=1e-4)
 

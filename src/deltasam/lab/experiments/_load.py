@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -52,14 +52,20 @@ class Loaded:
         return [collate(items[start : start + size]) for start in range(0, len(items), size)]
 
 
-def load(config: RunConfig, *, path: str | None = None, split: str | None = None, rows: int | None = None) -> Loaded:
+def load(
+    config: RunConfig,
+    *,
+    path: str | None = None,
+    split: str | None = None,
+    rows: int | Literal["all"] | None = None,
+) -> Loaded:
     """Loads a model and a split.
 
     Args:
         config: The run: its task and data.
         path: The model; the run's own, untrained, by default.
         split: The split; by default the one that the run evaluates on.
-        rows: Size of a fixed random sample; by default the rows that the run evaluates on.
+        rows: Size of a fixed random sample, or ``"all"``; by default the rows that the run evaluates on.
 
     Raises:
         DataError: The data or the model is missing or wrong.
@@ -67,9 +73,8 @@ def load(config: RunConfig, *, path: str | None = None, split: str | None = None
     """
     from transformers import set_seed
 
-    task = dataclasses.replace(
-        config.task, eval_split=split or config.task.eval_split, eval_rows=rows or config.task.eval_rows
-    )
+    limit = None if rows == "all" else rows or config.task.eval_rows
+    task = dataclasses.replace(config.task, eval_split=split or config.task.eval_split, eval_rows=limit)
     data = _load_data(config, task)
     whole = path if config.model.lora is None else None  # a run with adapters has saved these alone
     tokenizer = load_tokenizer(whole or config.model.path)
@@ -103,18 +108,20 @@ def load_run(
     folder: Path,
     *,
     split: str | None = None,
-    rows: int | None = None,
+    rows: int | Literal["all"] | None = None,
     data: str | None = None,
     files: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[RunConfig, Loaded]:
     """Loads the final model of a run and a split of its task.
 
     Args:
         folder: The run folder.
         split: The split; by default the one that the run evaluates on.
-        rows: Size of a fixed random sample; by default the rows that the run evaluates on.
+        rows: Size of a fixed random sample, or ``"all"``; by default the rows that the run evaluates on.
         data: Folder with the datasets, if it has moved since the run.
         files: Files of splits, in addition to those of the run or replacing them.
+        options: Options of the task that replace those of the run, such as ``bits`` and ``evaluate_on``.
 
     Raises:
         ConfigError: The folder does not hold a finished run with weights.
@@ -136,7 +143,13 @@ def load_run(
         config = dataclasses.replace(config, data=data)
     if files and not hasattr(config.task, "files"):
         raise ConfigError(f"the task {config.task.name} does not take files")
+    unknown = [name for name in options or () if not hasattr(config.task, name)]
+    if unknown:
+        raise ConfigError(f"the task {config.task.name} has no option {unknown[0]}")
     found = {**absolute_files(config, folder), **(files or {})}
-    changes: Any = {"files": found} if found else {}
-    there = dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))
+    changes: Any = {**(options or {}), **({"files": found} if found else {})}
+    try:
+        there = dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return config, load(there, path=str(place.model), split=split, rows=rows)

