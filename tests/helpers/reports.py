@@ -83,14 +83,13 @@ def write_measured_runs(folder: Path) -> None:
                 metrics = {
                     "ece": 0.1 - 0.02 * number, "ece_low": 0.05, "ece_high": 0.12, "nll": 0.5, "brier": 0.3,
                     "temperature": 1.5, "ece_scaled": 0.03, "nll_scaled": 0.45, "brier_scaled": 0.29,
-                    "accuracy_on_films": score - 0.1, "ece_on_films": 0.2, "forgetting": 0.1 - 0.5 * (rho or 0) + seed / 100,
+                    "accuracy_on_films": score - 0.1, "ece_on_films": 0.2,
+                    "forgetting": 0.1 - 0.5 * (rho or 0) + seed / 100,
                     **rounded,
                 }  # fmt: skip
-                steps = [
-                    {"step": step, "loss": 0.7 - 0.02 * step - number / 50, "sharpness": 0.01 + (rho or 0) * step}
-                    for step in range(1, 9)
-                ]
-                log = [*(steps if rho else [{k: v for k, v in entry.items() if k != "sharpness"} for entry in steps])]
+                log = [{"step": step, "loss": 0.7 - 0.02 * step - number / 50} for step in range(1, 9)]
+                if rho:
+                    log = [{**entry, "sharpness": 0.01 + rho * entry["step"]} for entry in log]
                 log += [{"step": step, "eval_accuracy": score - 0.1 + step / 90} for step in (3, 6, 9)]
                 shown = {"evaluation": bins(0.1 - 0.03 * number), "scaled": bins(0.02), "on_films": bins(0.2)}
                 write_run(

@@ -221,7 +221,7 @@ def _view(
     return View(label=label, axis=axis, strips=strips)
 
 
-def tests(runs: PageRuns) -> Section | None:
+def paired_tests(runs: PageRuns) -> Section | None:
     """A table of the pooled paired tests. Pairs in which more than the method differs are left out."""
     left: set[str] = set()
 

@@ -13,7 +13,7 @@ from deltasam.lab.report._forgetting import forgetting
 from deltasam.lab.report._measured import LANDSCAPE, WEIGHTS
 from deltasam.lab.report._names import method_name, short_models
 from deltasam.lab.report._other_sets import other_sets
-from deltasam.lab.report._results import interval_of, results, tests, warnings
+from deltasam.lab.report._results import interval_of, paired_tests, results, warnings
 from deltasam.lab.report._rounding import rounding
 from deltasam.lab.report._runs import Run
 from deltasam.lab.report._section import Maker, PageRuns, Section, setup_title
@@ -218,7 +218,7 @@ def all_runs(runs: PageRuns) -> Section | None:
 
 
 SECTIONS: tuple[Maker, ...] = (
-    warnings, results, tests, cost, calibration, rounding, other_sets, forgetting, learning_curves, risk, sharpness,
-    weights, landscape, statistics,
+    warnings, results, paired_tests, cost, calibration, rounding, other_sets, forgetting, learning_curves, risk,
+    sharpness, weights, landscape, statistics,
 )  # fmt: skip
 """Each makes a section, or None if the runs have nothing to show. The paper's tables and the list of runs follow."""

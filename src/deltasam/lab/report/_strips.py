@@ -32,6 +32,8 @@ class Axis(NamedTuple):
     def labels(self) -> list[tuple[float, str]]:
         """Returns the positions and texts of the ticks."""
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else 1.0
+        if step < 1e-6:
+            return [(self.place(tick), f"{tick:g}".replace("-", "−")) for tick in self.ticks]
         decimals = len(f"{round(step, 9):f}".rstrip("0").partition(".")[2])
         return [(self.place(tick), f"{tick:.{decimals}f}".replace("-", "−")) for tick in self.ticks]
 
