@@ -19,6 +19,7 @@ from deltasam.lab.report._figures import axes, draw_line, draw_map, look, svg
 from deltasam.lab.report._section import PageRuns, Section
 from deltasam.lab.report._sections import SECTIONS, all_runs
 from helpers.hostile import HOSTILE, hostile_runs
+from helpers.reports import write_run
 
 GOLDEN = Path(__file__).parent / "golden"
 MAKE = {make.__name__: make for make in SECTIONS}
@@ -231,6 +232,22 @@ def test_a_map_has_its_first_row_at_the_bottom_and_its_lowest_loss_darkest() -> 
     colors = mesh.to_rgba(mesh.get_array()).reshape(4, 4)
     assert list(colors[:3, :3].sum(axis=1)) == sorted(colors[:3, :3].sum(axis=1))
     assert colors[:, 3].tolist() == [1, 1, 1, 0]  # losses that are not finite are transparent
+
+
+def test_maps_of_a_setup_have_the_same_colours_and_named_axes(tmp_path: Path) -> None:
+    for seed, high in ((1, 2.0), (2, 5.0)):
+        folder = write_run(tmp_path, seed=seed)
+        plane = {"x": [0.0, 1.0], "y": [0.0, 1.0], "loss": [[1.0 / seed, 1.5], [1.5, high]]}
+        (folder / "analysis").mkdir()
+        (folder / "analysis/landscape.json").write_text(json.dumps({"lines": {}, "planes": {"a plane": plane}}))
+    found = section("landscape", tmp_path)
+    assert len(found.figures) == 2
+    for _, figure in found.figures:
+        ax, bar = figure.axes
+        assert ax.get_xlabel()
+        assert ax.get_ylabel()
+        assert bar.get_ylabel() == "loss"
+        assert ax.collections[0].get_clim() == (0.5, 5.0)
 
 
 def test_weights_are_drawn_and_examples_listed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deltasam.lab.report import html_report, read_runs
+from deltasam.lab.report import TABLES, html_report, read_runs
 from deltasam.lab.report._cost import cost
 from deltasam.lab.report._learning import learning_problem
 from deltasam.lab.report._results import paired_tests, results, warnings
@@ -146,6 +146,16 @@ def test_label_noise_samples_and_adapters_are_setups_of_their_own(tmp_path: Path
         ("reviews", "tiny"), ("reviews (20% label noise)", "tiny"), ("reviews (50 training rows)", "tiny"),
         ("reviews", "tiny, LoRA"),
     }  # fmt: skip
+
+
+def test_the_papers_tables_are_left_out_where_the_paper_has_no_such_run(tmp_path: Path) -> None:
+    for task, model in (("reviews", "bert-base-cased"), ("rte", "models/tiny")):
+        write_run(tmp_path, task=task, model=model)
+    runs = read_runs(tmp_path)
+    assert "The paper&#39;s table" not in html_report(runs, [make(runs) for make in TABLES.values()])
+    write_run(tmp_path, task="rte", model="bert-base-cased", config={"task": {"name": "rte", "dataset": "rte"}})
+    runs = read_runs(tmp_path)
+    assert "The paper&#39;s table: glue" in html_report(runs, [make(runs) for make in TABLES.values()])
 
 
 def test_the_title_says_what_is_compared(tmp_path: Path) -> None:

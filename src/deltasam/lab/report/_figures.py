@@ -139,13 +139,21 @@ def add_tip(artist: Artist, text: str) -> None:
     artist.set_gid(_TIP + text)
 
 
-def draw_map(ax: Axes, plane: Mapping[str, Any]) -> None:
-    """Draws the loss over a plane, dark where it is low. Losses that are not finite stay white."""
+def draw_map(ax: Axes, plane: Mapping[str, Any], limits: tuple[float, float] | None = None) -> None:
+    """Draws the loss over a plane, dark where it is low. Losses that are not finite stay white.
+
+    Args:
+        ax: Where to draw.
+        plane: ``x``, ``y`` and the rows of ``loss``.
+        limits: The losses at the ends of the colours; by default the lowest and the highest one.
+    """
     import numpy as np
 
     loss = np.ma.masked_where([[not finite(value) for value in row] for row in plane["loss"]], np.array(plane["loss"]))
     # As one image: a fine plane would have thousands of shapes.
-    colors = ax.pcolormesh(plane["x"], plane["y"], loss, cmap="viridis", shading="nearest", rasterized=True)
+    low, high = limits or (None, None)
+    given = {"cmap": "viridis", "shading": "nearest", "rasterized": True, "vmin": low, "vmax": high}
+    colors = ax.pcolormesh(plane["x"], plane["y"], loss, **given)
     ax.figure.colorbar(colors, ax=ax, label="loss")
     ax.plot([0], [0], "+", color="white", markersize=9, markeredgewidth=1.6)  # the trained weights
     ax.set_xlabel("along the first direction")

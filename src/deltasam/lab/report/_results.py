@@ -31,7 +31,8 @@ class Unit(NamedTuple):
 
     def text(self, value: float, *, sign: bool = False) -> str:
         """Formats a value of the metric."""
-        return f"{self.factor * value:{'+' if sign else ''}.{self.decimals}f}".replace("-", "−")
+        rounded = round(self.factor * value, self.decimals) + 0.0  # no negative zero
+        return f"{rounded:{'+' if sign else ''}.{self.decimals}f}".replace("-", "−")
 
 
 def unit_of(runs: Sequence[Run]) -> Unit:

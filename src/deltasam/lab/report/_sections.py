@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltasam.lab.report._calibration import calibration
 from deltasam.lab.report._cost import cost
-from deltasam.lab.report._figures import axes, draw_line, draw_map, draw_points, finite, shorten
+from deltasam.lab.report._figures import axes, draw_line, draw_map, draw_points, figure_of, finite, shorten
 from deltasam.lab.report._forgetting import forgetting
 from deltasam.lab.report._measured import LANDSCAPE, WEIGHTS
 from deltasam.lab.report._names import method_name, short_models
@@ -163,11 +163,13 @@ def weights(runs: PageRuns) -> Section | None:
 def landscape(runs: PageRuns) -> Section | None:
     """Slices of the loss around the final weights where ``deltasam analyze landscape`` measured them.
 
-    The lines of all runs are in one figure per direction. Each plane is a map. Losses that are not finite are omitted.
+    The lines of all runs are in one figure per direction. Each plane is a map; the maps of a task and model have the
+    same colours. Losses that are not finite are omitted.
     """
     figures: list[tuple[str, Figure]] = []
     for (task, model), methods in runs.setups.items():
         lines: dict[str, Axes] = {}
+        maps: dict[str, dict[str, Any]] = {}
         for method, run in _each_run(methods):
             measured = run.measured(LANDSCAPE) or {"lines": {}}
             for direction, line in measured["lines"].items():
@@ -176,16 +178,24 @@ def landscape(runs: PageRuns) -> Section | None:
                     ax = lines[direction] = lines.get(direction) or axes()[0]
                     draw_line(ax, method, [x for x, _ in kept], [y for _, y in kept])
             for direction, plane in measured.get("planes", {}).items():
-                if sum(finite(loss) for row in plane["loss"] for loss in row) > 1:
-                    (ax,) = axes(height=2.8)
-                    draw_map(ax, plane)
-                    title = f"Loss along {direction}: {task}, {model}, {method_name(method)}, seed {run.seed}"
-                    figures.append((title, ax.figure))
+                if len(_losses(plane)) > 1:
+                    name = f"{setup_title(task, model)}, {method_name(method)}, seed {run.seed}"
+                    maps[f"Loss along {direction}: {name}"] = plane
+        every = [loss for plane in maps.values() for loss in _losses(plane)]
+        for title, plane in maps.items():
+            (ax,) = axes(height=2.8)
+            draw_map(ax, plane, (min(every), max(every)))
+            figures.append((title, figure_of(ax)))
         for direction, ax in lines.items():
             ax.set_xlabel("distance from the weights")
             ax.set_ylabel("loss")
             figures.append((f"Loss along {direction}: {task}, {model}", ax.figure))
     return Section(name="landscape", title="Loss landscape", figures=figures) if figures else None
+
+
+def _losses(plane: dict[str, Any]) -> list[float]:
+    """The losses of a plane that can be drawn."""
+    return [loss for row in plane["loss"] for loss in row if finite(loss)]
 
 
 def _each_run(methods: dict[str, list[Run]]) -> list[tuple[str, Run]]:
