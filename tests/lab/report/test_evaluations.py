@@ -28,8 +28,9 @@ from deltasam.lab.report import (
     usual_risk,
 )
 from deltasam.lab.report._evaluation import STANDARD, Evaluation, usual
+from deltasam.lab.report._results import paired_tests
 from deltasam.lab.report._runs import _LATER, _NOT_VARIANT, _SCHEMA
-from deltasam.lab.report._sections import PageRuns, summary
+from deltasam.lab.report._section import PageRuns
 from deltasam.lab.tasks import find_task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -141,9 +142,8 @@ def test_methods_are_tested_on_the_same_rows(tmp_path: Path) -> None:
     table = TABLES["glue"](runs)
     assert not any(cell.values for each in table.rows if each.method == "SAM" for cell in each.cells.values())
     assert not any("SAM − ERM" in note for note in table.notes)
-    page = html_report(runs, [])
-    assert "mrpc (on test)" in page
-    assert "SAM − ERM" not in page
+    assert "mrpc (on test)" in html_report(runs, [])
+    assert paired_tests(PageRuns(runs)) is None
 
 
 def test_models_of_one_name_in_two_places_are_two_models(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_models_of_one_name_in_two_places_are_two_models(tmp_path: Path) -> None
     assert row(table, "SAM").group == "b/final"
     assert not any("SAM − ERM" in note for note in table.notes)
     assert {model for _, model, _ in by_cell(runs.finished)} == {"/a/final", "/b/final"}
-    assert "SAM − ERM" not in html_report(runs, [])
+    assert paired_tests(PageRuns(runs)) is None
     assert short_models(["x", "y/x", "/y/x", "m"]) == {"x": "x", "y/x": "y/x", "/y/x": "/y/x", "m": "m"}
 
 
@@ -337,10 +337,10 @@ def test_errors_are_compared_separately_from_points(tmp_path: Path) -> None:
             found["config"]["task"] |= {"name": "regression", "dataset": "own"}
             less["metrics"] = {"mse": error + seed / 1000}
             (folder / "result.json").write_text(json.dumps({**found, **less}))
-    lines = [line for line in summary(PageRuns(read_runs(tmp_path))).lines if "−" in line]
-    assert len(lines) == 2
-    assert "SAM − ERM: +1.00 points, by mean better in 1 of 1 setups" in lines[0]
-    assert "SAM − ERM: -0.1 of mse (less is better), by mean better in 1 of 1 setups" in lines[1]
+    found = paired_tests(PageRuns(read_runs(tmp_path))).frame
+    assert found[["method", "against", "better by mean in"]].values.tolist() == [["SAM", "ERM", "1 of 1"]] * 2
+    assert found["difference"].tolist() == ["+1.00", "−0.1"]
+    assert found["unit"].tolist() == ["points", "mse of regression (less is better)"]
 
 
 @pytest.mark.parametrize(
@@ -378,4 +378,4 @@ def test_a_training_that_took_no_time_does_not_break_the_ratios(tmp_path: Path) 
     for method in ("ERM", "SAM", "PerInstanceSAM"):
         write(tmp_path / method, 0.8, method=method, train_seconds=0.0)
     runs = read_runs(tmp_path)
-    assert html_report(runs, [make(runs) for make in TABLES.values()]).count("<td>1.00</td>") == 3  # time / ERM
+    assert html_report(runs, [make(runs) for make in TABLES.values()]).count(">1.00×<") == 3  # time / ERM

@@ -15,9 +15,10 @@ from deltasam.lab.cli._run_folders import check_folders
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """Writes one self-contained HTML page: summary, sortable tables, learning curves, risk, sharpness, cost.
+    """Writes one self-contained HTML page: results, tests, cost, calibration, rounding, curves, sharpness.
 
-    The page needs no network and can be printed or sent by mail.
+    The first figure is the result: mean and interval of each method, and its difference to plain training. The page
+    needs no network and can be printed or sent by mail.
 
     Examples:
       deltasam report runs -o report.html
@@ -30,7 +31,7 @@ class ReportCommand:
     """The file to write."""
 
     title: str | None = None
-    """Title of the page. Defaults to the names of the folders."""
+    """Title of the page. By default it names the methods, the tasks and the models."""
 
     def run(self) -> None:
         """Reads the runs and writes the page."""
@@ -42,8 +43,8 @@ class ReportCommand:
         if not runs.finished:
             problems = "; ".join(["no finished run found", *runs.problems()])
             raise InputError(f"{', '.join(map(str, self.folders))}: {problems}")
-        title = self.title or f"Runs in {', '.join(folder.resolve().name for folder in self.folders)}"
-        page = html_report(runs, [make(runs) for make in TABLES.values()], title=title)
+        folders = ", ".join(folder.resolve().name for folder in self.folders)
+        page = html_report(runs, [make(runs) for make in TABLES.values()], title=self.title or "", folders=folders)
         write_file(self.output, page)
         size = f"{len(page) / 1e6:.1f} MB" if len(page) > 1e6 else f"{len(page) / 1e3:.0f} kB"
         print(f"{pluralized(len(runs.finished), 'run')}, {size}: {self.output}")

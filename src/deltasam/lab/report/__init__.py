@@ -2,6 +2,7 @@
 
 from deltasam.lab.report._compare import compare, comparison_notes
 from deltasam.lab.report._formats import terminal_parts, to_csv, to_latex, to_markdown
+from deltasam.lab.report._learning import learning_problem
 from deltasam.lab.report._measured import LANDSCAPE, read_measurement
 from deltasam.lab.report._names import method_name, method_order, paper_model, short_models
 from deltasam.lab.report._page import html_report
@@ -34,7 +35,7 @@ from deltasam.lab.report._tables import (
 __all__ = [
     "AGGREGATES", "LANDSCAPE", "TABLES", "TABLE_TASKS", "Cell", "Column", "Comparison", "Row", "Run", "Runs",
     "Summary", "Table", "Wins", "bootstrap_interval", "by_cell", "compare", "comparison_notes", "count_wins",
-    "glue_table", "holm", "html_report", "hyperparameter_table", "method_name", "method_order",
+    "glue_table", "holm", "html_report", "hyperparameter_table", "learning_problem", "method_name", "method_order",
     "paired_test", "paper_model", "pooled_test", "read_measurement", "read_runs", "risk_table", "run_folders",
     "short_models", "sts_table", "summarization_table", "summarize", "table_notes", "terminal_parts", "time_table",
     "to_csv", "to_latex", "to_markdown", "usual_risk",

@@ -6,19 +6,25 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from deltasam.lab.report._names import method_name
+
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_TIP = "tip:"  # start of the id of a part with a text for the pointer
+_MARKED = 12  # longer lines get no marker at each point: the page would grow
 
 _RC = {
     "svg.fonttype": "none",  # text stays text: smaller, and it can be searched
     "text.parse_math": False,  # names of runs may contain $
-    "font.size": 9, "font.sans-serif": ["DejaVu Sans"], "axes.formatter.limits": (-3, 5), "lines.markersize": 5,
+    "font.size": 10, "font.sans-serif": ["DejaVu Sans"], "axes.formatter.limits": (-3, 5), "lines.markersize": 5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#59636e",
     "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": "#d5dae0",
 }  # fmt: skip
@@ -83,22 +89,75 @@ def axes(rows: int = 1, *, height: float = 2.0, left: float = 0.9) -> Sequence[A
         return list(figure.subplots(rows, squeeze=False, gridspec_kw={**margins, "hspace": bottom / height})[:, 0])
 
 
-def draw_line(ax: Axes, method: str, x: Sequence[float], y: Sequence[float], band: Any = None) -> None:
-    """Draws a line that ends in the method's marker, with a band of lower and upper values if they differ."""
-    style = look(method)
+def figure_of(ax: Axes) -> Figure:
+    """Returns the figure of axes."""
+    figure: Figure = ax.figure  # type: ignore[assignment]  # never a subfigure
+    return figure
+
+
+def draw_line(
+    ax: Axes,
+    method: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    band: Any = None,
+    labels: Sequence[str] | None = None,
+) -> None:
+    """Draws a line that ends in the method's marker, with a band of lower and upper values if they differ.
+
+    A pointer over the line shows its last value; over a marker of a short line, the value there.
+
+    Args:
+        ax: Where to draw.
+        method: The method.
+        x: Positions.
+        y: Values.
+        band: Lower and upper values.
+        labels: What the positions are called; by default their numbers.
+    """
+    style, name = look(method), method_name(method)
     if band is not None and any(low != high for low, high in zip(*band, strict=True)):
         ax.fill_between(x, *band, color=style.color, alpha=0.13, linewidth=0)
-    ax.plot(x, y, color=style.color, linestyle=style.line, linewidth=1.6, marker=style.marker, markevery=[len(x) - 1])
+    places = labels or [f"{at:g}" for at in x]
+    tips = [f"{name}: {value:.4g} at {place}" for value, place in zip(y, places, strict=True)]
+    (line,) = ax.plot(x, y, color=style.color, linestyle=style.line, linewidth=1.6)
+    add_tip(line, tips[-1])
+    points = list(zip(x, y, tips, strict=True))
+    draw_points(ax, method, points if len(points) <= _MARKED else points[-1:])
 
 
-def draw_map(ax: Axes, plane: Mapping[str, Any]) -> None:
-    """Draws the loss over a plane, dark where it is low. Losses that are not finite stay white."""
+def draw_points(ax: Axes, method: str, points: Iterable[tuple[float, float, str]], *, size: float = 6.5) -> None:
+    """Draws the method's marker at each point (x, y), with the text that a pointer over it shows."""
+    style = look(method)
+    for x, y, tip in points:
+        (mark,) = ax.plot([x], [y], style.marker, color=style.color, markersize=size, markeredgecolor="white", mew=0.6)
+        add_tip(mark, tip)
+
+
+def add_tip(artist: Artist, text: str) -> None:
+    """Sets the text that the page shows for a pointer over a part of a figure."""
+    artist.set_gid(_TIP + text)
+
+
+def draw_map(ax: Axes, plane: Mapping[str, Any], limits: tuple[float, float] | None = None) -> None:
+    """Draws the loss over a plane, dark where it is low. Losses that are not finite stay white.
+
+    Args:
+        ax: Where to draw.
+        plane: ``x``, ``y`` and the rows of ``loss``.
+        limits: The losses at the ends of the colours; by default the lowest and the highest one.
+    """
     import numpy as np
 
     loss = np.ma.masked_where([[not finite(value) for value in row] for row in plane["loss"]], np.array(plane["loss"]))
     # As one image: a fine plane would have thousands of shapes.
-    colors = ax.pcolormesh(plane["x"], plane["y"], loss, cmap="viridis", shading="nearest", rasterized=True)
+    low, high = limits or (None, None)
+    given = {"cmap": "viridis", "shading": "nearest", "rasterized": True, "vmin": low, "vmax": high}
+    colors = ax.pcolormesh(plane["x"], plane["y"], loss, **given)
     ax.figure.colorbar(colors, ax=ax, label="loss")
+    ax.plot([0], [0], "+", color="white", markersize=9, markeredgewidth=1.6)  # the trained weights
+    ax.set_xlabel("along the first direction")
+    ax.set_ylabel("along the second direction")
     ax.set_aspect("equal")
     ax.grid(visible=False)
 
@@ -125,6 +184,7 @@ def svg(figure: Figure, title: str) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :].strip()
     # Ids of groups repeat from figure to figure; the style would apply to the whole page.
+    text = text.replace(f'<g id="{_TIP}', '<g data-tip="')
     text = re.sub(r'<g id="[^"]*"', "<g", re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL))
     text = re.sub(r"<defs>\s*</defs>|<!--.*?-->", "", text)
     return re.sub(r"\n\s*", "\n", text).replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)

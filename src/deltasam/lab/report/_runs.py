@@ -12,6 +12,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+from deltasam.lab.report._conditions import Conditions, conditions_of
 from deltasam.lab.report._evaluation import Evaluation
 from deltasam.lab.report._measured import FORMS, RISK, is_number, read_measurement
 from deltasam.step.names import pluralized
@@ -24,6 +25,9 @@ _NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory
 _LATER = {"PerInstanceSAM": {"factors": ("auto", "exact"), "at_once": (None,)}}
 _MAIN = {"LossBudget": "sigma", "LossShare": "share", "Relative": "r", "Layerwise": "rho"}  # of rules for the radius
 _SCHEMA = 1
+
+Bins = tuple[tuple[float, float, float], ...]
+"""Count, mean confidence and accuracy of each bin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,16 +44,21 @@ class Run:
     variant: int  #: Hash of the configuration without the seed. Runs of one variant are repetitions.
     evaluation: Evaluation  #: How the metrics were computed.
     settings: tuple[tuple[str, float], ...]  #: Hyperparameters: ``lr``, ``rho``, ``eta``, ``scale``, ...
+    radius: str  #: Radius of the perturbation, or its rule; empty if the method has none.
+    conditions: Conditions  #: Everything else that can change the weights, except the seed.
+    data: tuple[str, ...]  #: How the training data were altered, such as ``20% label noise``.
     primary: str  #: Name of the primary metric.
     higher_is_better: bool  #: Whether a larger primary metric is better.
     best: float  #: Best value of the primary metric among the evaluations.
     metrics: Mapping[str, float]  #: Metrics of the final weights.
+    reliability: Mapping[str, Bins]  #: Bins of confidence by evaluation: ``evaluation``, ``scaled``, ``on_qqp``.
     steps: int  #: Updates.
     train_seconds: float  #: Training time.
     forwards: int  #: Forward passes.
     backwards: int  #: Backward passes.
     memory: int  #: Peak memory in bytes.
     device: str  #: Device.
+    captured: bool  #: Whether steps were replayed as CUDA graphs.
 
     @property
     def score(self) -> float:
@@ -60,6 +69,15 @@ class Run:
     def step_seconds(self) -> float:
         """Training time per update."""
         return self.train_seconds / self.steps
+
+    @property
+    def train_rows(self) -> str:
+        """Number of training rows; empty where it was not recorded."""
+        return dict(self.conditions).get("training rows", "")
+
+    def result(self) -> dict[str, Any]:
+        """Returns the content of ``result.json``."""
+        return dict(json.loads((self.path / "result.json").read_bytes()))
 
     def risk(self) -> dict[str, Any] | None:
         """Returns the adversarial risk with its settings, or None where there is none."""
@@ -178,16 +196,21 @@ def _read(place: Path) -> Run:
         variant=_variant(config),
         evaluation=_evaluation(config["task"], primary, given.get("eval_rows")),
         settings=_settings(config),
+        radius=_radius_text(config["method"].get("rho")),
+        conditions=conditions_of(given),
+        data=_data(config["task"]),
         primary=primary,
         higher_is_better=bool(given["higher_is_better"]),
         best=_metric(given["best_value"]),
         metrics=metrics,
+        reliability=_reliability(given.get("reliability")),
         steps=int(given["steps"]),
         train_seconds=max(float(given["train_seconds"]), 0.001),  # times are rounded to this, and ratios divide by it
         forwards=int(given["forward_passes"]),
         backwards=int(given["backward_passes"]),
         memory=int(given["peak_memory_bytes"]),
         device=intern(str(given["device"]).replace(", 1 threads", ", 1 thread")),  # spelling of earlier runs
+        captured=bool(config.get("capture")),
     )
 
 
@@ -218,6 +241,22 @@ def _evaluation(task: Mapping[str, Any], metric: str, rows: Any) -> Evaluation:
     return Evaluation(intern(split), metric, task.get("eval_rows"), None if rows is None else int(rows), intern(data))
 
 
+def _data(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the training data differ from the dataset on purpose."""
+    noise, rows = task.get("label_noise"), task.get("rows")
+    found = [f"{100 * noise:g}% label noise"] if noise else []
+    return tuple(map(intern, [*found, f"{rows} training rows"] if rows else found))
+
+
+def _reliability(given: Any) -> dict[str, Bins]:
+    """The bins of each evaluation. Those that do not have the expected form are left out."""
+    found = {}
+    for name, bins in given.items() if isinstance(given, Mapping) else ():
+        with suppress(TypeError, ValueError):
+            found[str(name)] = tuple((float(n), float(p or 0.0), float(right or 0.0)) for n, p, right in bins)
+    return found
+
+
 def _method(name: str, config: Mapping[str, Any]) -> str:
     """Adds the weighting if it is not the paper's, and the radius if it is a rule. Tables treat it as another method.
 
@@ -234,6 +273,12 @@ def _method(name: str, config: Mapping[str, Any]) -> str:
         return name
     first, plus, others = name.partition("+")
     return f"{first}({', '.join(parts)}){plus}{others}"
+
+
+def _radius_text(rho: Any) -> str:
+    if isinstance(rho, Mapping):
+        return intern(" ".join(_radius(rho)))
+    return intern(f"{rho:g}") if is_number(rho) else ""
 
 
 def _radius(rule: Mapping[str, Any]) -> list[str]:

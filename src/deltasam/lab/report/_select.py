@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
@@ -29,7 +29,7 @@ class Selection:
 
     cells: Cells  #: (task, model, method) to its runs.
     unusual: dict[tuple[str, str], str]  #: (task, model) to its evaluation, where that is not the standard one.
-    left_out: tuple[str, ...]  #: At most one note on the runs with another evaluation.
+    left_out: tuple[str, ...]  #: Notes on the runs with another evaluation or altered data.
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -46,16 +46,32 @@ def by_cell(runs: Iterable[Run]) -> Cells:
 
     Runs on a part of a split (``train[90%:]``) are left out: they chose the settings. If a method was run with several
     settings, those with the most seeds count, among them the ones with the best mean. Runs with an unusual evaluation
-    (a sample of the rows, another split or metric) get their own cells, named ``mrpc (on a sample of 20 rows)``.
+    (a sample of the rows, another split or metric) get their own cells, named ``mrpc (on a sample of 20 rows)``, and
+    so do runs on altered training data.
 
     Args:
         runs: Such as ``read_runs(folder).finished``. Keys have the full path of the model.
     """
+    return {key: best_variant(variants) for key, variants in by_variant(runs).items()}
+
+
+def by_variant(runs: Iterable[Run]) -> dict[Key, list[list[Run]]]:
+    """Returns the runs of every variant of each (task, model, method) of :func:`by_cell`, sorted by seed.
+
+    Runs on altered data (label noise, a sample of the training rows) and with adapters get their own cells.
+    """
     kept = [run for run in runs if not run.evaluation.is_part]
     standard = usual((run.task, run.evaluation) for run in kept)
-    labels = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
-    names = {one: f"{one[0]} ({how})" if how else one[0] for one, how in labels.items()}
-    return _cells(kept, lambda run: names[run.task, run.evaluation])
+    sizes = defaultdict(set)
+    for run in kept:
+        sizes[run.task, run.data].add(run.train_rows)
+
+    def task(run: Run) -> str:
+        size = [f"{run.train_rows} training rows"] if len(sizes[run.task, run.data]) > 1 and run.train_rows else []
+        how = [*(run.data or size), run.evaluation.difference(standard[run.task])]
+        return f"{run.task} ({', '.join(filter(None, how))})" if any(how) else run.task
+
+    return _variants(kept, task, lambda run: f"{run.model}, LoRA" if "LoRA" in dict(run.conditions) else run.model)
 
 
 def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True, *, strict: bool = True) -> Selection:
@@ -64,7 +80,8 @@ def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True
     If there is no such run, runs on a sample or on another number of rows take its place and are marked. ``strict``
     requires the standard split, metric and dataset for the paper's tasks.
     """
-    kept = [run for run in runs if wanted(run)]
+    given = [run for run in runs if wanted(run)]
+    kept = [run for run in given if not run.data]
     standard = usual((run.task, run.evaluation) for run in kept)
     labels = {(run.task, run.evaluation): run.evaluation.difference(standard[run.task]) for run in kept}
     chosen = _evaluations(kept, standard, strict=strict)
@@ -75,8 +92,14 @@ def select(runs: Iterable[Run], wanted: Callable[[Run], bool] = lambda run: True
         return one is not None and labels[run.task, one] == labels[run.task, run.evaluation]
 
     left = Counter(labels[run.task, run.evaluation] for run in kept if not fits(run))
-    others = "; ".join(f"{pluralized(count, 'run')} {how}" for how, count in sorted(left.items()))
-    left_out = (f"Left out because of another evaluation: {others}.",) if left else ()
+    altered = Counter(f"with {', '.join(run.data)}" for run in given if run.data)
+    left_out = tuple(
+        f"Left out because of {why}: "
+        + "; ".join(f"{pluralized(count, 'run')} {how}" for how, count in sorted(found.items()))
+        + "."
+        for why, found in (("another evaluation", left), ("altered training data", altered))
+        if found
+    )
     return Selection(_cells(filter(fits, kept), lambda run: run.task), unusual, left_out)
 
 
@@ -96,15 +119,25 @@ def _evaluations(
 
 
 def _cells(runs: Iterable[Run], task: Callable[[Run], str]) -> Cells:
+    return {key: best_variant(found) for key, found in _variants(runs, task, lambda run: run.model).items()}
+
+
+def _variants(
+    runs: Iterable[Run], task: Callable[[Run], str], model: Callable[[Run], str]
+) -> dict[Key, list[list[Run]]]:
     cells: dict[Key, dict[int, dict[int, Run]]] = {}
     for run in runs:
-        cells.setdefault((task(run), run.model, run.method), {}).setdefault(run.variant, {})[run.seed] = run
-    return {key: _best_variant(list(variants.values())) for key, variants in cells.items()}
+        cells.setdefault((task(run), model(run), run.method), {}).setdefault(run.variant, {})[run.seed] = run
+    return {
+        key: [[found[seed] for seed in sorted(found)] for found in variants.values()]
+        for key, variants in cells.items()
+    }
 
 
-def _best_variant(variants: list[dict[int, Run]]) -> list[Run]:
-    def quality(runs: dict[int, Run]) -> tuple[int, float]:
-        return len(runs), fmean(run.score if run.higher_is_better else -run.score for run in runs.values())
+def best_variant(variants: list[list[Run]]) -> list[Run]:
+    """Returns the variant with the most seeds, among those the one with the best mean."""
+    return max(variants, key=_quality)
 
-    best = max(variants, key=quality)
-    return [best[seed] for seed in sorted(best)]
+
+def _quality(runs: list[Run]) -> tuple[int, float]:
+    return len(runs), fmean(run.score if run.higher_is_better else -run.score for run in runs)

@@ -3,11 +3,13 @@
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
+  const text = (row, column) => row.cells[column].textContent.trim().replace("−", "-").replace(/(\d),(?=\d{3})/g, "$1");
   heads.forEach((head, column) => {
-    const cells = [...body.rows].map((row) => row.cells[column]);
-    const numeric = cells.every((cell) => /^(-?[.\d]|–|not measured)/.test(cell.textContent));
-    if (numeric) for (const cell of [head, ...cells]) cell.classList.add("number");
-    const key = (row) => numeric ? parseFloat(row.cells[column].textContent) : row.cells[column].textContent;
+    if ("fixed" in head.dataset) return;
+    const rows = [...body.rows];
+    const numeric = rows.every((row) => /^([-+]?[.\d]|–|not measured)/.test(text(row, column)));
+    if (numeric) for (const cell of [head, ...rows.map((row) => row.cells[column])]) cell.classList.add("number");
+    const key = (row) => numeric ? parseFloat(text(row, column)) : text(row, column);
     const button = document.createElement("button");
     button.type = "button";
     button.append(...head.childNodes);
@@ -15,7 +17,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     head.setAttribute("aria-sort", "none");
     button.addEventListener("click", () => {
       const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-      heads.forEach((other) => other.setAttribute("aria-sort", "none"));
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
       const order = (a, b) => numeric
         ? Number.isNaN(a) - Number.isNaN(b) || sign * (a - b) || 0 : sign * a.localeCompare(b);
@@ -23,3 +25,24 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+// Switches the dots of a card.
+for (const group of document.querySelectorAll(".views")) {
+  const buttons = [...group.children];
+  buttons.forEach((button, chosen) => button.addEventListener("click", () => {
+    buttons.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
+    for (const place of group.parentElement.querySelectorAll(".plot"))
+      [...place.children].forEach((view, number) => { view.hidden = number !== chosen; });
+  }));
+}
+// Shows the values below the pointer, or below a finger.
+const tip = document.getElementById("tip");
+document.addEventListener("pointerover", (event) => {
+  const found = event.target.closest("[data-tip]");
+  tip.hidden = !found;
+  if (!found) return;
+  tip.textContent = found.dataset.tip;
+  const left = Math.min(event.clientX + 12, document.documentElement.clientWidth - tip.offsetWidth - 8);
+  const below = event.clientY + 16 + tip.offsetHeight < window.innerHeight;
+  tip.style.left = `${Math.max(8, left)}px`;
+  tip.style.top = `${below ? event.clientY + 16 : Math.max(8, event.clientY - tip.offsetHeight - 12)}px`;
+});
