@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,20 @@ def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = (
     return table
 
 
+def print_note(text: str) -> None:
+    """Prints a note about a choice to stderr, once for the processes of ``torchrun``."""
+    if not int(os.environ.get("RANK", "0")):
+        print(text, file=sys.stderr)
+
+
+def warn_if_not_learned(folders: Sequence[Path], console: Console) -> None:
+    """Prints a warning about finished runs that seem to have learned nothing, with what to try."""
+    from deltasam.lab.report import learning_problems, read_runs
+
+    for problem in learning_problems(read_runs(*folders).finished):
+        console.print(f"Warning: {problem}", style="yellow", highlight=False)
+
+
 def without_nan(value: Any) -> Any:
     """Replaces NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, dict):
@@ -95,7 +110,9 @@ def progress_bar(title: str) -> Iterator[Watch]:
     if not console.is_terminal:
 
         def print_line(step: int, total: int, latest: dict[str, float]) -> None:
-            if step == total or step % max(1, total // 10) == 0:
+            if "resumed_from" in latest:
+                console.print(_resumed(title, step, total), highlight=False, soft_wrap=True)
+            elif step == total or step % max(1, total // 10) == 0:
                 console.print(f"{title}  {step}/{total}  {_numbers(latest)}", highlight=False, soft_wrap=True)
 
         yield print_line
@@ -106,7 +123,17 @@ def progress_bar(title: str) -> Iterator[Watch]:
     )  # fmt: skip
     with rp.Progress(*columns, console=console) as progress:
         shown = progress.add_task(title, total=None, numbers="")
-        yield lambda step, total, latest: progress.update(shown, completed=step, total=total, numbers=_numbers(latest))
+
+        def update(step: int, total: int, latest: dict[str, float]) -> None:
+            if "resumed_from" in latest:
+                progress.console.print(_resumed(title, step, total), highlight=False)
+            progress.update(shown, completed=step, total=total, numbers=_numbers(latest))
+
+        yield update
+
+
+def _resumed(title: str, step: int, total: int) -> str:
+    return f"{title.strip()}: resumed from update {step} of {total}"
 
 
 def _numbers(latest: dict[str, float]) -> str:
