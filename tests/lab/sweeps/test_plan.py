@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deltasam.lab.experiments import ConfigError, Result
+from deltasam.lab.experiments.plain import merge
 from deltasam.lab.sweeps import Planned, Sweep, final_runs, read_sweep, select, tuning_runs
 from deltasam.lab.sweeps._sweep import _record_choice
 from helpers.data import REPOSITORY
@@ -39,7 +40,8 @@ def test_every_sweep_file_describes_distinct_runs(path: Path) -> None:
     found = read_sweep(path)
     if found.name == "sts-mirror-roberta":
         assert len(tuning_runs(found)) == 6 + 4 + 16 + 24 + 96
-    runs = final_runs(dataclasses.replace(found, grid={}, tune=None), {})
+    named = merge({"optimizer": {"lr": 1e-4}}, found.common)  # some set it in the grid
+    runs = final_runs(dataclasses.replace(found, grid={}, tune=None, common=named), {})
     assert len({planned.config.run_id for planned in runs}) == len(runs) > 0
 
 

@@ -101,39 +101,33 @@ def write_file(path: Path, text: str) -> None:
 def progress_bar(title: str) -> Iterator[Watch]:
     """Shows the progress of a run; yields the ``watch`` function for :func:`deltasam.lab.experiments.run`.
 
-    Where the output is not a terminal, it prints a line after every tenth of the updates instead.
+    Where the output is not a terminal, it prints a line after every tenth of the updates instead. A run whose first
+    update is not number 1 was resumed, which it says.
     """
     from rich import progress as rp
     from rich.console import Console
 
     console = Console(stderr=True, markup=False)
-    if not console.is_terminal:
-
-        def print_line(step: int, total: int, latest: dict[str, float]) -> None:
-            if "resumed_from" in latest:
-                console.print(_resumed(title, step, total), highlight=False, soft_wrap=True)
-            elif step == total or step % max(1, total // 10) == 0:
-                console.print(f"{title}  {step}/{total}  {_numbers(latest)}", highlight=False, soft_wrap=True)
-
-        yield print_line
-        return
     columns = (
         rp.TextColumn("{task.description}", markup=False), rp.BarColumn(), rp.MofNCompleteColumn(),
         rp.TextColumn("{task.fields[numbers]}"), rp.TimeElapsedColumn(), rp.TimeRemainingColumn(),
     )  # fmt: skip
-    with rp.Progress(*columns, console=console) as progress:
+    started = False
+
+    with rp.Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         shown = progress.add_task(title, total=None, numbers="")
 
-        def update(step: int, total: int, latest: dict[str, float]) -> None:
-            if "resumed_from" in latest:
-                progress.console.print(_resumed(title, step, total), highlight=False)
+        def watch(step: int, total: int, latest: dict[str, float]) -> None:
+            nonlocal started
+            if not started and step > 1:
+                line = f"{title.strip()}: resumed from update {step - 1} of {total}"
+                console.print(line, highlight=False, soft_wrap=True)
+            started = True
             progress.update(shown, completed=step, total=total, numbers=_numbers(latest))
+            if not console.is_terminal and (step == total or step % max(1, total // 10) == 0):
+                console.print(f"{title}  {step}/{total}  {_numbers(latest)}", highlight=False, soft_wrap=True)
 
-        yield update
-
-
-def _resumed(title: str, step: int, total: int) -> str:
-    return f"{title.strip()}: resumed from update {step} of {total}"
+        yield watch
 
 
 def _numbers(latest: dict[str, float]) -> str:

@@ -16,8 +16,6 @@ from deltasam.lab.experiments._folder import COMPLETE, RunFolder
 
 Watch = Callable[[int, int, dict[str, float]], None]
 """Called with the update, the total number of updates and the latest log entry."""
-RESUMED = "resumed_from"
-"""The only entry of the first call in a resumed run: the update of the checkpoint."""
 
 
 class Clock:
@@ -88,11 +86,6 @@ class Watcher(TrainerCallback):
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._latest: dict[str, float] = {}
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Reports the update that a resumed run starts from."""
-        if state.global_step:
-            self._watch(state.global_step, state.max_steps, {RESUMED: state.global_step})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keeps the latest values."""

@@ -164,8 +164,7 @@ def run(
     Args:
         config: The run.
         folder: The run folder; see :class:`~deltasam.lab.experiments.RunFolder`.
-        watch: Called after every update with (update, total number of updates, latest log entry). In a resumed run,
-            the first call is for the update of the checkpoint, with the entry ``resumed_from``.
+        watch: Called after every update with (update, total number of updates, latest log entry).
         tensorboard: Also write event files.
         keep_weights: Write the final weights.
 
