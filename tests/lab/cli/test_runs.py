@@ -88,7 +88,11 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
             if "pack_vnni2" not in str(error):
                 raise
             pytest.skip("torch has no attention in bfloat16 for this instruction set")
-        assert column in capsys.readouterr().out
+        out, err = capsys.readouterr()
+        table, _, legend = out.partition("\n\n")
+        assert column in table
+        assert column in legend  # with its meaning and unit
+        assert "8 rows of" in err
     some = ("--weightings", "FiniteDifference", "--draws", 2, "--rows", 8, "--batch-size", 4)
     assert here("analyze", "weights", run, *some, "--conditions", "float64", "another direction", "--json") == 0
     lines = json.loads(capsys.readouterr().out)
