@@ -49,7 +49,7 @@ def deltasam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 def test_compare_ends_with_a_table_and_a_report_and_is_not_repeated(bert: str, deltasam: Command) -> None:
     words = ("compare", "--train", "rows.csv", "--test", "rows.csv", "--model", bert, "--seeds", 1, *SHORT)
-    words = (*words, "optimizer.lr=0.02", "schedule.epochs=4", "method.rho=0.02")
+    words = (*words, "optimizer.lr=0.01", "schedule.epochs=8", "method.rho=0.02")
     code, out, err = deltasam(*words, "--methods", "plain", "per-instance")
     assert code == 0, out + err
     assert "2 runs, 0 already finished" in out

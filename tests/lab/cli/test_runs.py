@@ -81,6 +81,7 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     run = tmp_path / "run"
     kernels = torch.backends.mkldnn.enabled
     assert here("train", "--task", "docstrings", "--model", bert, "--output", run, *SMALL, "schedule.steps=2") == 0
+    capsys.readouterr()
     for name, column in (("sharpness", "R_inst"), ("alignment", "regulariser"), ("weights", "snr")):
         try:
             assert here("analyze", name, run, "--rows", 8, "--batch-size", 8) == 0
