@@ -65,14 +65,15 @@ class Landscape(OnRuns):
             console.print(text, highlight=False)
 
     def _legend(self) -> tuple[str, ...]:
-        reach, rho, side = f"{self.reach:g}", f"{self.rho:g}", self.plane
+        reach, rho = f"{self.reach:g}", f"{self.rho:g}"
+        plane = f", with a plane of {self.plane} x {self.plane} points" if self.plane else ""
         return (
             "",
             "Lowest and highest mean loss per instance, in the unit of the objective (cross-entropy: nats), along",
             f"- a random direction: from -{reach} to {reach} times the norm of the weights, filter by filter;",
             f"- SAM's direction, the gradient of all rows: Euclidean distances from -{rho} to {rho};",
             f"- each instance's direction, its own gradient: Euclidean distances from 0 to {rho}.",
-            f"Stored in analysis/ of each run folder, with a plane of {side} x {side} points, for `deltasam report`.",
+            f"Stored in analysis/ of each run folder{plane}, for `deltasam report`.",
         )
 
     def measured(self, folder: Path) -> dict[str, Any]:
