@@ -61,7 +61,7 @@ def _majority(run: Run) -> str:
     rows = run.evaluation.rows or math.inf
     if accuracy > share + math.sqrt(share * (1 - share) / rows):
         return ""
-    return f"the accuracy {accuracy:.4f} is that of always answering the largest class ({share:.4f})"
+    return f"the accuracy {accuracy:.4f} is not clearly above that of always answering the largest class ({share:.4f})"
 
 
 def _loss(run: Run) -> str:
