@@ -64,6 +64,7 @@ def test_line_and_plane_equal_direct_evaluation(problem: Any) -> None:
     found = line_slice(model, data, objective, one, ts)
     assert found == pytest.approx([mean_loss(model, data, objective, scaled(one, t)) for t in ts])
     plane = plane_slice(model, data, objective, one, two, ts)
+    assert plane_slice(model, data, objective, one, two, ts, rows=ts[1:2]) == plane[1:2]
     for row, t in zip(plane, ts, strict=True):
         for value, s in zip(row, ts, strict=True):
             both = [None if a is None else s * a + t * b for a, b in zip(one, two, strict=True)]

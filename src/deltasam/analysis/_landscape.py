@@ -87,15 +87,17 @@ def plane_slice(
     second: Direction,
     distances: Sequence[float],
     *,
+    rows: Sequence[float] | None = None,
     progress: bool | None = None,
 ) -> list[list[float]]:
     """Returns the mean loss at w + s * first + t * second: one row per t, with one number per s.
 
-    Cost: one forward over the data per pair of distances.
+    ``distances`` are the values of s, ``rows`` those of t; by default both are the same. Cost: one forward over the
+    data per pair of distances.
     """
     return [
         [_loss(model, data, objective, _sum(s, first, t, second), 1.0) for s in distances]
-        for t in tracked(distances, None, progress, "landscape, plane")
+        for t in tracked(distances if rows is None else rows, None, progress, "landscape, plane")
     ]
 
 

@@ -7,7 +7,7 @@ import inspect
 from deltasam import methods
 from deltasam.lab.plugins import load_plugins
 from deltasam.methods import Method
-from deltasam.step.names import look_up, suggest
+from deltasam.step.names import look_up, method_key, suggest
 
 _FIRST = ("ERM", "SAM", "DeltaSAM")  # the order in tables: the baseline, the paper's methods, then the others
 
@@ -20,18 +20,18 @@ METHODS: dict[str, type[Method]] = {
 
 
 def find_method(name: str) -> type[Method]:
-    """Returns the class of a method; ``DeltaSAM``, ``delta-sam`` and ``delta_sam`` are the same name.
+    """Returns the class of a method by its name as people write it, see :func:`~deltasam.step.names.method_key`.
 
     Raises:
         ValueError: The name is unknown; the message suggests the nearest one.
         PluginError: A plugin cannot be imported.
 
     Example:
-        >>> find_method("delta-sam").__name__
-        'DeltaSAM'
+        >>> find_method("delta-sam").__name__, find_method("per-instance").__name__
+        ('DeltaSAM', 'PerInstanceSAM')
     """
     load_plugins()
-    found = look_up(METHODS, name)
+    found = look_up(METHODS, name, method_key)
     if found is None:
         raise ValueError(f"{name!r} is not a method; {suggest(name, METHODS)}")
     return found

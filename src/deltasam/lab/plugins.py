@@ -45,6 +45,11 @@ def load_plugins() -> None:
         _load_once(f"{GROUP}: {entry.value}", what, "update or uninstall that package", entry.load)
 
 
+def has_plugins() -> bool:
+    """Whether any plugin is listed or installed. Imports none."""
+    return bool(named_plugins() or _installed())
+
+
 def named_plugins() -> list[str]:
     """Returns the plugins in the variable, with absolute paths."""
     names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))

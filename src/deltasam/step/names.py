@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 Entry = TypeVar("Entry")
@@ -14,14 +14,36 @@ def normalized(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def look_up(table: Mapping[str, Entry], name: str) -> Entry | None:
+def method_key(name: str) -> str:
+    """One form of all names that people write for a method, such as ``PerInstanceSAM`` and ``per-instance``.
+
+    Case, separators and a final ``SAM`` do not count, ``δ`` is ``delta``, and plain training is ``ERM``. Short names
+    such as ``ASAM`` keep their end, which is most of the name.
+
+    Example:
+        >>> method_key("per-instance") == method_key("PerInstanceSAM"), method_key("δ-SAM") == method_key("delta_sam")
+        (True, True)
+        >>> method_key("SAM"), method_key("A-SAM"), method_key("plain")
+        ('sam', 'asam', 'erm')
+    """
+    key = normalized(name.replace("δ", "delta")).replace(" ", "")
+    short = key.removesuffix("sam")
+    return "erm" if key == "plain" else short if len(short) > 2 else key
+
+
+def look_up(table: Mapping[str, Entry], name: str, key: Callable[[str], str] = normalized) -> Entry | None:
     """The entry of this name in any spelling; None if there is none.
+
+    Args:
+        table: The entries.
+        name: The name.
+        key: Names with the same key are the same; :func:`method_key` for methods.
 
     Example:
         >>> look_up({"DeltaSAM": 1, "My_SAM": 2}, "delta-sam"), look_up({"My_SAM": 2}, "my-sam"), look_up({}, "sam")
         (1, 2, None)
     """
-    return next((entry for known, entry in table.items() if normalized(known) == normalized(name)), None)
+    return next((entry for known, entry in table.items() if key(known) == key(name)), None)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

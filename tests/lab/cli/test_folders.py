@@ -61,7 +61,9 @@ def test_runs_in_a_folder_are_measured_and_the_rest_is_skipped(
     named = sorted((runs / "my").iterdir()) if inside else [runs / "my"]
     assert main(["analyze", "landscape", *map(str, named), *FEW]) == 0
     shown = capsys.readouterr()
-    assert [line.partition(":")[0] for line in shown.out.splitlines()] == ["delta-sam", "erm"]
+    found, _, legend = shown.out.partition("\n\n")
+    assert [line.partition(":")[0] for line in found.splitlines()] == ["delta-sam", "erm"]
+    assert "plane" not in legend  # --plane 0
     assert "without: the run has kept no weights" in shown.err
     assert "begun: the run is not finished" in shown.err
     assert ("locks: not a run folder" in shown.err) == inside

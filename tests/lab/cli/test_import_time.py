@@ -41,3 +41,8 @@ except SystemExit as end:
     assert end.code == 0, end
 """
     assert "torch" not in loaded_after(code)
+
+
+@pytest.mark.parametrize("what", ["methods", "regularisers"])
+def test_lists_are_read_from_the_sources(what: str) -> None:
+    assert "torch" not in loaded_after(f"from deltasam.lab.cli import main; assert main(['list', '{what}']) == 0")

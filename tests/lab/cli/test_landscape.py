@@ -32,7 +32,10 @@ def test_slices_are_stored_and_reported(tmp_path: Path, capsys: pytest.CaptureFi
 
     words = ["analyze", "landscape", str(folder), "--points", "3", "--plane", "2", "--rows", "8"]
     assert main(words) == 0
-    assert "SAM's direction" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "SAM's direction" in out
+    assert "Euclidean distances from -0.1 to 0.1" in out  # the legend
+    assert "landscape  11/11" in err  # 3 lines of 3 points, a plane of 2 rows
     kept = folder / "analysis/landscape.json"
     lines = json.loads(kept.read_text())["lines"]
     places = {name: line["x"] for name, line in lines.items()}

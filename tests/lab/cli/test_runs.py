@@ -81,6 +81,7 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     run = tmp_path / "run"
     kernels = torch.backends.mkldnn.enabled
     assert here("train", "--task", "docstrings", "--model", bert, "--output", run, *SMALL, "schedule.steps=2") == 0
+    capsys.readouterr()
     for name, column in (("sharpness", "R_inst"), ("alignment", "regulariser"), ("weights", "snr")):
         try:
             assert here("analyze", name, run, "--rows", 8, "--batch-size", 8) == 0
@@ -88,7 +89,11 @@ def test_other_analyses(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
             if "pack_vnni2" not in str(error):
                 raise
             pytest.skip("torch has no attention in bfloat16 for this instruction set")
-        assert column in capsys.readouterr().out
+        out, err = capsys.readouterr()
+        table, _, legend = out.partition("\n\n")
+        assert column in table
+        assert column in legend  # with its meaning and unit
+        assert "8 rows of" in err
     some = ("--weightings", "FiniteDifference", "--draws", 2, "--rows", 8, "--batch-size", 4)
     assert here("analyze", "weights", run, *some, "--conditions", "float64", "another direction", "--json") == 0
     lines = json.loads(capsys.readouterr().out)

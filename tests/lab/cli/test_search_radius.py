@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,24 +11,12 @@ import pytest
 from deltasam.lab import sweeps
 from deltasam.lab.cli import main
 from deltasam.lab.cli.search_radius import verdict
-from deltasam.lab.sweeps import Event, Job, choose_radius
-from deltasam.lab.sweeps._worker import attempt
+from deltasam.lab.sweeps import choose_radius
 from helpers.folders import classification_task
+from helpers.pools import InThisProcess
 from helpers.pretrained import bert_folder
 
 Search = Callable[..., tuple[int, str, str]]
-
-
-class InThisProcess:
-    """A pool without processes, which take seconds to start; tests/lab/sweeps tests those."""
-
-    @classmethod
-    def find(cls, jobs: int | None) -> InThisProcess:
-        return cls()
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        for job in jobs:
-            yield Event.of_outcome(job, 1, attempt(job, 1, lambda report: None))
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_identity_is_what_is_computed() -> None:
 
 
 def test_later_wins(tmp_path: Path) -> None:
-    (tmp_path / "part.yaml").write_text("method: {name: SAM, rho: 0.1}\nseed: 3\n")
+    (tmp_path / "part.yaml").write_text("method: {name: SAM, rho: 0.1}\nseed: 3\noptimizer: {lr: 1e-5}\n")
     config = resolve(file=tmp_path / "part.yaml", options={**SMALL, "seed": 4}, settings=["method.rho=0.2", "seed=5"])
     assert (config.method.rho, config.seed) == (0.2, 5)
     other = resolve(file=tmp_path / "part.yaml", options=SMALL, method="asam")

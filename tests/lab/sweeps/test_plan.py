@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from deltasam.lab.experiments import ConfigError, Result
+from deltasam.lab.experiments.plain import merge
 from deltasam.lab.sweeps import Planned, Sweep, final_runs, read_sweep, select, tuning_runs
 from deltasam.lab.sweeps._sweep import _record_choice
 from helpers.data import REPOSITORY
+from helpers.folders import tiny_bert_folder
 
 FILES = sorted((REPOSITORY / "configs/sweeps").rglob("*.yaml"))
 PLAIN = {
@@ -39,7 +41,8 @@ def test_every_sweep_file_describes_distinct_runs(path: Path) -> None:
     found = read_sweep(path)
     if found.name == "sts-mirror-roberta":
         assert len(tuning_runs(found)) == 6 + 4 + 16 + 24 + 96
-    runs = final_runs(dataclasses.replace(found, grid={}, tune=None), {})
+    named = merge({"optimizer": {"lr": 1e-4}}, found.common)  # some set it in the grid
+    runs = final_runs(dataclasses.replace(found, grid={}, tune=None, common=named), {})
     assert len({planned.config.run_id for planned in runs}) == len(runs) > 0
 
 
@@ -221,3 +224,17 @@ def test_sweeps_of_one_folder_keep_each_others_choices(tmp_path: Path) -> None:
         (tmp_path / "selection.json").write_text(damaged)
         _record_choice(tmp_path, {("qnli", "sam"): (("method.rho", 0.02),)})
         assert len(json.loads((tmp_path / "selection.json").read_text())) == 1
+
+
+def test_names_of_methods_and_setups_in_a_sweep(tmp_path: Path) -> None:
+    models = [str(tiny_bert_folder(tmp_path / place / "tiny")) for place in ("a", "b")]
+    runs = final_runs(sweep(models=models, methods=["plain", "per-instance"], grid={}, seeds=[1]), {})
+    assert [type(planned.config.method).__name__ for planned in runs] == ["ERM", "PerInstanceSAM"] * 2
+    assert {planned.setup for planned in runs} == {"docstrings/tiny", "docstrings/tiny (2)"}  # no path of a machine
+    assert {planned.config.optimizer.lr for planned in runs} == {1e-4}  # chosen by the size of the model
+
+
+def test_the_former_word_for_keeping_everything() -> None:
+    assert sweep(keep="all").keep == "checkpoints"
+    with pytest.raises(ConfigError, match="keep"):
+        sweep(keep="nothing")

@@ -57,7 +57,7 @@ def test_a_risk_with_other_options_is_measured_again(option: str, asked: list[di
 
 
 @pytest.mark.parametrize(
-    ("keep", "stays"), [("all", {"checkpoints", "model"}), ("weights", {"model"}), ("results", set())]
+    ("keep", "stays"), [("checkpoints", {"checkpoints", "model"}), ("weights", {"model"}), ("results", set())]
 )
 def test_what_is_kept_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> None:
     job = Job(name="run", config={}, folder=tmp_path, keep=keep)

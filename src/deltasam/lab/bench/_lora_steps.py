@@ -22,7 +22,7 @@ from deltasam.lab.bench.report import PLAIN_LORA, Report, Row
 from deltasam.lab.catalogue import METHODS
 from deltasam.lab.plugins import load_plugins
 from deltasam.methods import ERM
-from deltasam.step.names import look_up
+from deltasam.step.names import look_up, method_key
 
 USUAL = ("sam:params=adapters", "per-instance-sam:params=adapters", "per-instance-sam:params=base")
 ONE_PASS = ("random-perturbation:params=base", "bi-lora")
@@ -33,8 +33,11 @@ SLOW_ON_A_CPU = ("llama-1.1b", "llama-7b")
 def lora_candidates(options: StepOptions) -> list[Candidate]:
     """Returns, for each way, plain LoRA and the methods; and a loop without this package, which runs eagerly."""
     load_plugins()
-    names = options.methods or (*USUAL, *(name for name in ONE_PASS if look_up(METHODS, name.partition(":")[0])))
-    chosen = [name for name in dict.fromkeys(names) if look_up({"ERM": True}, name) is None]
+    names = options.methods or (
+        *USUAL,
+        *(name for name in ONE_PASS if look_up(METHODS, name.partition(":")[0], method_key)),
+    )
+    chosen = [name for name in dict.fromkeys(names) if method_key(name) != "erm"]
     found: list[Candidate] = []
     for way in dict.fromkeys(options.ways):
         found.append(of_method(ERM, PLAIN_LORA, way=way))

@@ -24,11 +24,12 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "quickstart": Command("quickstart:Quickstart", "compare methods offline in a few minutes"),
     "train": Command("train:Train", "train and evaluate one run"),
+    "compare": Command("compare:Compare", "compare methods on your own files: table and report"),
     "sweep": Command("sweep:SweepCommand", "train all missing runs of a sweep file"),
     "search": Command("search:SearchCommand", "search for the best settings with Optuna"),
     "search radius": Command("search_radius:SearchRadius", "train with several radii, choose one"),
     "evaluate": Command("evaluate:Evaluate", "compute the metrics of a run or a model"),
-    "table": Command("table:TableCommand", "compare your runs with the paper's tables"),
+    "table": Command("table:TableCommand", "a table of your runs, or one of the paper's"),
     "check": Command("check:Check", "check the results of runs before you share them"),
     "report": Command("report:ReportCommand", "write an HTML page about a folder of runs"),
     "analyze adversarial-risk": Command("analyze:AdversarialRisk", "loss under each instance's worst perturbation"),

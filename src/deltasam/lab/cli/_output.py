@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,20 @@ def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = (
     return table
 
 
+def print_note(text: str) -> None:
+    """Prints a note about a choice to stderr, once for the processes of ``torchrun``."""
+    if not int(os.environ.get("RANK", "0")):
+        print(text, file=sys.stderr)
+
+
+def warn_if_not_learned(folders: Sequence[Path], console: Console) -> None:
+    """Prints a warning about finished runs that seem to have learned nothing, with what to try."""
+    from deltasam.lab.report import learning_problems, read_runs
+
+    for problem in learning_problems(read_runs(*folders).finished):
+        console.print(f"Warning: {problem}", style="yellow", highlight=False)
+
+
 def without_nan(value: Any) -> Any:
     """Replaces NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, dict):
@@ -86,27 +101,33 @@ def write_file(path: Path, text: str) -> None:
 def progress_bar(title: str) -> Iterator[Watch]:
     """Shows the progress of a run; yields the ``watch`` function for :func:`deltasam.lab.experiments.run`.
 
-    Where the output is not a terminal, it prints a line after every tenth of the updates instead.
+    Where the output is not a terminal, it prints a line after every tenth of the updates instead. A run whose first
+    update is not number 1 was resumed, which it says.
     """
     from rich import progress as rp
     from rich.console import Console
 
     console = Console(stderr=True, markup=False)
-    if not console.is_terminal:
-
-        def print_line(step: int, total: int, latest: dict[str, float]) -> None:
-            if step == total or step % max(1, total // 10) == 0:
-                console.print(f"{title}  {step}/{total}  {_numbers(latest)}", highlight=False, soft_wrap=True)
-
-        yield print_line
-        return
     columns = (
         rp.TextColumn("{task.description}", markup=False), rp.BarColumn(), rp.MofNCompleteColumn(),
         rp.TextColumn("{task.fields[numbers]}"), rp.TimeElapsedColumn(), rp.TimeRemainingColumn(),
     )  # fmt: skip
-    with rp.Progress(*columns, console=console) as progress:
+    started = False
+
+    with rp.Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         shown = progress.add_task(title, total=None, numbers="")
-        yield lambda step, total, latest: progress.update(shown, completed=step, total=total, numbers=_numbers(latest))
+
+        def watch(step: int, total: int, latest: dict[str, float]) -> None:
+            nonlocal started
+            if not started and step > 1:
+                line = f"{title.strip()}: resumed from update {step - 1} of {total}"
+                console.print(line, highlight=False, soft_wrap=True)
+            started = True
+            progress.update(shown, completed=step, total=total, numbers=_numbers(latest))
+            if not console.is_terminal and (step == total or step % max(1, total // 10) == 0):
+                console.print(f"{title}  {step}/{total}  {_numbers(latest)}", highlight=False, soft_wrap=True)
+
+        yield watch
 
 
 def _numbers(latest: dict[str, float]) -> str:

@@ -26,7 +26,7 @@ COLUMNS = {
 
 def quickstart_llm(output: Path, model: str) -> None:
     """Trains twice, measures and prints the table."""
-    from deltasam.lab.experiments import resolve, run
+    from deltasam.lab.experiments import RunFolder, resolve, run
 
     console = wide_console()
     silence_libraries()
@@ -43,6 +43,7 @@ def quickstart_llm(output: Path, model: str) -> None:
             folders.append(output / type(config.method).__name__)
             with progress_bar(f"{name:<28}") as watch:
                 results.append(run(config, folders[-1], watch=watch))
+            RunFolder(folders[-1]).keep_only("weights")
     console.print()
     console.print(llm_table(results))
     for line in _next(output, folders):

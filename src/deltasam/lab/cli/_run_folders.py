@@ -11,6 +11,7 @@ from typing import TypeVar
 from tyro.conf import Positional
 
 from deltasam.lab.cli._errors import InputError, one_line_errors
+from deltasam.lab.cli._output import print_note
 
 Found = TypeVar("Found")
 
@@ -79,7 +80,8 @@ def each_run(
 
     refused: list[str] = []
     with one_line_errors():
-        for run in runs:
+        for number, run in enumerate(runs, 1):
+            print_note(f"[{number}/{len(runs)}] {run.name}")
             try:
                 found = measure(run)
             except (ConfigError, DivergedError) as error:

@@ -8,17 +8,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from deltasam.lab.cli._arguments import check_positive
 from deltasam.lab.cli._errors import InputError, one_line_errors
-from deltasam.lab.cli._output import plain_table, silence_libraries, wide_console, without_nan
+from deltasam.lab.cli._output import plain_table, print_note, silence_libraries, wide_console, without_nan
 from deltasam.lab.cli._run_folders import OnRuns, each_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Analysis(OnRuns):
-    """Options of all analyses."""
+    """Options of all analyses. ``legend`` explains the columns and their units below the table."""
+
+    legend: ClassVar[tuple[str, ...]] = ()
 
     rho: float = 0.05
     """Radius of the perturbations."""
@@ -44,9 +46,12 @@ class _Analysis(OnRuns):
     def _measured(self, folder: Path) -> tuple[str, list[dict[str, Any]]]:
         """Returns the name of a run and its rows of the table."""
         from deltasam.lab.experiments import load_run
+        from deltasam.step.names import pluralized
 
         config, loaded = load_run(folder, split=self.split, rows=self.rows, data=self.data_folder)
-        return config.run_name, self.measure(loaded.model, loaded.batches(self.batch_size), loaded.objective)
+        batches = loaded.batches(self.batch_size)
+        print_note(f"  {pluralized(len(loaded.rows), 'row')} of {loaded.origin} in {len(batches)} batches")
+        return config.run_name, self.measure(loaded.model, batches, loaded.objective)
 
     def measure(self, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:
         """Returns the rows of the table for one model."""
@@ -57,10 +62,15 @@ class _Analysis(OnRuns):
             print(json.dumps(without_nan(lines), indent=2))
             return
         table = plain_table(*(head for head in lines[0] if head != "by_batch"))
-        for line in lines:
-            each = line.pop("by_batch", {})
+        by_batch = [line.pop("by_batch", {}) for line in lines]
+        for line, each in zip(lines, by_batch, strict=True):
             table.add_row(*(_cell(value, each.get(head, ())) for head, value in line.items()))
-        wide_console().print(table, highlight=False)
+        console = wide_console()
+        console.print(table, highlight=False)
+        several = any(len(values) > 1 for each in by_batch for values in each.values())
+        intervals = ("In brackets: 95% bootstrap interval of the mean over batches.",) if several else ()
+        for text in ("", *self.legend, *intervals):
+            console.print(text, highlight=False)
 
 
 def _cell(value: Any, each: Sequence[float]) -> str:
@@ -79,6 +89,11 @@ def _cell(value: Any, each: Sequence[float]) -> str:
 class AdversarialRisk(_Analysis):
     """Computes the loss under the worst perturbation of each instance (the paper's Table 4), and the plain loss."""
 
+    legend = (
+        "adversarial risk, loss: mean loss per instance, in the unit of the objective (cross-entropy: nats). The risk",
+        "is taken at the worst weights within the Euclidean distance rho, found for each instance alone.",
+    )
+
     steps: int = 1
     """Ascent steps inside the ball; the paper takes 1."""
 
@@ -93,6 +108,12 @@ class AdversarialRisk(_Analysis):
 @dataclass(frozen=True, kw_only=True)
 class Sharpness(_Analysis):
     """Computes how much the loss rises under the worst perturbation of a batch, and of each instance."""
+
+    legend = (
+        "Rise of the mean loss, in the unit of the objective (cross-entropy: nats), within the Euclidean distance rho",
+        "of the weights. R_batch: one perturbation per batch, as SAM makes it. R_inst: one per instance. first order:",
+        "R_inst if the loss were linear, rho times the mean norm of the gradients.",
+    )
 
     steps: int = 1
     """Ascent steps inside the ball."""
@@ -135,6 +156,11 @@ class Alignment(_OfWeightings):
     time.
     """
 
+    legend = (
+        "Cosines with exact per-instance SAM, from -1 to 1, without a unit; 1 is the same direction. update: of the",
+        "gradients that train the model. regulariser: of their differences to the plain gradient.",
+    )
+
     weightings: tuple[str, ...] = ("FiniteDifference", "Directional", "OwnGradient", "RandomWeights")
     """Weightings of delta-SAM, by name or with options: '{name: FiniteDifference, radius: 0.5}'. Plugins work, too."""
 
@@ -154,6 +180,12 @@ class Weights(_OfWeightings):
     BERT-small takes half a minute for eight sentences and one weighting on one CPU core. Use fewer `--rows`,
     `--weightings` or `--conditions` to save time.
     """
+
+    legend = (
+        "All numbers are without a unit and compare with the same weights in float64 without dropout. spearman: rank",
+        "correlation. snr: variance of the signal over that of the noise; above 1 there is more signal. ideal: rank",
+        "correlation with a_i ||grad_i||, the weights of theory. median: median weight.",
+    )
 
     weightings: tuple[str, ...] = ("FiniteDifference", "Directional", "OwnGradient")
     """Weightings of delta-SAM, by name or with options: '{name: FiniteDifference, radius: 0.5}'. Plugins work, too."""

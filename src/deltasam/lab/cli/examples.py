@@ -39,3 +39,9 @@ class Examples(OnRuns):
         for _, found in each_run(runs, measure):
             for example in found["examples"][: self.most]:
                 console.print(f"{example['weight']:.4g}  {example['text']}", highlight=False)
+        for text in (
+            "",
+            "Weight of the instance in the perturbation of its batch, relative to the others (no unit), and its text;",
+            "highest first. Stored in analysis/ of each run folder, with the lowest; `deltasam report` shows them.",
+        ):
+            console.print(text, highlight=False)

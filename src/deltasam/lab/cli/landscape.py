@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deltasam.lab.cli._arguments import check_positive
 from deltasam.lab.cli._errors import InputError
-from deltasam.lab.cli._output import silence_libraries, wide_console
+from deltasam.lab.cli._output import progress_bar, silence_libraries, wide_console
 from deltasam.lab.cli._run_folders import OnRuns, each_run
 
 
@@ -60,6 +61,20 @@ class Landscape(OnRuns):
                 f"{name}: {min(line['loss']):.4g} to {max(line['loss']):.4g}" for name, line in found["lines"].items()
             )
             console.print(f"{folder.name}: {ranges}", highlight=False)
+        for text in self._legend():
+            console.print(text, highlight=False)
+
+    def _legend(self) -> tuple[str, ...]:
+        reach, rho = f"{self.reach:g}", f"{self.rho:g}"
+        plane = f", with a plane of {self.plane} x {self.plane} points" if self.plane else ""
+        return (
+            "",
+            "Lowest and highest mean loss per instance, in the unit of the objective (cross-entropy: nats), along",
+            f"- a random direction: from -{reach} to {reach} times the norm of the weights, filter by filter;",
+            f"- SAM's direction, the gradient of all rows: Euclidean distances from -{rho} to {rho};",
+            f"- each instance's direction, its own gradient: Euclidean distances from 0 to {rho}.",
+            f"Stored in analysis/ of each run folder{plane}, for `deltasam report`.",
+        )
 
     def measured(self, folder: Path) -> dict[str, Any]:
         """Returns the slices of one run, from its folder if they are stored there with the same settings."""
@@ -92,18 +107,30 @@ class Landscape(OnRuns):
         ahead = _between(0.0, self.rho, self.points)
         one, other = (filter_direction(model, seed=self.seed + k) for k in (0, 1))
         sam = gradient_direction(model, batches, objective)
-        lines = {
-            "a random direction": {"x": wide, "loss": line_slice(model, batches, objective, one, wide)},
-            "SAM's direction": {"x": near, "loss": line_slice(model, batches, objective, sam, near)},
-        }
-        if objective.separable:  # in contrastive training the loss of an instance depends on the others
-            own = instance_slice(model, batches, objective, ahead, progress=False)
-            lines["each instance's direction"] = {"x": ahead, "loss": own}
-        planes = {}
-        if self.plane:
-            side = _between(-self.reach, self.reach, self.plane)
-            loss = plane_slice(model, batches, objective, one, other, side)
-            planes["two random directions"] = {"x": side, "y": side, "loss": loss}
+        side = _between(-self.reach, self.reach, self.plane) if self.plane else []
+        separable = objective.separable  # in contrastive training the loss of an instance depends on the others
+        total, done = (3 if separable else 2) * self.points + len(side), 0
+
+        with progress_bar("landscape") as watch:
+
+            def shown(points: list[float]) -> Iterator[list[float]]:
+                """Yields one point after the other, and moves the bar when it is measured."""
+                nonlocal done
+                for point in points:
+                    yield [point]
+                    done += 1
+                    watch(done, total, {})
+
+            along = (model, batches, objective)
+            lines = {
+                name: {"x": x, "loss": [line_slice(*along, d, t, progress=False)[0] for t in shown(x)]}
+                for name, d, x in (("a random direction", one, wide), ("SAM's direction", sam, near))
+            }
+            if separable:
+                own = [instance_slice(*along, t, progress=False)[0] for t in shown(ahead)]
+                lines["each instance's direction"] = {"x": ahead, "loss": own}
+            loss = [plane_slice(*along, one, other, side, rows=t, progress=False)[0] for t in shown(side)]
+        planes = {"two random directions": {"x": side, "y": side, "loss": loss}} if side else {}
         return {"lines": lines, "planes": planes}
 
 

@@ -62,14 +62,14 @@ class ListMethods:
 
     def run(self) -> None:
         """Prints one row per method, and where to find the regularisers."""
-        from deltasam.lab.catalogue import METHODS
-        from deltasam.lab.experiments import REGULARISERS
-        from deltasam.lab.plugins import load_plugins
+        from deltasam.lab.cli._sources import METHODS, classes_in
+        from deltasam.lab.plugins import has_plugins
 
-        load_plugins()
-        _print_costs("method", "what it does", METHODS)
-        names = ", ".join(REGULARISERS)
-        print(f"\nRegularisers ({names}) combine with every method: `deltasam list regularisers`.")
+        if has_plugins():
+            _print_costs("method", "what it does", _with_plugins("METHODS"))
+        else:
+            _print_rows("method", "what it does", classes_in(*METHODS))
+        print("\nRegularisers combine with every method: `deltasam list regularisers`.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +85,33 @@ class ListRegularisers:
 
     def run(self) -> None:
         """Prints one row per regulariser."""
-        from deltasam.lab.experiments import REGULARISERS
-        from deltasam.lab.plugins import load_plugins
+        from deltasam.lab.cli._sources import REGULARISERS, classes_in
+        from deltasam.lab.plugins import has_plugins
 
-        load_plugins()
-        _print_costs("regulariser", "what it adds", REGULARISERS)
+        if has_plugins():
+            _print_costs("regulariser", "what it adds", _with_plugins("REGULARISERS"))
+        else:
+            _print_rows("regulariser", "what it adds", classes_in(*REGULARISERS))
+
+
+def _with_plugins(table: str) -> dict[str, Any]:
+    """Imports the parts of the package and of the plugins, which takes seconds because it imports torch."""
+    from deltasam.lab import catalogue, experiments
+    from deltasam.lab.plugins import load_plugins
+
+    load_plugins()
+    return dict(catalogue.METHODS if table == "METHODS" else experiments.REGULARISERS)
 
 
 def _print_costs(title: str, description: str, kinds: dict[str, Any]) -> None:
+    rows = {name: (str(getattr(kind, "cost", "")), _summary(kind)) for name, kind in kinds.items()}
+    _print_rows(title, description, rows)
+
+
+def _print_rows(title: str, description: str, rows: dict[str, tuple[str, str]]) -> None:
     table = plain_table(title, "cost", description)
-    for name, kind in kinds.items():
-        table.add_row(name, getattr(kind, "cost", ""), _summary(kind))
+    for name, (cost, summary) in rows.items():
+        table.add_row(name, cost, summary)
     wide_console().print(table)
 
 

@@ -65,7 +65,7 @@ class _Encoder:
     risk_rows: int
 
     def run(self) -> None:
-        from deltasam.lab.experiments import resolve, run
+        from deltasam.lab.experiments import RunFolder, resolve, run
 
         console = wide_console()
         silence_libraries()
@@ -78,6 +78,7 @@ class _Encoder:
                 folders.append(self.output / type(config.method).__name__)
                 with progress_bar(f"{type(config.method).__name__:<14}") as watch:
                     results.append(run(config, folders[-1], watch=watch))
+                RunFolder(folders[-1]).keep_only("weights")
             measured = [self._measure(folder) for folder in folders]
         console.print()
         console.print(results_table(results, measured))

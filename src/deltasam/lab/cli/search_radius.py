@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from deltasam.lab.cli._errors import CommandError, InputError, StoppedError, one_line_errors
-from deltasam.lab.cli._output import plain_table, wide_console, write_file
+from deltasam.lab.cli._output import plain_table, print_note, wide_console, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,10 +125,10 @@ class SearchRadius:
         options = {"task": self.task, "model": self.model}
         options["data"] = str(self.data.resolve()) if self.data is not None else None
 
-        def with_method(method: str | None) -> RunConfig:
-            return resolve(preset=self.preset, method=method, options=options, settings=self.settings)
+        def with_method(method: str | None, note: Any = lambda text: None) -> RunConfig:
+            return resolve(preset=self.preset, method=method, options=options, settings=self.settings, note=note)
 
-        config = with_method(self.method)
+        config = with_method(self.method, print_note)
         return with_method("sam") if self.method is None and isinstance(config.method, ERM) else config
 
     def _train(self, sweep: Sweep, folder: Path, view: Any) -> Outcome:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from deltasam.lab.cli._errors import InputError, StoppedError, one_line_errors
-from deltasam.lab.cli._output import wide_console
+from deltasam.lab.cli._output import warn_if_not_learned, wide_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,6 +78,7 @@ class SweepCommand:
                 raise StoppedError("stopped; finished runs are kept, and the same command continues") from error
         summary(outcome, console)
         console.print(f"Run folders: {self.folder}", highlight=False)
+        warn_if_not_learned([self.folder / planned.config.run_name for planned, _ in outcome.results], console)
         return 1 if outcome.failed else 0
 
     @property

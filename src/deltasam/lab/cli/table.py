@@ -15,19 +15,36 @@ from deltasam.lab.cli._output import silence_libraries, wide_console, write_file
 from deltasam.lab.cli._run_folders import check_folders, each_run
 
 if TYPE_CHECKING:
-    from deltasam.lab.report import Runs, Table
+    from collections.abc import Sequence
 
-Which = Literal["glue", "sts", "summarization", "adversarial-risk", "hyperparameters", "running-time"]
+    from deltasam.lab.report import Results, Runs, Table
+
+Which = Literal["results", "glue", "sts", "summarization", "adversarial-risk", "hyperparameters", "running-time"]
+
+
+def show_results(tables: Sequence[Results], problems: Sequence[str] = ()) -> None:
+    """Prints tables of results with their notes."""
+    from deltasam.lab.report import results_to_terminal
+
+    console = wide_console()
+    for table in tables:
+        console.print(results_to_terminal(table))
+        for note in table.notes:
+            console.print(f"- {note}", highlight=False)
+    for problem in problems:
+        console.print(f"- {problem}", highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableCommand:
-    """Prints one of the paper's tables: your runs, the paper's numbers, and the difference.
+    """Prints a table of your runs: any runs (`results`), or one of the paper's tables next to the paper's numbers.
 
-    The difference uses the paper's aggregate, whatever `--aggregate` is: on GLUE the best of the first 5 seeds, on STS
-    the mean.
+    `results` has one table for each task and model, also for your own data: methods, settings, seeds, means with
+    intervals, and p against plain training. The others compare with the paper. The difference uses the paper's
+    aggregate, whatever `--aggregate` is: on GLUE the best of the first 5 seeds, on STS the mean.
 
     Examples:
+      deltasam table results runs/compare --methods sam per-instance erm --metrics accuracy f1
       deltasam table glue runs
       deltasam table glue runs --aggregate max --format latex --output table1.tex
       deltasam table adversarial-risk runs --measure --rho 0.05
@@ -38,6 +55,12 @@ class TableCommand:
 
     folders: Positional[tuple[Path, ...]] = (Path("runs"),)
     """Folders that contain run folders at any depth."""
+
+    methods: tuple[str, ...] = ()
+    """For results: the methods to show, such as erm sam per-instance. Defaults to all."""
+
+    metrics: tuple[str, ...] = ()
+    """For results: the metrics to show. Defaults to those of the task."""
 
     aggregate: Literal["mean", "median", "max"] = "mean"
     """How to combine several seeds."""
@@ -77,6 +100,12 @@ class TableCommand:
         if self.rho is not None and self.table != "adversarial-risk":
             raise InputError(f"--rho is for the table adversarial-risk, not for {self.table}")
         runs = read_runs(*self.folders)
+        if self.table == "results":
+            self._results(runs)
+            return
+        for option in ("methods", "metrics"):
+            if getattr(self, option):
+                raise InputError(f"--{option} is for the table results, not for {self.table}")
         if self.measure:
             self._measure(runs)
         options = {} if self.rho is None else {"rho": self.rho}
@@ -95,6 +124,28 @@ class TableCommand:
         else:
             print(text, end="")
         self._note_runs_not_shown(runs, table)
+
+    def _results(self, runs: Runs) -> None:
+        from deltasam.lab.report import result_tables, results_to_csv, results_to_latex, results_to_markdown
+
+        if self.measure:
+            raise InputError("--measure is for the table adversarial-risk, not for results")
+        if not runs.finished:
+            problems = "; ".join(["no finished run found", *runs.problems()])
+            raise InputError(f"{', '.join(map(str, self.folders))}: {problems}")
+        try:
+            tables = result_tables(runs, methods=self.methods, metrics=self.metrics)
+        except ValueError as error:
+            raise InputError(f"--{error}") from error
+        if self.format == "terminal" and self.output is None:
+            show_results(tables, [*runs.problems()])
+            return
+        writers = {"csv": results_to_csv, "latex": results_to_latex}
+        text = writers.get(self.format, results_to_markdown)(tables)
+        if self.output is not None:
+            write_file(self.output, text)
+        else:
+            print(text, end="")
 
     def _show(self, table: Table) -> None:
         from deltasam.lab.report import table_notes, terminal_parts

@@ -6,12 +6,19 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from deltasam.lab.cli._errors import InputError, one_line_errors
-from deltasam.lab.cli._output import progress_bar, results_table, silence_libraries, wide_console
+from deltasam.lab.cli._output import (
+    print_note,
+    progress_bar,
+    results_table,
+    silence_libraries,
+    warn_if_not_learned,
+    wide_console,
+)
 
 if TYPE_CHECKING:
     from deltasam.lab.experiments import RunConfig
@@ -22,7 +29,8 @@ class Train:
     """Trains and evaluates one run. A finished run is not repeated, an interrupted one continues.
 
     A run is described by a preset or a file, then by options, then by settings such as
-    `method.rho=0.02 batch.size=16`. Later values override earlier ones. `--dry-run` prints all settings.
+    `method.rho=0.02 batch.size=16`. Later values override earlier ones. `--dry-run` prints all settings. A learning
+    rate that is not set is chosen by the size of the model.
 
     Examples:
       deltasam train --task docstrings --model minilm-l6 --method delta-sam
@@ -61,6 +69,9 @@ class Train:
     output: Path | None = None
     """The run folder. Defaults to runs/<task>-<model>-<method>-s<seed>-<id>."""
 
+    keep: Literal["results", "weights", "checkpoints"] = "weights"
+    """What to keep of the finished run: results only, the final weights too, or also the checkpoints."""
+
     tensorboard: bool = False
     """Also write TensorBoard logs into the run folder."""
 
@@ -92,7 +103,12 @@ class Train:
         options = {"task": self.task, "model": self.model, "seed": self.seed}
         options["data"] = str(self.data.resolve()) if self.data is not None else None
         return resolve(
-            preset=self.preset, file=self.config, method=self.method, options=options, settings=self.settings
+            preset=self.preset,
+            file=self.config,
+            method=self.method,
+            options=options,
+            settings=self.settings,
+            note=print_note,
         )
 
     def _train(self, config: RunConfig) -> None:
@@ -100,15 +116,21 @@ class Train:
 
         folder = self.output or Path("runs") / config.run_name
         known = RunFolder(folder).finished(config) is not None
+        keeps_weights = self.keep != "results"
         silence_libraries()
         if int(os.environ.get("RANK", "0")):  # under torchrun only the first process prints
-            run(config, folder, tensorboard=self.tensorboard)
+            run(config, folder, tensorboard=self.tensorboard, keep_weights=keeps_weights)
             return
         with progress_bar(config.run_name.rpartition("-")[0]) as watch:
-            result = run(config, folder, watch=watch, tensorboard=self.tensorboard)
+            result = run(
+                config, folder, watch=watch, tensorboard=self.tensorboard, keep_weights=self.keep != "results"
+            )
         console = wide_console()
         if known:
             note = f"This run was finished already; nothing was done. To repeat it, remove {folder}."
             console.print(note, style="dim", highlight=False)
+        else:
+            RunFolder(folder).keep_only(self.keep)
         console.print(results_table([result]))
         console.print(f"\nRun folder: {folder}", highlight=False)
+        warn_if_not_learned([folder], console)

@@ -11,7 +11,8 @@
 from deltasam.lab.experiments._config import RunConfig, option_hint
 from deltasam.lab.experiments._environment import environment
 from deltasam.lab.experiments._errors import ConfigError, DivergedError, LockedError, RunStoppedError
-from deltasam.lab.experiments._folder import RunFolder
+from deltasam.lab.experiments._folder import Keep, RunFolder
+from deltasam.lab.experiments._learning_rate import usual_learning_rate, with_learning_rate
 from deltasam.lab.experiments._load import Loaded, load, load_run
 from deltasam.lab.experiments._parts import REGULARISERS, WEIGHTINGS, Regulariser, to_weighting
 from deltasam.lab.experiments._presets import load_preset, preset_folder, preset_names, preset_variants
@@ -29,6 +30,7 @@ __all__ = [
     "Batch",
     "ConfigError",
     "DivergedError",
+    "Keep",
     "Loaded",
     "LockedError",
     "Lora",
@@ -56,4 +58,6 @@ __all__ = [
     "resolve",
     "run",
     "to_weighting",
+    "usual_learning_rate",
+    "with_learning_rate",
 ]

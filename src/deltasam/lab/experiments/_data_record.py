@@ -1,9 +1,10 @@
-"""``data.json``: hashes of the rows that a run used, so that changed data is detected."""
+"""``data.json``: hashes of the rows that a run used, so that changed data is detected, and shares of their classes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,19 @@ from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.tasks import Data, DataError, DataSource
 
 FILE = "data.json"
+LARGEST_CLASS = "largest class"
+"""Share of the most frequent class in every split: what a model scores that always answers the same."""
 _WORKING_FOLDER = "task.files in"  # relative paths of the user's files start there
 
 
 def record_rows(config: RunConfig, data: Data, folder: Path) -> None:
-    """Writes the hashes of the rows and the working folder, unless an interrupted run has written them already."""
+    """Writes hashes, shares of classes and the working folder, unless an interrupted run has written them already."""
     if (folder / FILE).is_file():
         return
+    shares = {name: _largest_class(rows) for name, rows in data.splits.items()} if data.classes else {}
     relative = any(not Path(file).expanduser().is_absolute() for file in _files(config).values())
     place = {_WORKING_FOLDER: str(Path.cwd())} if relative else {}
-    write_text(folder / FILE, json.dumps({**_hashes(data), **place}, indent=1))
+    write_text(folder / FILE, json.dumps({**_hashes(data), LARGEST_CLASS: shares, **place}, indent=1))
 
 
 def absolute_files(config: RunConfig, folder: Path) -> dict[str, str]:
@@ -59,6 +63,11 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _files(config: RunConfig) -> dict[str, str]:
     return getattr(config.task, "files", None) or {}
+
+
+def _largest_class(rows: list[dict[str, Any]]) -> float:
+    counts = Counter(str(row.get("label")) for row in rows)
+    return round(max(counts.values()) / len(rows), 6)
 
 
 def _hashes(data: Data) -> dict[str, str]:

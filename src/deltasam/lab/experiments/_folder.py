@@ -6,6 +6,7 @@ import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from deltasam.integrations.storage import PARTIAL, StorageError, sealed, write_text
 from deltasam.lab.experiments._config import RunConfig
@@ -14,6 +15,8 @@ from deltasam.lab.experiments._result import Result
 
 COMPLETE = "complete.json"
 """Marks a complete checkpoint, see :func:`~deltasam.integrations.storage.seal`."""
+Keep = Literal["results", "weights", "checkpoints"]
+"""What is kept of a finished run: the results only, the final weights too, or also the checkpoints."""
 _log = logging.getLogger(__name__)
 
 
@@ -24,12 +27,12 @@ class RunFolder:
     ========================  =====================================================================================
     ``config.yaml``           the resolved configuration; ``deltasam train --config`` repeats the run
     ``environment.json``      versions, commit, device
-    ``data.json``             a hash of the rows of every split, to detect changed data, and the folder that relative
-                              paths of the user's files start from
+    ``data.json``             a hash of the rows of every split, to detect changed data, the share of its largest
+                              class, and the folder that relative paths of the user's files start from
     ``metrics.jsonl``         one line per log entry: step, epoch, loss, sharpness, evaluation metrics, ...
     ``result.json``           :class:`~deltasam.lab.experiments.Result`; written last, so it marks a finished run
     ``model/``                final weights and tokenizer, for ``from_pretrained``
-    ``checkpoints/``          the last two, to resume from
+    ``checkpoints/``          the last two, to resume from; the commands remove them when the run is finished
     ``tensorboard/``          event files, if requested
     ``.lock``                 locked while a process makes the run; removed when it is finished
     ========================  =====================================================================================
@@ -88,6 +91,13 @@ class RunFolder:
         """Creates the folder and writes the configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.config, config.to_yaml())
+
+    def keep_only(self, what: Keep) -> None:
+        """Removes what is not to be kept of the finished run. Its checkpoints are larger than its weights."""
+        if what != "checkpoints":
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+        if what == "results":
+            shutil.rmtree(self.model, ignore_errors=True)
 
     def last_checkpoint(self, before: int) -> Path | None:
         """Returns the last complete, unaltered checkpoint before the update ``before``; None if there is none.

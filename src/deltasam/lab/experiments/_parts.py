@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from deltasam.lab.tasks import TASKS, Task
 from deltasam.methods import Method
 from deltasam.objectives import Classification, Objective
 from deltasam.objectives.regularisers import R3F, SMART, VAT, EmbeddingNoise, LabelSmoothing, NEFTune, RDrop
-from deltasam.step.names import look_up, suggest
+from deltasam.step.names import look_up, method_key, normalized, suggest
 from deltasam.step.radius import Fixed, Groups, Layerwise, LossBudget, LossShare, Radius, Relative, Scheduled
 from deltasam.weighting import Weighting
 
@@ -78,7 +78,7 @@ def to_task(given: Any) -> Task:
 def to_method(given: Any) -> Method:
     """Returns a method from its name, or from a mapping with ``name`` and its hyperparameters."""
     name, rest = _named(given, "method")
-    kind = _known(METHODS, name, "method")
+    kind = _known(METHODS, name, "method", method_key)
     rest = _with_present_names(kind, rest)
     parts: Plain = {}
     if "weighting" in rest:
@@ -184,10 +184,10 @@ def named_plain(record: Any) -> Plain:
     return {"name": type(record).__name__, **described}
 
 
-def _known(kinds: Mapping[str, Any], name: str, where: str) -> Any:
+def _known(kinds: Mapping[str, Any], name: str, where: str, key: Callable[[str], str] = normalized) -> Any:
     """Looks up a name among the parts of the package and of the user's plugins."""
     load_plugins()
-    found = look_up(kinds, name)
+    found = look_up(kinds, name, key)
     if found is None:
         hint = suggest(name, kinds)
         plugin = "" if hint.startswith("did") else f"; for a plugin, add its file to {VARIABLE}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments.plain import Plain, merge, read_yaml
-from deltasam.step.names import normalized, suggest
+from deltasam.step.names import method_key, suggest
 
 _HERE = Path(__file__).parents[2]
 
@@ -74,6 +74,6 @@ def _variant(variants: dict[str, Any], name: str) -> str | None:
         bare = (
             not sections.keys() & {"regularisers", "average"} and isinstance(method, dict) and method.get("name", "")
         )
-        if normalized(name) in (normalized(known), normalized(bare or known)):
+        if method_key(name) in (method_key(known), method_key(bare or known)):
             return known
     return None

@@ -13,7 +13,7 @@ from deltasam.lab.experiments._parts import REGULARISERS, WEIGHTINGS
 from deltasam.lab.tasks import TASKS, Task
 from deltasam.methods import Method
 from deltasam.objectives import Objective
-from deltasam.step.names import normalized
+from deltasam.step.names import method_key, normalized
 from deltasam.weighting import Weighting
 
 Part = TypeVar("Part")
@@ -87,8 +87,9 @@ def _check(kind: Any, what: str) -> None:
 def _put(table: dict[str, Any], name: str, part: Any, what: str) -> None:
     if not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(f"register: the {what} {name!r} must have a name of letters, digits, `.`, `_` and `-`")
+    key = method_key if what == "method" else normalized
     for known, other in table.items():
-        if normalized(known) == normalized(name) and not _is_same(part, other):
+        if key(known) == key(name) and not _is_same(part, other):
             owner = other if inspect.isclass(other) else type(other)
             raise ValueError(
                 f"register: the name {name!r} is taken by the {what} {known} of {owner.__module__}; choose another"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import yaml
 
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._errors import ConfigError
+from deltasam.lab.experiments._learning_rate import with_learning_rate
 from deltasam.lab.experiments._presets import load_preset
 from deltasam.lab.experiments.plain import Plain, merge, read_yaml
 
@@ -21,8 +22,9 @@ def resolve(
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
+    note: Callable[[str], object] = lambda text: None,
 ) -> RunConfig:
-    """Returns the configuration of a run.
+    """Returns the configuration of a run. A learning rate that is not named is chosen by the size of the model.
 
     Args:
         preset: Name of a preset; with ``method``, its variant for that method if it has one.
@@ -30,6 +32,7 @@ def resolve(
         method: Name of the method.
         options: Sections by name; None values are ignored.
         settings: ``section.option=value``, the value in YAML.
+        note: Called with a sentence about the learning rate, if it was chosen.
 
     Returns:
         The configuration.
@@ -56,7 +59,7 @@ def resolve(
         found = merge(found, {"method": method})
     for setting in settings:
         found = merge(found, _parse_setting(setting))
-    return RunConfig.from_plain(found)
+    return RunConfig.from_plain(with_learning_rate(found, note))
 
 
 def _parse_setting(setting: str) -> Plain:

@@ -90,7 +90,8 @@ class Optimizer:
     """AdamW. The defaults are R-Drop's for GLUE.
 
     Attributes:
-        lr: Peak learning rate.
+        lr: Peak learning rate. The commands and :func:`~deltasam.lab.experiments.resolve` choose it by the size of the
+            model if it is not set.
         betas: Decay of the two moments.
         eps: Added to the square root of the second moment.
         weight_decay: Decoupled weight decay.

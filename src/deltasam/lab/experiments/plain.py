@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from deltasam.lab.experiments._errors import ConfigError
-from deltasam.step.names import normalized, suggest
+from deltasam.step.names import method_key, normalized, suggest
 
 Plain = dict[str, Any]
 
@@ -71,7 +71,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
     merged = dict(base)
     for key, value in over.items():
         old, new = _as_mapping(key, merged.get(key)), _as_mapping(key, value)
-        if isinstance(old, Mapping) and isinstance(new, Mapping) and not _is_renamed(old, new):
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and not _is_renamed(key, old, new):
             merged[key] = merge(old, new)
         else:
             merged[key] = new
@@ -84,8 +84,9 @@ def _as_mapping(key: str, value: Any) -> Any:
     return {"path": value} if isinstance(value, str) and key == "model" else value
 
 
-def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" in new and "name" in old and normalized(str(old["name"])) != normalized(str(new["name"]))
+def _is_renamed(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    same = method_key if key == "method" else normalized
+    return "name" in new and "name" in old and same(str(old["name"])) != same(str(new["name"]))
 
 
 @functools.cache  # resolving the types costs more than reading a configuration

@@ -27,14 +27,14 @@ _LATEX = {
 def to_markdown(table: Table, *, spread: Spread = "std", paper: bool = True) -> str:
     """Returns the table in Markdown, with our best number of each column and group in bold."""
     width = len(table.columns)
-    rows = [["method", *(_markdown(column.header) for column in table.columns)], ["---", *["---:"] * width]]
+    rows = [["method", *(markdown_text(column.header) for column in table.columns)], ["---", *["---:"] * width]]
     for line in table.lines(spread=spread, paper=paper):
         mark = {"group": "**", "ours": ""}.get(line.kind, "*")
-        cells = [f"**{_markdown(c)}**" if n in line.best else _markdown(c) for n, c in enumerate(line.cells)]
-        rows.append([f"{mark}{_markdown(line.label)}{mark}", *(cells or [""] * width)])
+        cells = [f"**{markdown_text(c)}**" if n in line.best else markdown_text(c) for n, c in enumerate(line.cells)]
+        rows.append([f"{mark}{markdown_text(line.label)}{mark}", *(cells or [""] * width)])
     text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    notes = "\n".join(f"- {_markdown(note)}" for note in table_notes(table))
-    return f"{_markdown(table.heading(paper=paper))}\n\n{text}\n\n{notes}\n"
+    notes = "\n".join(f"- {markdown_text(note)}" for note in table_notes(table))
+    return f"{markdown_text(table.heading(paper=paper))}\n\n{text}\n\n{notes}\n"
 
 
 def to_latex(table: Table, *, spread: Spread = "std", paper: bool = True) -> str:
@@ -42,17 +42,19 @@ def to_latex(table: Table, *, spread: Spread = "std", paper: bool = True) -> str
     width = len(table.columns)
     out = [
         r"\begin{table*}[t]", r"\centering\small", rf"\begin{{tabular}}{{l{'r' * width}}}", r"\toprule",
-        " & ".join(["Method", *(_latex(column.header) for column in table.columns)]) + r" \\",
+        " & ".join(["Method", *(latex_text(column.header) for column in table.columns)]) + r" \\",
     ]  # fmt: skip
     for line in table.lines(spread=spread, paper=paper):
-        label = _latex(line.label)
+        label = latex_text(line.label)
         if line.kind == "group":
             out += [r"\midrule", rf"\multicolumn{{{width + 1}}}{{l}}{{\textbf{{{label}}}}} \\"]
         else:
-            cells = [rf"\textbf{{{_latex(c)}}}" if n in line.best else _latex(c) for n, c in enumerate(line.cells)]
+            cells = [
+                rf"\textbf{{{latex_text(c)}}}" if n in line.best else latex_text(c) for n, c in enumerate(line.cells)
+            ]
             out.append(" & ".join([label if line.kind == "ours" else rf"\textit{{{label}}}", *cells]) + r" \\")
     caption = " ".join([table.heading(paper=paper), *table_notes(table)])
-    out += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(caption)}}}", r"\end{table*}"]
+    out += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{latex_text(caption)}}}", r"\end{table*}"]
     return "\n".join(out) + "\n"
 
 
@@ -121,10 +123,12 @@ def _part(table: Table, numbers: Sequence[int], *, spread: Spread, paper: bool) 
     return shown
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Escapes the signs that Markdown would interpret."""
     return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
 
 
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Escapes the signs that LaTeX would interpret; the result is ASCII."""
     text = "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
     return text.encode("ascii", "replace").decode()

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from deltasam.lab.report._figures import svg
-from deltasam.lab.report._learning import learning_problem
+from deltasam.lab.report._learned import learning_problem
 from deltasam.lab.report._names import method_order, short_models
 from deltasam.lab.report._risks import Risks, chosen_risks
 from deltasam.lab.report._runs import Run, Runs
@@ -123,7 +123,7 @@ class PageRuns:
     def unlearned(self) -> dict[str, str]:
         """Run id to reason, for the runs of the cells that learned nothing."""
         runs = [run for found in self.cells.values() for run in found]
-        found = {run.run_id: learning_problem(run.result(), self.logs[run.run_id]) for run in runs}
+        found = {run.run_id: learning_problem(run) for run in runs}
         return {run_id: why for run_id, why in found.items() if why}
 
 

@@ -5,7 +5,7 @@ of :class:`~deltasam.lab.experiments.RunConfig`, so a sweep can be interrupted, 
 processes.
 """
 
-from deltasam.lab.sweeps._file import KEEP, Risk, Sweep, Tune, read_sweep
+from deltasam.lab.sweeps._file import Risk, Sweep, Tune, read_sweep
 from deltasam.lab.sweeps._measure import RISK, WEIGHTS, measured, record_risk, record_weights
 from deltasam.lab.sweeps._plan import Planned, final_runs, select, tuning_runs
 from deltasam.lab.sweeps._pool import Event, Job, LocalPool
@@ -15,7 +15,6 @@ from deltasam.lab.sweeps._search import Search, read_search, run_search
 from deltasam.lab.sweeps._sweep import Outcome, run_sweep
 
 __all__ = [
-    "KEEP",
     "PLAIN",
     "RISK",
     "WEIGHTS",

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from deltasam.lab.experiments import ConfigError
+from deltasam.lab.experiments import ConfigError, Keep
 from deltasam.lab.experiments.plain import Plain, build, options, read_yaml, section
 from deltasam.step.checks import check_number
 from deltasam.step.names import suggest
 
-Keep = Literal["all", "weights", "results"]
-KEEP: tuple[str, ...] = get_args(Keep)
+_ALL = "all"  # the name of "checkpoints" in version 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ class Sweep:
         seeds: Seeds of the runs that are reported.
         tune: How a point of the grid is chosen; None runs every point with every seed.
         risk: Options of the adversarial risk to measure after each run, see :class:`Risk`, or None.
-        keep: What is kept of a finished run: ``all``, the ``weights`` without checkpoints, or only the ``results``.
+        keep: What is kept of a finished run: ``results``, ``weights``, or ``checkpoints``, which includes the others.
     """
 
     name: str
@@ -119,6 +118,8 @@ class Sweep:
             ConfigError: A key is unknown or a value is wrong.
         """
         found: Plain = dict(given)
+        if found.get("keep") == _ALL:
+            found["keep"] = "checkpoints"
         methods = found.get("methods") or {}
         found["methods"] = {str(m): {} for m in methods} if isinstance(methods, list) else _sections(methods)
         if found.get("tune") is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from deltasam.lab.experiments import ConfigError, Result, RunConfig, rank, resolve
+from deltasam.lab.experiments import ConfigError, Result, RunConfig, rank, resolve, with_learning_rate
 from deltasam.lab.experiments.plain import Plain, merge
 from deltasam.lab.sweeps._file import Sweep
 from deltasam.step.names import suggest
@@ -109,6 +109,8 @@ def _runs(
 ) -> list[Planned]:
     try:
         sections = merge(_base(sweep, setup, method), common)
+        if "optimizer.lr" not in dict(point):
+            sections = with_learning_rate(sections)
         if point:
             sections = RunConfig.from_plain(sections).to_plain()  # with all options, so that each can be set
         for setting, value in point:
@@ -153,6 +155,6 @@ def _step(at: Any, part: str, setting: str) -> Any:
 
 
 def _name(part: Any) -> str:
-    if isinstance(part, Mapping):
-        return str(part.get("name", part.get("path", part)))
-    return str(part)
+    """The name of a task or a model; of a model in a folder, that of the folder."""
+    given = part.get("name", part.get("path", part)) if isinstance(part, Mapping) else part
+    return str(given).rstrip("/").rpartition("/")[2]

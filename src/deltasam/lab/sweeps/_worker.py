@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from deltasam.lab.experiments import RunConfig, RunStoppedError, run
+from deltasam.lab.experiments import Keep, RunConfig, RunFolder, RunStoppedError, run
 from deltasam.lab.experiments.lock import lock
 from deltasam.lab.plugins import VARIABLE
 from deltasam.lab.sweeps._measure import record_risk
@@ -42,7 +41,7 @@ class Job:
     name: str
     config: dict[str, Any] = field(repr=False)
     folder: Path
-    keep: str = "weights"
+    keep: Keep = "weights"
     risk: dict[str, Any] | None = None
     plugins: str = ""
 
@@ -154,10 +153,7 @@ def make(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object]) ->
 
 
 def _clean_up(job: Job) -> None:
-    if job.keep != "all":
-        shutil.rmtree(job.run_folder / "checkpoints", ignore_errors=True)
-    if job.keep == "results":
-        shutil.rmtree(job.run_folder / "model", ignore_errors=True)
+    RunFolder(job.run_folder).keep_only(job.keep)
     job.failure.unlink(missing_ok=True)
 
 
