@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deltasam.lab.cli._conditions import AS_TRAINED, by_condition
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from deltasam.lab.experiments import Result
+
+_DETAILS = ("loss", "brier", "ece_low", "ece_high", "temperature")  # `deltasam evaluate` shows them
 
 Watch = Callable[[int, int, dict[str, float]], None]
 
@@ -40,10 +44,10 @@ def plain_table(*columns: str) -> Table:
 
 
 def results_table(results: Iterable[Result], extra: Sequence[dict[str, str]] = ()) -> Table:
-    """Returns a table with one row per run: method, metrics, cost. ``extra`` holds further columns for each run."""
+    """Returns a table with one row per run: method, metrics as trained, cost. ``extra`` holds further columns."""
     listed = list(results)
     more = list(extra) or [{} for _ in listed]
-    metrics = [name for name in listed[0].metrics if name != "loss"]
+    metrics = [name for name in by_condition(listed[0].metrics)[AS_TRAINED] if name not in _DETAILS]
     table = plain_table("method", *metrics, *more[0], "seconds", "passes")
     for column in table.columns[1:]:
         column.justify = "right"

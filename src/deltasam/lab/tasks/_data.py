@@ -35,7 +35,7 @@ class Data:
         others: Other sets to evaluate on, by name.
     """
 
-    splits: dict[str, list[Row]]
+    splits: dict[str, list[dict[str, Any]]]
     origins: dict[str, str]
     classes: tuple[str, ...] = ()
     general: tuple[str, ...] = ()
