@@ -104,7 +104,8 @@ def test_what_rounding_costs(results: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("axis", "column", "gain"), [("noise", "20% wrong labels", "1.00"), ("rows", "250 rows", "2.00")]
+    ("axis", "column", "gain"),
+    [("noise", "20% wrong labels (2 setups)", "1.00"), ("rows", "250 rows (2 setups)", "2.00")],
 )
 def test_stress_is_compared_within_a_condition(results: Path, axis: str, column: str, gain: str) -> None:
     found = table_rows(stress.differences(results, axis, "score"))

@@ -14,6 +14,7 @@ from deltasam.lab.pages.evidence import PLAIN, of_arm, paired, setup_name, topic
 from deltasam.lab.pages.plan import cells
 from deltasam.lab.pages.rounding import DRAWN, common_lines
 from deltasam.lab.pages.statistics import table
+from deltasam.step.names import pluralized
 
 NOISE = {0.0: "clean", 0.1: "10% wrong labels", 0.2: "20% wrong labels", 0.4: "40% wrong labels"}
 ROWS = {0.0: "all rows", 1000.0: "1,000 rows", 250.0: "250 rows"}
@@ -41,7 +42,8 @@ def differences(results: Path, axis: str, metric: str) -> str:
         if arm != PLAIN:
             found = {level: paired(of_arm(frames[level], arm), plain[level], metric) for level in levels}
             rows.append([arm, *(shown(found[level], len(values(plain[level], metric))) for level in levels)])
-    return table([f"difference to {PLAIN}", *levels.values()], rows)
+    counts = {level: pluralized(len(values(plain[level], metric)), "setup") for level in levels}
+    return table([f"difference to {PLAIN}", *(f"{name} ({counts[level]})" for level, name in levels.items())], rows)
 
 
 def gaps(results: Path, axis: str) -> str:
