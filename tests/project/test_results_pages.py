@@ -299,7 +299,6 @@ def test_text_that_does_not_fit_the_tables_is_found(
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_build", "*.svg"))
     for figure in GENERATED.glob("*.svg"):
         (tmp_path / "docs" / "_generated" / figure.name).touch()
-    assert problems(tmp_path) == []
     file = tmp_path / page
     text = file.read_text(encoding="utf-8")
     assert old in text
