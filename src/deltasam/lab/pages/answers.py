@@ -1,7 +1,7 @@
 """The answers on the front page of the results: one comparison for each question, its effect and a verdict.
 
 The comparisons were fixed here before their results were seen, except those whose runs are older: accuracy of small
-encoders, adversarial risk and sentence similarity. The verdict follows from the permutation test over the seeds, within
+encoders, adversarial risk and sentence similarity. The verdict follows from the permutation test over the seeds within
 each setup, after Holm's correction over all questions.
 """
 
