@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import sys
@@ -40,7 +41,9 @@ html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 
-myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "substitution"]
+# The answers on the front page of the results: {{ name }} in the text.
+myst_substitutions = json.loads((Path(__file__).parent / "_generated" / "answers.json").read_text(encoding="utf-8"))
 myst_heading_anchors = 3
 pygments_dark_style = "github-dark"
 

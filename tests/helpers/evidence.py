@@ -47,7 +47,7 @@ def write_evidence(
     return place
 
 
-def cells(text: str) -> dict[str, list[str]]:
+def table_rows(text: str) -> dict[str, list[str]]:
     """The rows of a table in Markdown: first cell -> the others."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return {line[0]: line[1:] for line in lines}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from deltasam.lab.pages.effects import effect_table, missing, setup_table, shown
-from deltasam.lab.pages.evidence import clean, evidence, of_arm, paired, values
-from helpers.evidence import cells, write_evidence
+from deltasam.lab.pages.evidence import clean, evidence, of_arm, paired, topic, values
+from deltasam.lab.pages.plan import cells
+from deltasam.lab.sweeps import final_runs, read_sweep
+from helpers.evidence import table_rows, write_evidence
 from helpers.results import write_run
 
 
@@ -60,7 +64,7 @@ def test_an_arm_names_the_settings_of_which_there_are_several(tmp_path: Path) ->
         "random perturbation": "MNLI, bert-small-wiki",
         "δ-SAM, weights shuffled": "MNLI, bert-small-wiki",
     }
-    listed = list(cells(effect_table(frame, {"score": "metric"}, ["per-instance SAM, frozen weights", "SAM"])))
+    listed = list(table_rows(effect_table(frame, {"score": "metric"}, ["per-instance SAM, frozen weights", "SAM"])))
     assert listed[3:5] == [
         "per-instance SAM, frozen weights, rho = 0.005",
         "per-instance SAM, frozen weights, rho = 0.02",
@@ -71,7 +75,7 @@ def test_subsets_of_a_task_are_two_setups(tmp_path: Path) -> None:
     write_evidence(tmp_path / "pays", "sst2", seed=1, score=0.8, train_rows=4000)
     write_evidence(tmp_path / "pays", "sst2", seed=1, score=0.9)
     assert list(evidence(tmp_path, "pays")["setup"]) == [
-        "SST-2, 4,000 rows, bert-small-wiki", "SST-2, all rows, bert-small-wiki",
+        "SST-2, 4,000 rows, bert-small-wiki", "SST-2, bert-small-wiki",
     ]  # fmt: skip
 
 
@@ -82,17 +86,31 @@ def test_setups_count_the_same_and_missing_ones_are_counted() -> None:
     assert shown({}, 3) == "-"
 
 
-def test_missing_cells_are_named(tmp_path: Path) -> None:
-    setups, kinds = ["RTE, bert-small-wiki", "MRPC, bert-small-wiki", "CoLA, bert-small-wiki"], ["ERM", "SAM"]
-    assert missing(evidence(tmp_path, "pays"), setups, kinds) == "No runs yet."
-    for task in ("rte", "mrpc"):
-        write_evidence(tmp_path / "more", task, seed=1, score=0.8)
-    for rho in (0.01, 0.02):
-        write_evidence(tmp_path / "more", "rte", {"name": "SAM", "rho": rho}, seed=1, score=0.8)
-    assert missing(evidence(tmp_path, "more"), setups, kinds) == (
-        "No runs yet: every method (CoLA, bert-small-wiki), SAM (MRPC, bert-small-wiki)."
-    )
-    assert missing(evidence(tmp_path, "more"), setups[:2], ["ERM", "SAM", "R-Drop", "SMART"]) == (
-        "No runs yet: SAM (MRPC, bert-small-wiki), R-Drop, SMART (every setup)."
-    )
-    assert missing(evidence(tmp_path, "more"), setups[:1], kinds) == ""
+def test_missing_cells_are_named() -> None:
+    def plan(*done: tuple[str, str]) -> pd.DataFrame:
+        rows = [(kind, setup, (kind, setup) in done) for setup in ("RTE", "MRPC", "CoLA") for kind in ("ERM", "SAM")]
+        return pd.DataFrame(rows, columns=["kind", "setup", "done"])
+
+    assert missing(plan()) == "No runs yet: every method (RTE; MRPC; CoLA)."
+    some = [("ERM", "RTE"), ("SAM", "RTE"), ("ERM", "MRPC")]
+    assert missing(plan(*some)) == "No runs yet: SAM (MRPC), every method (CoLA)."
+    assert missing(plan(*some, ("SAM", "MRPC"), ("ERM", "CoLA"), ("SAM", "CoLA"))) == ""
+    assert missing(plan()[:0]) == ""
+
+
+def test_the_sweeps_say_what_is_missing(tmp_path: Path) -> None:
+    """A planned run is found by its id, and named as its result is."""
+    sweeps, results = tmp_path / "configs" / "sweeps" / "evidence", tmp_path / "results"
+    sweeps.mkdir(parents=True)
+    methods = "{erm: ERM, random: {method: {name: DeltaSAM, weighting: {name: RandomWeights}}}}"
+    text = f"tasks: [{{name: sst2, train_rows: 4000}}]\nmodels: [minilm-l6]\nmethods: {methods}\nseeds: [1, 2]\n"
+    (sweeps / "pays.yaml").write_text(text)
+    (sweeps / "pays-llm.yaml").write_text(text.replace("sst2", "mrpc"))
+    config = final_runs(read_sweep(sweeps / "pays.yaml"), {})[0].config
+    place = write_evidence(results / "pays-more", "sst2", seed=1, score=0.8, model="minilm-l6", train_rows=4000)
+    given = json.loads((place / "result.json").read_text())
+    (place / "result.json").write_text(json.dumps({**given, "run_id": config.run_id}))
+    found = cells(results, "pays")
+    assert list(found["done"]) == [True, False, False, False]
+    assert set(found["setup"]) == set(topic(results, "pays")["setup"]) == {"SST-2, 4,000 rows, minilm-l6"}
+    assert missing(found) == "No runs yet: δ-SAM, weights shuffled (SST-2, 4,000 rows, minilm-l6)."

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deltasam.lab.pages.contents import CONTENTS
+from deltasam.lab.pages.prose import problems
 
 ROOT = Path(__file__).parents[4]
 
@@ -23,7 +24,11 @@ def differs(name: str, committed: str, made: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the files, or names those that would change."""
     parser = argparse.ArgumentParser(prog="python -m deltasam.lab.pages", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit with 1 if something is stale",
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these files", choices=list(CONTENTS))
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout, with results/ and docs/")
     options = parser.parse_args(argv)
@@ -37,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.check:
         for name in [*changed, *unknown]:
             print(f"docs/_generated/{name} is not what results/ gives; run python -m deltasam.lab.pages")
-        return int(bool(changed or unknown))
+        wrong = [] if options.only else problems(options.root)
+        print(*wrong, sep="\n", end="\n" if wrong else "")
+        return int(bool(changed or unknown or wrong))
     changed = options.only or changed  # a figure that was asked for is drawn again, whatever its data
     for name in changed:
         (folder / name).write_text(made[name], encoding="utf-8")

@@ -10,9 +10,10 @@ import pandas as pd
 from matplotlib import rc_context
 
 from deltasam.lab.pages.curves import ends
-from deltasam.lab.pages.effects import NO_RUNS, SETUPS, arms_of, effect_table, missing, noted, setup_table
-from deltasam.lab.pages.evidence import PLAIN, clean, evidence, of_arm, paired
+from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, missing, noted, setup_table
+from deltasam.lab.pages.evidence import PLAIN, clean, of_arm, paired, topic
 from deltasam.lab.pages.figures import BLUE, GREY, STYLE, forest, panels, svg
+from deltasam.lab.pages.plan import cells
 
 METRICS = {"score": "metric", "nll": "NLL x 100", "brier": "Brier x 100", "ece": "ECE x 100",
            "nll_scaled": "NLL x 100, scaled", "brier_scaled": "Brier x 100, scaled",
@@ -23,22 +24,27 @@ _PANELS = {"ece": "ECE", "ece_scaled": "ECE, after temperature scaling", "nll": 
 
 def runs(results: Path) -> pd.DataFrame:
     """The clean runs of the comparison on encoders."""
-    return clean(evidence(results, "pays"))
+    return clean(topic(results, "pays"))
+
+
+def planned(results: Path) -> pd.DataFrame:
+    """The planned clean runs."""
+    return clean(cells(results, "pays"))
 
 
 def differences(results: Path) -> str:
     """Arms by metrics, over all tasks and encoders: difference to plain training, paired by seed."""
-    return noted(effect_table(runs(results), METRICS), missing(runs(results)))
+    return noted(effect_table(runs(results), METRICS), missing(planned(results)))
 
 
 def by_setup(results: Path, metric: str) -> str:
     """Arms by setups: one metric."""
-    return setup_table(runs(results), metric, SETUPS)
+    return setup_table(runs(results), metric, planned(results)["setup"].unique())
 
 
 def by_setup_differences(results: Path, metric: str) -> str:
     """Arms by setups: the difference of one metric to plain training."""
-    return setup_table(runs(results), metric, SETUPS, to=PLAIN)
+    return setup_table(runs(results), metric, planned(results)["setup"].unique(), to=PLAIN)
 
 
 def dots(results: Path) -> str:
@@ -58,13 +64,13 @@ def reliability(results: Path, second: str = "SAM") -> str:
     """Accuracy against confidence, plain training and another arm: bins summed over the runs that both have."""
     frame = runs(results)
     frame = frame[frame["reliability"].map(lambda found: bool(found.get("evaluation"))).astype(bool)]
-    cells = {arm: of_arm(frame, arm).set_index(["setup", "seed"])["reliability"] for arm in (PLAIN, second)}
-    shared = cells[PLAIN].index.intersection(cells[second].index)
+    bins_of = {arm: of_arm(frame, arm).set_index(["setup", "seed"])["reliability"] for arm in (PLAIN, second)}
+    shared = bins_of[PLAIN].index.intersection(bins_of[second].index)
     (left, right), drawn = panels(2, (8.4, 3.8)), {}
     for each, name, heading in ((left, "evaluation", "as trained"), (right, "scaled", "after temperature scaling")):
         each.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
         for arm, colour, marker in ((PLAIN, GREY, "o"), (second, BLUE, "s")):
-            bins = [found[name] for found in cells[arm].loc[shared] if found.get(name)]
+            bins = [found[name] for found in bins_of[arm].loc[shared] if found.get(name)]
             if bins:
                 points = drawn[f"{arm} {name}"] = summed(bins)
                 confidence, accuracy = zip(*[point[1:] for point in points], strict=True)

@@ -246,7 +246,7 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "base-differences.md": base.differences,
     "directions.md": directions.differences,
     "forgetting.svg": llm.forgetting,
-    "radius-llm.md": partial(llm.sweep_table, sweep="radius-llm"),
+    **{f"{sweep}.md": partial(llm.sweep_table, sweep=sweep) for sweep in ("radius-llm", "radius-llm-default")},
     **{
         f"llm-{name}{kind}": partial(make, part=part)
         for name, part in (("full", ""), ("lora", "LoRA"))

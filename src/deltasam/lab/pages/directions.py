@@ -7,20 +7,22 @@ from pathlib import Path
 import pandas as pd
 
 from deltasam.lab.pages.effects import effect_table, missing, noted
-from deltasam.lab.pages.evidence import arm_name, clean, evidence
+from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, with_arms
+from deltasam.lab.pages.plan import cells
 from deltasam.lab.pages.rounding import with_drops
 
 OWN, NOISE = arm_name("PerInstanceSAM"), arm_name("RandomPerturbation")
-KINDS = (OWN, NOISE, arm_name("SAM"), arm_name("ERM"))
+KINDS = (OWN, NOISE, arm_name("SAM"), PLAIN)
 _METRICS = {"score": "metric", "nll": "NLL x 100", "ece": "ECE x 100", "nll_scaled": "NLL x 100, scaled",
             "drop_4bit": "lost at 4 bits"}  # fmt: skip
 
 
 def runs(results: Path) -> pd.DataFrame:
-    """The clean runs of these kinds on the setups that have runs with groups."""
+    """The clean runs of these kinds at the radius of the runs with groups, on the setups that have such runs."""
     frame = with_drops(clean(evidence(results, "pays-groups", "pays")))
-    grouped = frame[(frame["kind"] == OWN) & (frame["group"] > 1)]["setup"]
-    return frame[frame["kind"].isin(KINDS) & frame["setup"].isin(grouped)]
+    grouped = frame[(frame["kind"] == OWN) & (frame["group"] > 1)]
+    shown = frame["kind"].isin(KINDS) & frame["setup"].isin(grouped["setup"])
+    return with_arms(frame[shown & (frame["rho"].isin(grouped["rho"]) | (frame["kind"] == PLAIN))])
 
 
 def own(frame: pd.DataFrame) -> str:
@@ -32,5 +34,4 @@ def own(frame: pd.DataFrame) -> str:
 def differences(results: Path) -> str:
     """Arms by metrics: what is lost or gained if instances share a perturbation, or if its direction is random."""
     frame = runs(results)
-    setups = list(frame["setup"].unique())
-    return noted(effect_table(frame, _METRICS, KINDS, second=own(frame)), missing(frame, setups, KINDS))
+    return noted(effect_table(frame, _METRICS, KINDS, second=own(frame)), missing(cells(results, "pays-groups")))

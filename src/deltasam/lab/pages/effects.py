@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from deltasam.lab.pages.evidence import PLAIN, arm_name, of_arm, paired, values
-from deltasam.lab.pages.runs import TASKS
 from deltasam.lab.pages.statistics import interval, stratified_interval, table
 
 Groups = Mapping[str, Sequence[float]]
@@ -21,9 +20,6 @@ ARMS = [arm_name(method) for method in (
 """The arms of the comparison, in the order of the tables."""
 
 ENCODERS = ("bert-small-wiki", "minilm-l6")
-SETUPS = [f"{TASKS[task]}, {model}" for model in ENCODERS for task in ("mrpc", "rte", "cola", "sst2", "qnli", "mnli")]
-"""The setups of the comparison on encoders."""
-
 NO_RUNS = "No runs yet."
 
 
@@ -96,21 +92,16 @@ def setup_table(
     return table([f"difference to {to}" if to else "method", *columns], rows)
 
 
-def missing(frame: pd.DataFrame, setups: Sequence[str] = SETUPS, arms: Sequence[str] = ARMS) -> str:
+def missing(planned: pd.DataFrame) -> str:
     """Which planned cells have no run: one sentence, empty if there is none. Arms with the same gaps are together."""
-    done = set(zip(frame["kind"], frame["setup"], strict=True))
-    whole = [setup for setup in setups if not any((arm, setup) in done for arm in arms)]
-    if len(whole) == len(setups):
-        return NO_RUNS
-    gaps: dict[tuple[str, ...], list[str]] = {tuple(whole): ["every method"]} if whole else {}
-    for arm in arms:
-        if lacked := tuple(setup for setup in setups if setup not in whole and (arm, setup) not in done):
-            gaps.setdefault(lacked, []).append(arm)
-    rest = len(setups) - len(whole)
-    parts = [
-        f"{', '.join(lacking)} ({'every setup' if len(lacked) == rest and not whole else '; '.join(lacked)})"
-        for lacked, lacking in gaps.items()
-    ]
+    done = planned.groupby(["setup", "kind"], sort=False)["done"].any()
+    lacked = {setup: tuple(cell[~cell].index.get_level_values("kind")) for setup, cell in done.groupby(level=0)}
+    gaps: dict[tuple[str, ...], list[str]] = {}
+    for setup in planned["setup"].unique():
+        if lacked[setup]:
+            every = len(lacked[setup]) == len(done[setup])
+            gaps.setdefault(("every method",) if every else lacked[setup], []).append(setup)
+    parts = [f"{', '.join(arms)} ({'; '.join(setups)})" for arms, setups in gaps.items()]
     return f"No runs yet: {', '.join(parts)}." if parts else ""
 
 

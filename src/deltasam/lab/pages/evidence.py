@@ -15,6 +15,9 @@ from deltasam.lab.pages.runs import TASKS
 from deltasam.lab.report import Run, method_name, read_runs
 
 PLAIN = "ERM"
+TOPICS = ("pays", "pays-groups", "pays-llm", "shift", "base")
+"""The folders of runs, and the sweeps that make them; a longer name may follow after a hyphen."""
+
 _NAMES = {"RandomPerturbation": "random perturbation"}
 _KEYS = (
     "run_id", "model", "task", "part", "noise", "rows", "setup", "method", "params", "kind", "arm", "rho", "group",
@@ -33,17 +36,27 @@ def evidence(results: Path, *folders: str) -> pd.DataFrame:
     ``score_on_qqp``. If two runs differ in nothing that a row or a column shows, the first counts.
     """
     found = [_record(run) for folder in folders for run in read_runs(results / folder).finished if _is_final(run)]
-    frame = pd.DataFrame(found, columns=None if found else [*_KEYS, "settings", "train_rows"])
+    frame = pd.DataFrame(found, columns=None if found else [*_KEYS, "settings"])
     frame = frame.drop_duplicates("run_id")
     if frame.empty:
         return frame
-    frame["setup"] = list(_setups(frame))
-    frame["kind"] = [
-        arm_name(method) + (", frozen weights" if params == "base" else "")
-        for method, params in zip(frame["method"], frame["params"], strict=True)
-    ]
-    frame["arm"] = list(_arms(frame))
-    return frame.drop_duplicates(["setup", "noise", "rows", "arm", "seed"]).reset_index(drop=True)
+    return with_arms(frame).drop_duplicates(["setup", "noise", "rows", "arm", "seed"]).reset_index(drop=True)
+
+
+def topic(results: Path, name: str) -> pd.DataFrame:
+    """The runs of the folders of a topic: ``pays`` has those of ``pays-noise``, too, but not of ``pays-llm``."""
+    folders = sorted(path.name for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
+    return evidence(results, *(folder for folder in folders if belongs(folder, name)))
+
+
+def belongs(name: str, topic: str) -> bool:
+    """Whether a folder or a sweep belongs to a topic: the longest of :data:`TOPICS` with which its name starts."""
+    return max((each for each in TOPICS if f"{name}-".startswith(f"{each}-")), key=len, default="") == topic
+
+
+def with_arms(frame: pd.DataFrame) -> pd.DataFrame:
+    """Names the arms again, after some runs were left out."""
+    return frame.assign(arm=list(_arms(frame)))
 
 
 def clean(frame: pd.DataFrame) -> pd.DataFrame:
@@ -67,9 +80,15 @@ def of_arm(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     return frame[frame["arm"] == arm]
 
 
-def arm_name(method: str) -> str:
-    """The name of a method as the tables show it."""
-    return _NAMES.get(method) or method_name(method)
+def arm_name(method: str, params: str = "trained") -> str:
+    """The name of a method as the tables show it, and whether it perturbs frozen weights."""
+    return (_NAMES.get(method) or method_name(method)) + (", frozen weights" if params == "base" else "")
+
+
+def setup_name(task: str, rows: int | None, model: str, *, lora: bool) -> str:
+    """Task, rows where only some are used, model, and whether adapters are trained."""
+    name, size = task.removesuffix("-prompt"), f"{rows:,} rows" if rows else ""
+    return ", ".join(filter(None, (TASKS.get(name, name), size, model.rpartition("/")[2], "LoRA" if lora else "")))
 
 
 def _by_seed(frame: pd.DataFrame, metric: str) -> dict[tuple[str, int], float]:
@@ -94,12 +113,13 @@ def _record(run: Run) -> dict[str, Any]:
     given = json.loads((run.path / "result.json").read_bytes())
     task, model, method = (_section(given["config"], name) for name in ("task", "model", "method"))
     settings, risk = dict(run.settings), run.risk()
+    lora, params = bool(model.get("lora")), str(method.get("params", "trained"))
     return {
         **_metrics(run),
         "run_id": run.run_id, "model": run.model.rpartition("/")[2], "task": run.task,
-        "part": "LoRA" if model.get("lora") else "", "train_rows": task.get("train_rows"),
+        "part": "LoRA" if lora else "", "setup": setup_name(run.task, task.get("train_rows"), run.model, lora=lora),
         "noise": float(task.get("label_noise") or 0), "rows": int(task.get("rows") or 0),
-        "method": run.method, "params": str(method.get("params", "trained")), "settings": settings,
+        "method": run.method, "params": params, "kind": arm_name(run.method, params), "settings": settings,
         "rho": settings.get("rho"), "group": settings.get("group"), "seed": run.seed,
         "risk": math.nan if risk is None else risk["value"], "reliability": given.get("reliability") or {},
     }  # fmt: skip
@@ -115,15 +135,6 @@ def _metrics(run: Run) -> dict[str, float]:
     start = f"{run.primary}_"
     shared = {f"score_{name.removeprefix(start)}": v for name, v in scaled.items() if name.startswith(start)}
     return {**scaled, **shared, "score": scaled[run.primary]}
-
-
-def _setups(frame: pd.DataFrame) -> Iterator[str]:
-    """Task, model, and what is trained; with the number of rows if a task has several."""
-    sizes = frame.groupby("task")["train_rows"].nunique(dropna=False)
-    for task, model, part, rows in frame[["task", "model", "part", "train_rows"]].to_numpy():
-        name = TASKS.get(task.removesuffix("-prompt"), task.removesuffix("-prompt"))
-        size = ("all rows" if pd.isna(rows) else f"{rows:,.0f} rows") if sizes[task] > 1 else ""
-        yield ", ".join(filter(None, (name, size, model, part)))
 
 
 def _arms(frame: pd.DataFrame) -> Iterator[str]:

@@ -8,9 +8,10 @@ import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves, ends
 from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted
-from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, of_arm, paired, values
+from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, of_arm, paired, topic, values
+from deltasam.lab.pages.plan import cells, finals_of
 from deltasam.lab.pages.rounding import draw
-from deltasam.lab.pages.runs import TASKS, read
+from deltasam.lab.pages.runs import read
 from deltasam.lab.pages.statistics import table
 
 PARTS = {"": "whole model", "LoRA": "LoRA"}
@@ -18,23 +19,22 @@ METRICS = {"score": "metric", "nll": "NLL x 100", "ece": "ECE x 100", "forgettin
            "score_8bit": "8 bits", "score_4bit": "4 bits", "score_3bit": "3 bits"}  # fmt: skip
 _FULL = [PLAIN, *(arm_name(method) for method in ("SAM", "PerInstanceSAM", "RandomPerturbation"))]
 KINDS = {"": _FULL, "LoRA": [*_FULL, "BiLoRA", *(f"{kind}, frozen weights" for kind in _FULL[1:])]}
-_TASKS = ("mnli", "sst2", "cola")
 _FORGETTING = "forgetting: NLL on general text"
 _RADII = {False: 0.01, True: 0.005}  # of arms that perturb what they train, and of those on frozen weights
-_FOLDERS = ("pays-llm", "llm-radius")
 
 
 def runs(results: Path, part: str) -> pd.DataFrame:
     """The clean runs in which the whole model (``""``) or ``LoRA`` adapters are trained."""
-    frame = clean(evidence(results, "pays-llm"))
+    frame = clean(topic(results, "pays-llm"))
     return frame[frame["part"] == part]
 
 
 def differences(results: Path, part: str) -> str:
     """Arms by metrics, over the tasks: difference to plain training of the same part, paired by seed."""
     frame = runs(results, part)
-    setups = [", ".join(filter(None, (TASKS[task], "smollm2-135m", part))) for task in _TASKS]
-    return noted(effect_table(frame, METRICS, KINDS[part]), missing(frame, setups, KINDS[part]))
+    planned = cells(results, "pays-llm")
+    own = planned[planned["setup"].str.endswith(", LoRA").astype(bool) == bool(part)]
+    return noted(effect_table(frame, METRICS, KINDS[part]), missing(own))
 
 
 def by_task(results: Path, part: str) -> str:
@@ -58,10 +58,12 @@ def bits(results: Path, part: str) -> str:
 
 def forgetting(results: Path) -> str:
     """Forgetting and the metric against the radius, differences to plain training; a line for each kind of arm."""
-    frame = next((found for folder in _FOLDERS if len(found := clean(evidence(results, folder)))), pd.DataFrame())
+    frame = clean(topic(results, "pays-llm"))
+    if frame.empty:  # an earlier run of one seed
+        frame = clean(evidence(results, "llm-radius"))
     parts: dict[str, dict[str, Line]] = {_FORGETTING: {}, "metric": {}}
-    radii = sorted(frame["rho"].dropna().unique()) if len(frame) else []
-    for (kind, part), own in frame.groupby(["kind", "part"], sort=False) if len(frame) else ():
+    radii = sorted(frame["rho"].dropna().unique())
+    for (kind, part), own in frame.groupby(["kind", "part"], sort=False):
         plain = of_arm(frame[frame["part"] == part], PLAIN)
         for title, metric in ((_FORGETTING, "forgetting"), ("metric", "score")):
             cells = {rho: paired(own[own["rho"] == rho], plain, metric) for rho in radii}
@@ -74,11 +76,11 @@ def forgetting(results: Path) -> str:
 
 def sweep_table(results: Path, sweep: str) -> str:
     """Every arm of a sweep under the name it has there: means over the seeds; ``-`` where there is no run."""
-    from deltasam.lab.sweeps import final_runs, read_sweep
-
     file = results.parent / "configs" / "sweeps" / "evidence" / f"{sweep}.yaml"
-    planned = [(run.method, run.config.run_id) for run in final_runs(read_sweep(file), {})]
-    known = read(results, sweep)
+    if not file.is_file():
+        return NO_RUNS
+    planned = [(run.method, run.config.run_id) for run in finals_of(file)]
+    known = read(results, sweep, "radius-llm")  # sweeps of the same kind may share a folder
     columns = {"accuracy": "accuracy", "nll": "NLL x 100", "ece": "ECE x 100", "forgetting": "forgetting x 100",
                "accuracy_4bit": "4 bits"}  # fmt: skip
     rows = []

@@ -9,11 +9,43 @@ from typing import Any
 
 import pandas as pd
 
+from deltasam.lab.pages import evidence
 from deltasam.lab.pages.runs import TASKS, read
 from deltasam.lab.pages.statistics import table
 
 MODELS_ONLY = ("weights", "rounding")
 """Sweeps that train models for other measurements; their runs are not kept, or are in another folder."""
+
+
+@lru_cache
+def finals_of(file: Path) -> list[Any]:
+    """The final runs of a sweep whose settings need not be chosen."""
+    from deltasam.lab.sweeps import final_runs, read_sweep
+
+    return list(final_runs(read_sweep(file), {}))
+
+
+@lru_cache
+def cells(results: Path, topic: str) -> pd.DataFrame:
+    """One row per planned run of a topic: kind of arm, setup, condition, and whether the run exists."""
+    known, rows = set(evidence.topic(results, topic)["run_id"]), []
+    for file in sorted((results.parent / "configs" / "sweeps" / "evidence").glob("*.yaml")):
+        for run in finals_of(file) if evidence.belongs(file.stem, topic) else ():
+            config = run.config
+            task = config.task
+            setup = evidence.setup_name(task.name, task.train_rows, config.model.path, lora=bool(config.model.lora))
+            noise, few = getattr(task, "label_noise", 0.0), getattr(task, "rows", None)
+            rows.append((_kind(config), setup, float(noise), int(few or 0), config.run_id in known))
+    return pd.DataFrame(rows, columns=["kind", "setup", "noise", "rows", "done"])
+
+
+def _kind(config: Any) -> str:
+    """The kind of arm of a run, as its result will name it."""
+    weighting = getattr(config.method, "weighting", None)
+    name, *others = config.arm
+    if weighting is not None and type(weighting).__name__ != "FiniteDifference":
+        name = f"{name}({type(weighting).__name__})"
+    return evidence.arm_name("+".join([name, *others]), config.method.params)
 
 
 @lru_cache
@@ -38,7 +70,8 @@ def planned(root: Path) -> pd.DataFrame:
             if run_id in scores:
                 points.setdefault((run.setup, run.method), {}).setdefault(run.point, []).append(scores[run_id])
         chosen = {cell: max(tried, key=lambda point: fmean(tried[point])) for cell, tried in points.items()}
-        final = [(run, run.config.run_id) for run in final_runs(sweep, chosen)]
+        runs = final_runs(sweep, chosen) if chosen else finals_of(file)
+        final = [(run, run.config.run_id) for run in runs]
         rows += [
             (file.stem, run.config.task.name, run.method, run_id, kind, run_id in scores)
             for kind, found in (("tuning", tuning), ("final", final))

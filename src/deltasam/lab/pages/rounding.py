@@ -9,7 +9,8 @@ import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves, ends
 from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted
-from deltasam.lab.pages.evidence import clean, evidence, of_arm, values
+from deltasam.lab.pages.evidence import clean, of_arm, topic, values
+from deltasam.lab.pages.plan import cells
 from deltasam.lab.pages.statistics import table
 
 BITS = (8, 4, 3)
@@ -26,7 +27,7 @@ def with_drops(frame: pd.DataFrame) -> pd.DataFrame:
 
 def runs(results: Path) -> pd.DataFrame:
     """The clean runs of the comparison on encoders."""
-    return with_drops(clean(evidence(results, "pays")))
+    return with_drops(clean(topic(results, "pays")))
 
 
 def scores(results: Path) -> str:
@@ -38,7 +39,7 @@ def scores(results: Path) -> str:
     rows = [
         [arm, *(mean(values(of_arm(frame, arm), metric), 1) for metric in columns)] for arm in arms_of(frame)
     ]  # fmt: skip
-    return noted(table(["method", *columns.values()], rows), missing(frame))
+    return noted(table(["method", *columns.values()], rows), missing(clean(cells(results, "pays"))))
 
 
 def drops(results: Path) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from deltasam.lab.pages.effects import ARMS, NO_RUNS, effect_table
-from deltasam.lab.pages.evidence import clean, evidence
+from deltasam.lab.pages.effects import ARMS, NO_RUNS, effect_table, missing, noted
+from deltasam.lab.pages.evidence import clean, topic
+from deltasam.lab.pages.plan import cells
 
 _NAMES = {"score": "metric", "nll": "NLL x 100", "ece": "ECE x 100"}
 
@@ -18,7 +19,7 @@ def runs(results: Path) -> pd.DataFrame:
 
     The mean is taken run by run: a seed is one draw, however many sets it is evaluated on.
     """
-    frame = clean(evidence(results, "shift"))
+    frame = clean(topic(results, "shift"))
     for metric in _NAMES:
         columns = [f"{metric}_on_{name}" for name in sets(frame) if f"{metric}_on_{name}" in frame]
         frame = frame.assign(**{f"{metric}_shifted": frame[columns].mean(axis=1) if columns else float("nan")})
@@ -34,7 +35,7 @@ def overall(results: Path) -> str:
     """Arms by metrics: in the domain, and the mean over the other sets."""
     metrics = {"score": "metric, own domain", **{f"{key}_shifted": f"{name}, others" for key, name in _NAMES.items()}}
     frame = runs(results)
-    return effect_table(frame, metrics, ARMS[:1])
+    return noted(effect_table(frame, metrics, ARMS[:1]), missing(cells(results, "shift")))
 
 
 def by_set(results: Path) -> str:
