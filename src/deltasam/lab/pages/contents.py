@@ -246,7 +246,8 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "base-differences.md": base.differences,
     "directions.md": directions.differences,
     "forgetting.svg": llm.forgetting,
-    **{f"{sweep}.md": partial(llm.sweep_table, sweep=sweep) for sweep in ("radius-llm", "radius-llm-default")},
+    "radius-llm.md": partial(llm.sweep_table, sweep="radius-llm"),
+    "radius-llm-default.md": llm.default_radius,
     **{
         f"llm-{name}{kind}": partial(make, part=part)
         for name, part in (("full", ""), ("lora", "LoRA"))

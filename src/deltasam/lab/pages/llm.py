@@ -8,7 +8,7 @@ import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves, ends
 from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted
-from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, of_arm, paired, topic, values
+from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, of_arm, paired, topic, values, with_arms
 from deltasam.lab.pages.plan import cells, finals_of
 from deltasam.lab.pages.rounding import draw
 from deltasam.lab.pages.runs import read
@@ -26,6 +26,8 @@ _RADII = {False: 0.01, True: 0.005}  # of arms that perturb what they train, and
 def runs(results: Path, part: str) -> pd.DataFrame:
     """The clean runs in which the whole model (``""``) or ``LoRA`` adapters are trained."""
     frame = clean(topic(results, "pays-llm"))
+    if frame.empty:  # shorter trainings, of one task
+        frame = clean(evidence(results, "radius-llm"))
     return frame[frame["part"] == part]
 
 
@@ -72,6 +74,19 @@ def forgetting(results: Path) -> str:
                 parts[title][f"{kind} ({PARTS[part]})"] = line
     labels = ("x 100, above plain training", "points above plain training")
     return curves(parts, "radius", labels, [f"{rho:g}" for rho in radii], radii)
+
+
+def default_radius(results: Path) -> str:
+    """SAM at its default radius, and per-instance SAM on frozen weights: differences to plain training."""
+    frame, blocks = clean(evidence(results, "radius-llm")), []
+    short = {name: METRICS[name] for name in ("score", "nll", "ece", "forgetting", "score_4bit")}
+    for part, title in PARTS.items():
+        own = frame[frame["part"] == part]
+        own = own[own["rho"].isna() | (own["rho"] == own["params"].eq("base").map({True: 0.005, False: 0.01}))
+                  | ((own["method"] == "SAM") & (own["rho"] == 0.01))]  # fmt: skip
+        if len(own):
+            blocks.append(f"**{title}**\n\n{effect_table(with_arms(own), short, [PLAIN])}")
+    return "\n\n".join(blocks) or NO_RUNS
 
 
 def sweep_table(results: Path, sweep: str) -> str:

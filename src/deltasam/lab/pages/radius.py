@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from deltasam.lab.pages.evidence import clean, topic
 from deltasam.lab.pages.runs import TASKS, choose, read
 from deltasam.lab.pages.statistics import interval, stratified_interval, table
 
@@ -23,6 +24,8 @@ def default_table(results: Path) -> str:
     rows, to_plain, to_chosen = [], {}, {}
     for encoder, folders in _ENCODERS.items():
         every = read(results, *folders)
+        if encoder == "first encoder":
+            every = pd.concat([every, _of_whole_sets(results)]).drop_duplicates("run_id")
         chosen = choose(every[every["tuning"] & (every["method"] == "SAM")])
         shares = read(results, "radius-default")
         own = shares[shares["method"].eq(_SHARE) & shares["first"].eq(encoder == "first encoder")]
@@ -45,6 +48,14 @@ def default_table(results: Path) -> str:
     rows.append(["mean", _pooled(to_plain), "", _pooled(chosen_only), ""])
     head = ["task", "SAM at 0.01 - plain", "radius chosen", "SAM at 0.01 - at the chosen radius", "share 0.01 - plain"]
     return table(head, rows)
+
+
+def _of_whole_sets(results: Path) -> pd.DataFrame:
+    """The runs of ``pays`` with all rows and their own labels, of the first encoder."""
+    frame = clean(topic(results, "pays"))
+    ids = frame[frame["model"].eq("bert-small-wiki") & ~frame["setup"].str.contains("rows")]["run_id"]
+    known = read(results, "pays")
+    return known[known["run_id"].isin(ids)] if len(known) else known
 
 
 def rules_table(results: Path) -> str:
