@@ -48,9 +48,10 @@ FIRST_USE = {
     "quickstart": "import all_minilm_l6_v2, deltasam.lab.cli.quickstart",
     "bench": "import pytorch_optimizer, smart_pytorch, deltasam.lab.bench.step",
     "llm": "import gguf, peft, trl, deltasam.lab.cli.quickstart",
+    "torchao": "import torchao, deltasam.lab.cli.evaluate",
     "glue": "import deltasam.lab.experiments",
 }
-OF_DEVELOPERS = {"browser", "docs", "test", "dev"}
+OF_DEVELOPERS = {"docs", "test", "dev"}
 
 
 def brought(extra: str) -> set[str]:

@@ -22,6 +22,7 @@ methods:
   friendly-sam: {method: {name: FriendlySAM, rho: 0.01}}
   ema: {average: {kind: ema, decay: 0.99}}
 seeds: [1, 2, 3]
+common: {optimizer: {lr: 1.0e-4}}
 """,
     "frontier-classes": """
 tasks: [mrpc]
@@ -29,6 +30,7 @@ models: [bert-small-wiki]
 methods:
   label-smoothing: {regularisers: [{name: LabelSmoothing, smoothing: 0.1}]}
 seeds: [1, 2, 3]
+common: {optimizer: {lr: 1.0e-4}}
 """,
     "frontier-llm": """
 tasks: [mnli-prompt]
@@ -38,6 +40,7 @@ methods:
   sam: {method: {name: SAM, rho: 0.01}}
   sam-base: {method: {name: SAM, rho: 0.003, params: base}}
 seeds: [1, 2]
+common: {optimizer: {lr: 1.0e-4}}
 """,
 }
 ABOVE = {"erm": 0.0, "sam": 0.01, "ema": 0.02, "label-smoothing": -0.03, "sam-base": -0.05}

@@ -307,8 +307,9 @@ def test_text_that_does_not_fit_the_tables_is_found(
 
 
 def test_the_speed_figures_of_the_readme_are_in_the_table() -> None:
-    found, text = committed("speed-ratios.md"), (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = rows("\n".join(line for line in text.splitlines() if line.startswith("| captured")))
-    assert len(shown) == 5
-    for name, cells in shown.items():
-        assert cells == [cell.partition(" ")[0] for cell in found[name][1:5]], name
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    found = re.search(r"per-instance SAM takes ([\d.]+) to ([\d.]+) times the time of SAM", text)
+    assert found is not None
+    cells = committed("speed-ratios.md")["captured exact per-instance / captured SAM"][1:]
+    ratios = sorted(cell.partition(" ")[0] for cell in cells)
+    assert found.groups() == (ratios[0], ratios[-1])

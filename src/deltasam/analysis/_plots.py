@@ -34,6 +34,7 @@ def plot_reliability(
         ValueError: All bins are empty.
 
     Example:
+        >>> import torch
         >>> from deltasam.analysis import calibration
         >>> found = calibration(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]), bins=5)
         >>> ax = plot_reliability(found, label="ERM")

@@ -81,7 +81,7 @@ def test_the_page_describes_every_field() -> None:
         ({"primary_value": 0.123}, "both must be the value of the final weights"),
         ({"metrics": {"accuracy": "0.8"}}, "metrics.accuracy='0.8': must be a number"),
         ({"trian_rows": 5}, "trian_rows: unknown field; did you mean train_rows?"),
-        ({"model": "/home/me/bert"}, "model='/home/me/bert': a path of your machine"),
+        ({"model": "/models/bert"}, "model='/models/bert': a path of your machine"),
         ({"model": r"C:\models\bert"}, "a path of your machine"),
         ({"method": "Other"}, "must be the first part of method='Other'"),
         ({"config": {}}, "config.task=None"),

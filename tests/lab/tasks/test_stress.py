@@ -12,6 +12,7 @@ import torch
 
 from deltasam.lab.experiments import RunConfig, prepare, run
 from deltasam.lab.tasks import DataError, DataSource, SentenceTask, find_task
+from deltasam.lab.tasks._other_sets import other_logits
 from deltasam.lab.tasks._stress import balanced, with_wrong_labels
 from helpers.pretrained import bert_folder
 
@@ -102,7 +103,7 @@ def test_other_sets_have_the_columns_of_the_task_and_their_own_classes(source: D
     assert others["rte"].rows[1] == {"premise": "a", "hypothesis": "b", "label": 1}
     p = torch.tensor([[0.5, 0.3, 0.2]])
     torch.testing.assert_close(
-        others["rte"].logits(p.log(), find_task("mnli").classes).exp(), torch.tensor([[0.5, 0.5]])
+        other_logits(others["rte"], p.log(), find_task("mnli").classes).exp(), torch.tensor([[0.5, 0.5]])
     )
     for name, message in (("sst2", "of 1 texts"), ("nothing", "not a task"), ("mirror", "not a task of sentences")):
         with pytest.raises(DataError, match=message):

@@ -16,6 +16,7 @@ from deltasam.lab.tasks._chat import ChatTask
 from deltasam.lab.tasks._data import Data, DataError
 from deltasam.lab.tasks._docstrings import DocstringTask
 from deltasam.lab.tasks._hans import HansTask
+from deltasam.lab.tasks._known import TASKS, find_task
 from deltasam.lab.tasks._language import LanguageTask
 from deltasam.lab.tasks._measured import Measured
 from deltasam.lab.tasks._metrics import METRICS, rouge
@@ -24,7 +25,7 @@ from deltasam.lab.tasks._models import dropout_options, find_model, load_model, 
 from deltasam.lab.tasks._packages import PackagePromptTask
 from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask
 from deltasam.lab.tasks._rated_sentences import RatedSentenceTask
-from deltasam.lab.tasks._registry import GLUE, PROMPTS, TASKS, find_task
+from deltasam.lab.tasks._registry import GLUE, PROMPTS
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._siamese import CosineClassifier
 from deltasam.lab.tasks._source import DataSource

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from deltasam.lab.tasks._other_sets import OtherSet
+from typing import Any
 
 Row = dict[str, Any]
 
@@ -21,6 +18,21 @@ class Split:
 
     rows: list[Row]
     origin: str
+
+
+@dataclass(frozen=True)
+class OtherSet:
+    """Rows that another task or file provides for the evaluation.
+
+    Attributes:
+        rows: The rows, with the columns of the task that is trained, and labels that number ``classes``.
+        origin: Where they come from.
+        classes: The classes of these rows.
+    """
+
+    rows: list[Row]
+    origin: str
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from deltasam.lab.tasks._data import DataError, Row
+from deltasam.lab.tasks._data import DataError, OtherSet
 from deltasam.lab.tasks._files import ENDINGS, read_rows
-
-if TYPE_CHECKING:
-    from deltasam.lab.tasks._sentences import SentenceTask
-    from deltasam.lab.tasks._source import DataSource
+from deltasam.lab.tasks._known import find_task
+from deltasam.lab.tasks._source import DataSource
 
 
-@dataclass(frozen=True)
-class OtherSet:
-    """Rows that another task or file provides for the evaluation.
-
-    Attributes:
-        rows: The rows, with the columns of the task that is trained, and labels that number ``classes``.
-        origin: Where they come from.
-        classes: The classes of these rows.
-    """
-
-    rows: list[Row]
-    origin: str
-    classes: tuple[str, ...]
-
-    def logits(self, logits: Tensor, classes: Sequence[str]) -> Tensor:
-        """Returns logits of these classes from those of the trained ones, whose probabilities are added up."""
-        groups = torch.tensor(class_groups(classes, self.classes))
-        log_p = logits.log_softmax(-1)
-        return torch.stack([log_p[:, groups == other].logsumexp(-1) for other in range(len(self.classes))], 1)
+def other_logits(other: OtherSet, logits: Tensor, classes: Sequence[str]) -> Tensor:
+    """Returns logits of the other set's classes from those of the trained ones, whose probabilities are added up."""
+    groups = torch.tensor(class_groups(classes, other.classes))
+    log_p = logits.log_softmax(-1)
+    return torch.stack([log_p[:, groups == number].logsumexp(-1) for number in range(len(other.classes))], 1)
 
 
-def read_other(task: SentenceTask, name: str, source: DataSource) -> OtherSet:
+def read_other(task: Any, name: str, source: DataSource) -> OtherSet:
     """Returns the rows of another task (``qqp``, ``mnli:validation_mismatched``) or of a file with the same columns.
 
     Raises:
@@ -85,15 +68,13 @@ def class_groups(classes: Sequence[str], others: Sequence[str]) -> list[int]:
     raise DataError(f"task.evaluate_on: the classes {list(others)} do not fit {list(classes)}")
 
 
-def _task(name: str) -> tuple[SentenceTask, str]:
-    from deltasam.lab.tasks._registry import find_task
-    from deltasam.lab.tasks._sentences import SentenceTask
-
+def _task(name: str) -> tuple[Any, str]:
+    """Returns a task of sentences and the split of it that is meant."""
     called, _, split = name.partition(":")
     try:
-        found = find_task(called)
+        found: Any = find_task(called)
     except ValueError as error:
         raise DataError(f"task.evaluate_on={name}: {error}, or a file ({', '.join(ENDINGS)})") from error
-    if not isinstance(found, SentenceTask):
+    if not (hasattr(found, "text") and hasattr(found, "kind")):
         raise DataError(f"task.evaluate_on={name}: not a task of sentences")
     return found, split or found.eval_split

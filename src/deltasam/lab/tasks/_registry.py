@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from deltasam.lab.plugins import load_plugins
-from deltasam.lab.tasks._base import Task
 from deltasam.lab.tasks._chat import CNN_DAILYMAIL_CHAT, ChatTask
 from deltasam.lab.tasks._docstrings import DocstringTask
 from deltasam.lab.tasks._hans import HansTask
+from deltasam.lab.tasks._known import TASKS
 from deltasam.lab.tasks._mirror import MirrorTask
 from deltasam.lab.tasks._packages import PackagePromptTask
 from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask, as_prompts
 from deltasam.lab.tasks._rated_sentences import RatedSentenceTask
 from deltasam.lab.tasks._sentences import SentenceTask
 from deltasam.lab.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
-from deltasam.step.names import look_up, suggest
 
 
 def _glue(name: str, text: tuple[str, ...], metrics: tuple[str, ...], **options: Any) -> SentenceTask:
@@ -55,40 +53,24 @@ GLUE: dict[str, SentenceTask] = {
 #: The same tasks as prompts for causal language models: ``mnli-prompt``, ...
 PROMPTS: dict[str, PromptTask] = {f"{name}-prompt": as_prompts(task) for name, task in GLUE.items()}
 
-#: All tasks by name. The last five are for the user's data: set their files and columns.
-TASKS: dict[str, Task] = {
-    "docstrings": DocstringTask(name="docstrings"),
-    **GLUE,
-    "hans-like": HansTask(name="hans-like"),
-    "product-reviews": RatedSentenceTask(name="product-reviews", part="amazonReviewSnippets"),
-    "tweets": RatedSentenceTask(name="tweets", part="tweets"),
-    "mirror": MirrorTask(name="mirror"),
-    "cnn_dailymail": CNN_DAILYMAIL,
-    "docstrings-prompt": DocstringPromptTask(name="docstrings-prompt"),
-    "packages-prompt": PackagePromptTask(name="packages-prompt"),
-    **PROMPTS,
-    "cnn_dailymail-chat": CNN_DAILYMAIL_CHAT,
-    "classification": SentenceTask(name="classification"),
-    "regression": SentenceTask(name="regression", kind="regression"),
-    "seq2seq": Seq2SeqTask(name="seq2seq"),
-    "classification-prompt": PromptTask(name="classification-prompt"),
-    "chat": ChatTask(name="chat"),
-}
-
-
-def find_task(name: str) -> Task:
-    """Returns the task of this name.
-
-    Raises:
-        ValueError: There is no such task. The message names the most similar one.
-        PluginError: A plugin cannot be imported.
-
-    Example:
-        >>> find_task("mrpc").primary
-        'accuracy'
-    """
-    load_plugins()
-    found = look_up(TASKS, name)
-    if found is None:
-        raise ValueError(f"{name!r} is not a task; {suggest(name, TASKS)}")
-    return found
+# The last five are for the user's data: set their files and columns.
+TASKS.update(
+    {
+        "docstrings": DocstringTask(name="docstrings"),
+        **GLUE,
+        "hans-like": HansTask(name="hans-like"),
+        "product-reviews": RatedSentenceTask(name="product-reviews", part="amazonReviewSnippets"),
+        "tweets": RatedSentenceTask(name="tweets", part="tweets"),
+        "mirror": MirrorTask(name="mirror"),
+        "cnn_dailymail": CNN_DAILYMAIL,
+        "docstrings-prompt": DocstringPromptTask(name="docstrings-prompt"),
+        "packages-prompt": PackagePromptTask(name="packages-prompt"),
+        **PROMPTS,
+        "cnn_dailymail-chat": CNN_DAILYMAIL_CHAT,
+        "classification": SentenceTask(name="classification"),
+        "regression": SentenceTask(name="regression", kind="regression"),
+        "seq2seq": Seq2SeqTask(name="seq2seq"),
+        "classification-prompt": PromptTask(name="classification-prompt"),
+        "chat": ChatTask(name="chat"),
+    }
+)

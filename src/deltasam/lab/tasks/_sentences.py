@@ -12,12 +12,12 @@ from torch import Tensor
 
 from deltasam.lab.tasks._base import Collator, Item, Task, batches, evaluating
 from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
-from deltasam.lab.tasks._data import Data, DataError, Row
+from deltasam.lab.tasks._data import Data, DataError, OtherSet, Row
 from deltasam.lab.tasks._encoding import encoded, padded
 from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits, quality, quality_of_run
 from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
-from deltasam.lab.tasks._other_sets import OtherSet, class_groups, read_other
+from deltasam.lab.tasks._other_sets import class_groups, other_logits, read_other
 from deltasam.lab.tasks._siamese import CosineClassifier
 from deltasam.lab.tasks._source import DataSource
 from deltasam.lab.tasks._stress import balanced, sampled, with_wrong_labels
@@ -254,7 +254,7 @@ class SentenceTask(Table, Task):
         if self.kind == "regression":
             found = Measured(self.measure(logits, other.rows))
         else:
-            logits = other.logits(logits, data.classes)
+            logits = other_logits(other, logits, data.classes)
             whole = quality_of_run(logits, self.labels(other.rows))
             found = Measured(self.measure(logits, other.rows) | whole.metrics, {"": whole.reliability["evaluation"]})
         metrics = {f"{key}_on_{name}": value for key, value in found.metrics.items()}
