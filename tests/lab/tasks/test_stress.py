@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltasam.lab.experiments import RunConfig, prepare, run
+from deltasam.lab.experiments import RunConfig, load_run, prepare, run
+from deltasam.lab.sweeps import record_weights
 from deltasam.lab.tasks import DataError, DataSource, SentenceTask, find_task
 from deltasam.lab.tasks._other_sets import other_logits
 from deltasam.lab.tasks._stress import balanced, with_wrong_labels
@@ -108,6 +109,27 @@ def test_other_sets_have_the_columns_of_the_task_and_their_own_classes(source: D
     for name, message in (("sst2", "of 1 texts"), ("nothing", "not a task"), ("mirror", "not a task of sentences")):
         with pytest.raises(DataError, match=message):
             replace(task, evaluate_on=(name,)).load(source)
+
+
+def test_weights_of_wrong_labels(source: DataSource, tmp_path: Path) -> None:
+    config = RunConfig.from_plain(
+        {
+            "task": {"name": "mnli", "label_noise": 0.4, "max_length": 24, "bits": []},
+            "model": str(bert_folder(tmp_path / "bert")),
+            "method": "delta-sam",
+            "schedule": {"steps": 1},
+            "batch": {"size": 4},
+            "data": str(source.folder),
+        }
+    )
+    run(config, tmp_path / "run")
+    _, loaded = load_run(tmp_path / "run", split="train")
+    assert loaded.rows == prepare(config).train_rows  # with their wrong labels
+    found = record_weights(tmp_path / "run", split="train", batch_size=3)
+    wrong = found["wrong_labels"]
+    assert wrong["count"] == 3  # one of each class
+    assert (3 * wrong["weight"] + 6 * wrong["others"]) / 9 == pytest.approx(1)
+    assert "wrong_labels" not in record_weights(tmp_path / "run")
 
 
 def test_a_run_under_stress_holds_all_measurements(source: DataSource, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
@@ -26,6 +27,9 @@ class Examples(OnRuns):
     most: int = 10
     """Number of texts to store with the highest weights, and with the lowest."""
 
+    split: str | None = None
+    """The split. Defaults to the one that the runs evaluate on; `train` has the wrong labels of task.label_noise."""
+
     def run(self) -> None:
         """Measures every run and prints the instances with the highest weights."""
         from deltasam.lab.sweeps import record_weights
@@ -34,11 +38,23 @@ class Examples(OnRuns):
         runs = self.runs()
         silence_libraries()
         console = wide_console()
-        most, data = self.most, self.data_folder
-        measure = partial(record_weights, rows=self.rows, batch_size=self.batch_size, most=most, data=data)
+        options: dict[str, Any] = {
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+            "most": self.most,
+            "split": self.split,
+        }
+        measure = partial(record_weights, **options, data=self.data_folder)
         for _, found in each_run(runs, measure):
             for example in found["examples"][: self.most]:
                 console.print(f"{example['weight']:.4g}  {example['text']}", highlight=False)
+            if "wrong_labels" in found:
+                wrong = found["wrong_labels"]
+                console.print(
+                    f"{wrong['count']} rows with a wrong label: mean weight {wrong['weight']:.3f}; the others: "
+                    f"{wrong['others']:.3f} (1 is the mean of a batch)",
+                    highlight=False,
+                )
         for text in (
             "",
             "Weight of the instance in the perturbation of its batch, relative to the others (no unit), and its text;",

@@ -93,15 +93,18 @@ def _model(config: RunConfig, task: Task, data: Data, path: str | None) -> Any:
 
 
 def _load_data(config: RunConfig, task: Task) -> Data:
-    """Loads the requested split. Unnamed classes are inferred from all rows that the run was trained on."""
+    """Loads the requested split. Unnamed classes are inferred from all rows that the run was trained on.
+
+    Training rows are those that the run has seen, with its wrong labels if it was trained on some.
+    """
     source = DataSource.find(config.data)
+    if task.eval_split == task.train_split:
+        data = config.task.stressed(config.task.load(source, (task.train_split,)), config.seed)
+        rows = task.sampled(task.eval_split, data.splits[task.eval_split])
+        return dataclasses.replace(data, splits={task.eval_split: rows})
     if getattr(task, "kind", None) != "classification" or getattr(task, "classes", ()):
         return task.load(source, (task.eval_split,))
-    if task.eval_split != task.train_split:
-        return task.load(source, (task.train_split, task.eval_split))
-    data = config.task.load(source, (task.train_split,))
-    rows = task.sampled(task.eval_split, data.splits[task.eval_split])
-    return dataclasses.replace(data, splits={task.eval_split: rows})
+    return task.load(source, (task.train_split, task.eval_split))
 
 
 def load_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from deltasam.integrations.storage import write_text
@@ -77,17 +78,26 @@ def measured(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def record_weights(
-    folder: Path, *, rows: int = 256, batch_size: int = 16, most: int = 10, data: str | None = None
+    folder: Path,
+    *,
+    rows: int = 256,
+    batch_size: int = 16,
+    most: int = 10,
+    split: str | None = None,
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Measures the weights g that the method gives to instances at the final weights of the run.
 
-    They are stored in ``analysis/instance-weights.json``, with the texts of the largest and smallest weights.
+    They are stored in ``analysis/instance-weights.json``, with the texts of the largest and smallest weights. For
+    training rows with wrong labels (``task.label_noise``), ``wrong_labels`` has the mean weight of these and of the
+    others, relative to the mean of their batch.
 
     Args:
         folder: The run folder, with weights; its method must weight instances, as delta-SAM does.
-        rows: Size of a fixed random sample of the split that the run evaluates on.
+        rows: Size of a fixed random sample of the split.
         batch_size: Instances per batch; weights are relative to their batch.
         most: Number of texts stored at each end.
+        split: The split; by default the one that the run evaluates on.
         data: Folder with the datasets, if it has moved since the run.
 
     Returns:
@@ -98,22 +108,29 @@ def record_weights(
     """
     from deltasam.step.batches import tree_map
 
-    config, loaded = load_run(folder, rows=rows, data=data)
+    config, loaded = load_run(folder, split=split, rows=rows, data=data)
     method = config.method
     if getattr(method, "probe_every", 1) != 1:
         method = method.replace(probe_every=1)  # weights in every step
     weights: list[float] = []
+    relative: list[float] = []
     for batch in loaded.batches(batch_size):
         on_device = tree_map(lambda leaf: leaf.to(loaded.model.device) if hasattr(leaf, "to") else leaf, batch)
         step = method.backward(loaded.model, on_device, loaded.objective)
         if step.weights is None:
             raise ConfigError(f"{folder}: {type(method).__name__} does not weight instances; DeltaSAM does")
         weights += step.weights.tolist()
+        relative += (step.weights / step.weights.mean()).tolist()
         loaded.model.zero_grad(set_to_none=True)
     ranked = sorted(range(len(weights)), key=lambda i: -weights[i])
     kept = list(dict.fromkeys(ranked[:most] + ranked[-most:]))
     examples = [{"weight": weights[i], "rank": ranked.index(i) + 1, "text": _text(loaded.rows[i])} for i in kept]
-    found = {"settings": {"rows": rows, "batch_size": batch_size}, "weights": sorted(weights), "examples": examples}
+    settings = {"rows": rows, "batch_size": batch_size, **({} if split is None else {"split": split})}
+    found = {"settings": settings, "weights": sorted(weights), "examples": examples}
+    wrong = ["clean_label" in row for row in loaded.rows]
+    if any(wrong) and not all(wrong):
+        means = [fmean(g for g, is_wrong in zip(relative, wrong, strict=True) if is_wrong == one) for one in (1, 0)]
+        found["wrong_labels"] = {"count": sum(wrong), "weight": means[0], "others": means[1]}
     _store(folder, WEIGHTS, json.dumps(found, ensure_ascii=False))
     return found
 
