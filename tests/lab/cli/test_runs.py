@@ -237,7 +237,9 @@ def test_bad_input_is_one_clear_error(
 def test_folder_of_another_run(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").write_text("mine")
-    assert here("train", "--task", "docstrings", "--model", bert, "--output", tmp_path / "run") == 2
+    assert (
+        here("train", "--task", "docstrings", "--model", bert, "--output", tmp_path / "run", "optimizer.lr=1e-3") == 2
+    )
     error = capsys.readouterr().err
     assert error.strip().count("\n") == 0
     assert "not empty and holds no run" in error
