@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLAIN = "ERM"
 _FEWEST = 3  # runs for an interval
 # Metrics of the same model after rounding or scaling, on other data, and ends of intervals: only on request.
-_SPECIAL = re.compile(r".*(_\d+bit.*|_on_.*|_scaled|_low|_high)|temperature|general_nll.*")
+_SPECIAL = re.compile(r".*(_\d+bit.*|_on_.*|_scaled|_low|_high)|temperature|brier|general_nll.*")
 
 
 @dataclass(frozen=True)
