@@ -28,11 +28,18 @@ def _planned(root: Path, sweeps: tuple[str, ...]) -> Iterator[tuple[str, str, st
     """Arm, task and id of every run of the sweeps that exist."""
     from deltasam.lab.sweeps import final_runs, read_sweep
 
+    names: dict[str, list[str]] = {}
     for name in sweeps:
         file = root / "configs" / "sweeps" / "evidence" / f"{name}.yaml"
         for run in final_runs(read_sweep(file), {}) if file.is_file() else ():
             base = ", frozen weights" if run.config.method.params == "base" else ""
-            yield method_name("+".join(run.config.arm)) + base, run.config.task.name, run.config.run_id
+            called = method_name("+".join(run.config.arm)) + base
+            labels = names.setdefault(called, [])
+            if run.method not in labels:
+                labels.append(run.method)
+            # A second setting of a method has the name that it has in the sweep file, too.
+            arm = called if labels[0] == run.method else f"{called} ({run.method})"
+            yield arm, run.config.task.name, run.config.run_id
 
 
 def arms(results: Path, sweeps: tuple[str, ...]) -> pd.DataFrame:
