@@ -296,12 +296,15 @@ def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
     """Functions that are checkpointed inside are recomputed in backward as ``run(compute)``.
 
     By then the context of the forward has been left; ``run`` can enter it again. A function of torch is replaced
-    (2.6), because the calls that a model makes cannot be seen from outside. If it is gone, this only warns.
+    (2.6, renamed in 2.14), because the calls that a model makes cannot be seen from outside. If it is gone, this only
+    warns.
     """
     from torch.utils import checkpoint  # late: with torch 2.6 this takes half a second
 
     module: Any = checkpoint
-    own = getattr(module, "_checkpoint_without_reentrant_generator", None)
+    former = "_checkpoint_without_reentrant_generator"  # in 2.14 it is there, and nothing calls it
+    name = f"{former}_impl" if hasattr(module, f"{former}_impl") else former
+    own = getattr(module, name, None)
     if own is None:
         warnings.warn(
             f"torch {torch.__version__} implements activation checkpointing in an unknown way: do not combine it with "
@@ -314,11 +317,11 @@ def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
     def wrapped(function: Callable[..., Any], *rest: Any, **options: Any) -> Any:
         return own(lambda *args, **named: run(lambda: function(*args, **named)), *rest, **options)
 
-    module._checkpoint_without_reentrant_generator = wrapped
+    setattr(module, name, wrapped)
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator = own
+        setattr(module, name, own)
 
 
 # -- several processes ------------------------------------------------------------------------------------------------

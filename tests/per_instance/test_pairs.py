@@ -76,7 +76,7 @@ def test_low_rank_equals_the_loop(objective: Any) -> None:
         results.append((step.perturbed_losses, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}))
         assert step.losses.shape == (5,)
         assert step.forwards == (2 if engine == "auto" else 11)
-    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
     norms = [instance_gradient_norms(model, batch, objective, engine=engine) for engine in ("low-rank", "loop")]
     torch.testing.assert_close(*norms, rtol=1e-6, atol=1e-8)
 

@@ -216,10 +216,25 @@ def test_missing_products_of_the_compiler_are_not_used(monkeypatch: pytest.Monke
 def test_the_checkpoint_function_is_restored() -> None:
     from torch.utils import checkpoint
 
-    own = checkpoint._checkpoint_without_reentrant_generator
+    former = "_checkpoint_without_reentrant_generator"
+    name = next(
+        each for each in (f"{former}_impl", former) if hasattr(checkpoint, each)
+    )  # since torch 2.14, and before
+    own = getattr(checkpoint, name)
     with deltasam._torch.recomputed_by(lambda compute: compute()):
-        assert checkpoint._checkpoint_without_reentrant_generator is not own
-    assert checkpoint._checkpoint_without_reentrant_generator is own
+        assert getattr(checkpoint, name) is not own
+    assert getattr(checkpoint, name) is own
+
+
+def test_the_newer_name_of_the_checkpoint_function_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import checkpoint
+
+    called = []
+    newer = "_checkpoint_without_reentrant_generator_impl"
+    monkeypatch.setattr(checkpoint, newer, lambda function, *rest: called.append(function(*rest)), raising=False)
+    with deltasam._torch.recomputed_by(lambda compute: -compute()):
+        getattr(checkpoint, newer)(lambda x: x, 3)
+    assert called == [-3]
 
 
 @pytest.mark.parametrize(
