@@ -34,4 +34,6 @@ def own(frame: pd.DataFrame) -> str:
 def differences(results: Path) -> str:
     """Arms by metrics: what is lost or gained if instances share a perturbation, or if its direction is random."""
     frame = runs(results)
-    return noted(effect_table(frame, _METRICS, KINDS, second=own(frame)), missing(cells(results, "pays-groups")))
+    return noted(
+        effect_table(frame, _METRICS, KINDS, second=own(frame)), missing(cells(results, "pays-groups", "pays"))
+    )

@@ -55,7 +55,7 @@ def bits(results: Path, part: str) -> str:
     """The metric against the number of bits, at one radius for the trained weights and one for the frozen ones."""
     frame = runs(results, part)
     radius = frame["params"].map(lambda params: _RADII[params == "base"])
-    return draw(frame, arms_of(frame[frame["rho"].isna() | (frame["rho"] == radius)], [PLAIN]))
+    return draw({"": frame}, arms_of(frame[frame["rho"].isna() | (frame["rho"] == radius)], [PLAIN]))
 
 
 def forgetting(results: Path) -> str:

@@ -26,9 +26,10 @@ def finals_of(file: Path) -> list[Any]:
 
 
 @lru_cache
-def cells(results: Path, topic: str) -> pd.DataFrame:
-    """One row per planned run of a topic: kind of arm, setup, condition, and whether the run exists."""
-    known, rows = set(evidence.topic(results, topic)["run_id"]), []
+def cells(results: Path, topic: str, *also: str) -> pd.DataFrame:
+    """One row per planned run of a topic: kind of arm, setup, condition, and whether it exists here or in ``also``."""
+    known = {run_id for each in (topic, *also) for run_id in evidence.topic(results, each)["run_id"]}
+    rows = []
     for file in sorted((results.parent / "configs" / "sweeps" / "evidence").glob("*.yaml")):
         for run in finals_of(file) if evidence.belongs(file.stem, topic) else ():
             config = run.config

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -31,20 +32,26 @@ def runs(results: Path) -> pd.DataFrame:
 
 
 def scores(results: Path) -> str:
-    """Arms by roundings: the mean of the metric over all setups."""
-    frame = runs(results)
-    if frame.empty:
-        return NO_RUNS
+    """Arms by roundings, for each encoder: the mean of the metric over its tasks."""
     columns = {"score": "not rounded", **{f"score_{suffix}": name for suffix, name in _COLUMNS.items()}}
-    rows = [
-        [arm, *(mean(values(of_arm(frame, arm), metric), 1) for metric in columns)] for arm in arms_of(frame)
-    ]  # fmt: skip
-    return noted(table(["method", *columns.values()], rows), missing(clean(cells(results, "pays"))))
+
+    def one(frame: pd.DataFrame) -> str:
+        means = {arm: [mean(values(of_arm(frame, arm), metric), 1) for metric in columns] for arm in arms_of(frame)}
+        return table(["method", *columns.values()], [[arm, *found] for arm, found in means.items()])
+
+    return noted(_by_encoder(runs(results), one), missing(clean(cells(results, "pays"))))
 
 
 def drops(results: Path) -> str:
-    """Arms by roundings: what rounding costs plain training, and the differences of the others to it."""
-    return effect_table(runs(results), {f"drop_{suffix}": name for suffix, name in _COLUMNS.items()})
+    """Arms by roundings, for each encoder: what rounding costs plain training, and the differences of the others."""
+    metrics = {f"drop_{suffix}": name for suffix, name in _COLUMNS.items()}
+    return _by_encoder(runs(results), lambda frame: effect_table(frame, metrics))
+
+
+def _by_encoder(frame: pd.DataFrame, make: Callable[[pd.DataFrame], str]) -> str:
+    """A table for each encoder: they differ in what rounding costs them, and in the arms that have runs."""
+    parts = [f"{model}:\n\n{make(own)}" for model, own in frame.groupby("model")] if len(frame) else []
+    return "\n\n".join(parts) or NO_RUNS
 
 
 def calibration(results: Path) -> str:
@@ -55,17 +62,19 @@ def calibration(results: Path) -> str:
 
 
 def figure(results: Path) -> str:
-    """The metric against the number of bits, in both groupings, over the setups that all drawn arms have."""
-    return draw(runs(results), DRAWN)
+    """The metric against the number of bits, by encoder and grouping, over the setups that all drawn arms have."""
+    frame = runs(results)
+    return draw({str(model): own for model, own in frame.groupby("model")} or {"": frame}, DRAWN)
 
 
-def draw(frame: pd.DataFrame, arms: Sequence[str]) -> str:
-    """Bits against the metric, for some arms."""
+def draw(frames: Mapping[str, pd.DataFrame], arms: Sequence[str]) -> str:
+    """Bits against the metric, for some arms; a panel for each frame and grouping."""
     parts: dict[str, dict[str, Line]] = {}
-    for suffix, name in GROUPINGS.items():
+    for (title, frame), (suffix, name) in product(frames.items(), GROUPINGS.items()):
         metrics = {32.0: "score", **{float(bits): f"score_{bits}bit{suffix}" for bits in BITS}}
         known = {place: metric for place, metric in metrics.items() if metric in frame}
-        parts[name] = common_lines(frame, arms, known) if len(known) > 1 else {}
+        lines = common_lines(frame, arms, known) if len(known) > 1 else {}
+        parts[f"{title}, {name}" if title else name] = lines
     names = ["not rounded", *(f"{bits}" for bits in BITS)]
     return curves(parts, "bits", "metric, mean over the setups", names, (32.0, *map(float, BITS)))
 
