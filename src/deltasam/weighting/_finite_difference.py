@@ -78,11 +78,14 @@ class FiniteDifference(Weighting):
         with exact(passes, self.precision == "float32") as sharpened:
             for draw in range(self.samples):
                 passes.branches.join()  # of the previous draw, so that its two copies of the weights are freed
-                r = random_direction(params, seed.child(draw))
-                with passes.move(params, r, step_size(radius, global_norm(r))) as moved:
-                    plus = passes.losses(concurrent=True)
-                    moved.mirror()
-                    sides.append((plus, passes.losses(concurrent=True)))
+                with passes.branches.prepare():  # the pass at w waits neither for r nor for the moves
+                    r = random_direction(params, seed.child(draw))
+                    passes.branches.keep(r)
+                    size = step_size(radius, global_norm(r))
+                    with passes.move(params, r, size, mirrored=True) as moved:
+                        plus = passes.losses(concurrent=True)
+                        moved.mirror()
+                        sides.append((plus, passes.losses(concurrent=True)))
             own_center = passes.losses(concurrent=True) if sharpened else None
 
         def weights(losses: Tensor) -> Tensor:
