@@ -211,7 +211,7 @@ def test_a_failing_kernel_for_both_sides_falls_back_with_one_warning(
 
 
 def test_tables_are_aligned(slow: Slow) -> None:
-    """Triton compiles another kernel for addresses that are not multiples of 16, and a recording may not survive it."""
+    """Triton compiles another kernel for addresses that are not multiples of 16; a recording may not survive it."""
     tables = fused.Tables(CPU)
     taken = [tables.take([[1, 2, 3]]) for _ in range(3)]
     tables.send()

@@ -61,11 +61,12 @@ class _MovedRecorded(Moved):
         self._mirrored = mirrored  # made together with w + eps, or None
 
     def _mirror(self, values: list[Tensor]) -> None:
-        sides = list(self._mirrored) or [None] * len(values)
+        sides: list[Any] = list(self._mirrored) or [None] * len(values)
         rest = [k for k, value in enumerate(sides) if value is None]
-        made = foreach_lerp([values[k] for k in rest], [self._origin[k] for k in rest], 2.0) if rest else []
-        for k, value in zip(rest, made, strict=True):
-            sides[k] = value
+        if rest:  # torch refuses an empty list
+            made = foreach_lerp([values[k] for k in rest], [self._origin[k] for k in rest], 2.0)
+            for k, value in zip(rest, made, strict=True):
+                sides[k] = value
         for p, value in zip(self._params, sides, strict=True):
             p.data = value
 

@@ -11,10 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from deltasam._torch import CONVOLUTION
+from deltasam._torch import CONVOLUTION, any_compiled, is_compiler_loaded
 from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
 from deltasam.step.float32 import full_float32, rounded
+from deltasam.step.fused.products import fast_products
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
 from deltasam.step.precision import gathered_as, no_autocast
@@ -41,8 +42,9 @@ class FiniteDifference(Weighting):
         radius: Norm of r; rho by default, as in the paper. On real models the second difference at that radius is
             about as small as the rounding error of float32 or smaller (``deltasam analyze weights`` measures it for
             your model); with a larger radius it is above.
-        precision: ``"float32"``: probes run without autocast and TF32; ``"ambient"``: in the precision of the other
-            passes, which needs no extra forward, but in bfloat16 makes the weights noise.
+        precision: ``"float32"``: probes run without autocast and TF32 (on an A100, H100 or newer their linear layers
+            use tensor cores, as exactly: :mod:`deltasam.step.fused.products`); ``"ambient"``: in the precision of the
+            other passes, which needs no extra forward, but in bfloat16 makes the weights noise.
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022, Eq. 5.
@@ -112,7 +114,9 @@ def exact(passes: Passes, wanted: bool) -> Iterator[bool]:
     if not wanted or not (tf32 or torch.is_autocast_enabled(device.type)):
         yield False
         return
-    with full_float32(device) if tf32 else nullcontext(), no_autocast(device):
+    compiled = is_compiler_loaded() and any_compiled(passes.model.modules())
+    products = nullcontext() if compiled else fast_products(device)
+    with full_float32(device) if tf32 else nullcontext(), no_autocast(device), products:
         yield True
 
 

@@ -231,7 +231,7 @@ def is_ready(device: torch.device) -> bool:
 
 @cache
 def can_mirror(device: torch.device) -> bool:
-    """Whether the kernel of :func:`mirrored` runs on this device; :func:`is_ready` has called it before a recording."""
+    """Whether the kernel of :func:`mirrored` runs on this device; :func:`is_ready` calls it before a recording."""
     try:
         return mirrors(device)
     except Exception as why:  # noqa: BLE001 - as above
