@@ -140,7 +140,7 @@ def test_second_differences_have_the_noise_of_float32(layers: list[tuple[int, ..
         return losses[0] + losses[1] - 2 * losses[2]
 
     exact, plain = second(torch.float64), second(torch.float32)
-    with products.fast_products(CPU):
+    with products.fast_products(model, CPU):
         split = second(torch.float32)
     assert len(layers) == 9
     noise = [float((found - exact).square().mean().sqrt()) for found in (split, plain)]
@@ -167,7 +167,7 @@ def test_a_compiled_model_computes_its_own_products(
 ) -> None:
     model = nn.Sequential(nn.Linear(8, 3))
     monkeypatch.setattr(model[0], "_compiled_call_impl", model[0]._call_impl, raising=False)
-    monkeypatch.setattr("deltasam.weighting._finite_difference.is_compiler_loaded", lambda: True)
+    monkeypatch.setattr(products, "is_compiler_loaded", lambda: True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         DeltaSAM().backward(model, (torch.randn(6, 8), torch.randint(3, (6,))), Classification())
     assert layers == []
@@ -179,7 +179,7 @@ def test_where_it_is_not_used() -> None:
     x, weight = torch.randn(1024, 64), torch.randn(32, 64)
     with torch.no_grad():
         assert not products.supports(x, weight, None)
-    with products.fast_products(CPU):
+    with products.fast_products(nn.Linear(64, 32), CPU):
         assert torch.equal(F.linear(x, weight), x @ weight.t())
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from deltasam._torch import CONVOLUTION, any_compiled, is_compiler_loaded
+from deltasam._torch import CONVOLUTION
 from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
 from deltasam.step.float32 import full_float32, rounded
@@ -114,9 +114,7 @@ def exact(passes: Passes, wanted: bool) -> Iterator[bool]:
     if not wanted or not (tf32 or torch.is_autocast_enabled(device.type)):
         yield False
         return
-    compiled = is_compiler_loaded() and any_compiled(passes.model.modules())
-    products = nullcontext() if compiled else fast_products(device)
-    with full_float32(device) if tf32 else nullcontext(), no_autocast(device), products:
+    with full_float32(device) if tf32 else nullcontext(), no_autocast(device), fast_products(passes.model, device):
         yield True
 
 

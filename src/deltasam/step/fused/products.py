@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from deltasam._torch import any_compiled, is_compiler_loaded
 from deltasam.step.branches import is_recorded
 
 # Where float16 is at least eight times as fast as float32: A100, H100 and H200, B200, B300. On GPUs for graphics it is
@@ -40,12 +41,16 @@ _ready: dict[torch.device, bool] = {}
 
 
 @contextmanager
-def fast_products(device: torch.device) -> Iterator[None]:
+def fast_products(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Float32 linear layers of a recorded pass without a graph are computed on tensor cores, where that is faster.
 
-    Outside a recording nothing changes: intercepting the layers would cost more time on the host than is saved.
+    Outside a recording nothing changes: intercepting the layers would cost more time on the host than is saved. A
+    compiled model calls its own products.
     """
-    with _Linear() if is_ready(device) and is_recorded(device) else nullcontext():
+    used = is_ready(device) and is_recorded(device)
+    if used and is_compiler_loaded():
+        used = not any_compiled(model.modules())
+    with _Linear() if used else nullcontext():
         yield
 
 
