@@ -2,7 +2,7 @@
 
 The probes of delta-SAM and the pass at w do not depend on each other until the instance weights are computed from the
 losses of both. A small batch does not fill the GPU; as branches of the graph such passes share it. What the probes
-need (r, and the weights on both sides of w) is made on a stream of its own, so that the pass at w does not wait for it.
+need (r, and the weights on both sides of w) has a stream of its own, so that the pass at w does not wait for it.
 """
 
 from __future__ import annotations
