@@ -42,9 +42,10 @@ class FiniteDifference(Weighting):
         radius: Norm of r; rho by default, as in the paper. On real models the second difference at that radius is
             about as small as the rounding error of float32 or smaller (``deltasam analyze weights`` measures it for
             your model); with a larger radius it is above.
-        precision: ``"float32"``: probes run without autocast and TF32 (on an A100, H100 or newer their linear layers
-            use tensor cores, as exactly: :mod:`deltasam.step.fused.products`); ``"ambient"``: in the precision of the
-            other passes, which needs no extra forward, but in bfloat16 makes the weights noise.
+        precision: ``"float32"``: probes run without autocast and TF32. In a captured step on an A100, H100 or newer
+            their linear layers use tensor cores, as exactly as float32 (``deltasam.step.fused.products``).
+            ``"ambient"``: in the precision of the other passes, which needs no extra forward, but in bfloat16 makes the
+            weights noise.
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022, Eq. 5.
