@@ -44,8 +44,8 @@ class FiniteDifference(Weighting):
             your model); with a larger radius it is above.
         precision: ``"float32"``: probes run without autocast and TF32. In a captured step on an A100, H100 or newer
             their linear layers use tensor cores, as exactly as float32 (``deltasam.step.fused.products``).
-            ``"ambient"``: in the precision of the other passes, which needs no extra forward, but in bfloat16 makes the
-            weights noise.
+            ``"ambient"``: in the precision of the other passes, which needs no extra forward, but in bfloat16 makes
+            the weights noise.
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022, Eq. 5.
