@@ -98,20 +98,38 @@ class Kernel:
         def launch(table: Tensor, step: Tensor, seed: Tensor, number: int, **options: Any) -> None:
             assert Tape.current is not None
             Tape.current.kernels += 1
-            Tape.current.launches.append(lambda: _move(table, step, seed, number))
+            Tape.current.launches.append(lambda: self.run(table, step, seed, number))
 
         return launch
+
+    def run(self, table: Tensor, step: Tensor, seed: Tensor, number: int) -> None:
+        _move(table, step, seed, number)
+
+
+class MirroredKernel(Kernel):
+    """Replaces the kernel for both sides of w."""
+
+    def run(self, table: Tensor, step: Tensor, seed: Tensor, number: int) -> None:
+        _move(table, step, seed, number)
+        _, _, sizes, *addresses, _ = table.view(7, number).tolist()
+        for size, *places in zip(sizes, *addresses, strict=True):
+            w, d, out = _floats(size, places)
+            d.copy_(w + (w - out))
 
 
 def _move(table: Tensor, step: Tensor, seed: Tensor, number: int) -> None:
     _, _, sizes, *addresses, codes = table.view(7, number).tolist()
     grids: dict[int, Any] = {code: grid for grid, code in fused._CODES.items()}
     for size, *places, code in zip(sizes, *addresses, codes, strict=True):
-        w, d, out = (torch.frombuffer((ctypes.c_float * size).from_address(p), dtype=torch.float32) for p in places)
+        w, d, out = _floats(size, places)
         if float(step) == 0 or not code:
             out.copy_(w if float(step) == 0 else w + step * d)
         else:
             out.copy_(add_rounded(w, step * d, grids[code], torch.Generator().manual_seed(int(seed))))
+
+
+def _floats(size: int, places: Sequence[int]) -> list[Tensor]:
+    return [torch.frombuffer((ctypes.c_float * size).from_address(p), dtype=torch.float32) for p in places]
 
 
 class Streams:
@@ -161,7 +179,9 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_graph, "GraphStreams", Streams)
     monkeypatch.setattr(_graph, "is_ready", lambda device: True)
     monkeypatch.setattr(_captured, "HAS_GRAPHS", ("cpu",))
-    monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", SimpleNamespace(move_kernel=Kernel(), tl=torch))
+    kernels = SimpleNamespace(move_kernel=Kernel(), mirrored_move_kernel=MirroredKernel(), tl=torch)
+    monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", kernels)
+    monkeypatch.setattr(fused, "can_mirror", lambda device: True)
     for module in (moving, _base, _buffers, _ascent, _operations, _record):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
     take = fused.Tables.take

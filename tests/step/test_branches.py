@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from deltasam import DeltaSAM
-from deltasam.step.branches import Branches, is_recorded
+from deltasam.step.branches import Branches, is_recorded, main_memory
 from deltasam.step.moving import _in_place, _lending, _recorded
 from deltasam.weighting import FiniteDifference
 
@@ -43,6 +43,14 @@ def test_a_recorded_move_keeps_both_sides_of_w() -> None:
         moved.mirror()
         assert torch.equal(p, minus)
     assert torch.equal(p, w)
+
+
+def test_nothing_is_prepared_aside_on_a_cpu() -> None:
+    branches, r = Branches(torch.device("cpu")), torch.ones(2)
+    with branches.prepare(), main_memory(torch.device("cpu")):
+        branches.keep([r])
+    branches.join()
+    assert branches._kept == []
 
 
 def test_several_draws_need_the_memory_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.step import fused
-from deltasam.step.moving import _recorded
+from deltasam.step.moving import _in_place, _recorded, perturbed
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 class Slow:
     """The kernel in Python, block by block; it gets only numbers and addresses."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, mirrored: bool = False) -> None:
+        self.mirrored = mirrored
         self.waiting: list[Any] = []
         self.launches = 0
         self.codes: list[list[int]] = []
@@ -46,6 +47,8 @@ class Slow:
                 for at in range(start, min(start + size, sizes[mine])):
                     w, d, out = (ctypes.c_float.from_address(p[mine] + 4 * at) for p in (weights, directions, outs))
                     out.value = w.value if s == 0 else w.value + s * d.value
+                    if self.mirrored:
+                        d.value = w.value + (w.value - out.value)
 
 
 @pytest.fixture
@@ -59,6 +62,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     monkeypatch.setattr(fused, "_BLOCK", 16)
     yield kernel
     assert fused.Tables._current is None
+
+
+@pytest.fixture
+def slow_mirror(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    kernel = Slow(mirrored=True)
+    monkeypatch.setattr(sys.modules["deltasam.step.fused._kernel"], "mirrored_move_kernel", kernel, raising=False)
+    monkeypatch.setattr(fused, "can_mirror", lambda device: True)
+    return kernel
 
 
 def pairs(*shapes: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
@@ -162,6 +173,52 @@ def test_a_recorded_move_of_supported_tensors_only(slow: Slow, monkeypatch: pyte
     torch.testing.assert_close(values, [p.detach() + 0.5 * d for p, d in zip(params, kept, strict=True)])
 
 
+def test_both_sides_of_w_in_one_kernel_are_those_of_two(slow_mirror: Slow) -> None:
+    """The sizes: supported, not a multiple of four, two blocks. The other side takes the memory of the direction."""
+    params = [nn.Parameter(torch.randn(shape)) for shape in ((4, 4), (5,), (8, 4))]
+    before = [p.detach().clone() for p in params]
+    r = [torch.randn_like(p) for p in params]
+    step = torch.tensor(0.3)
+    with _in_place(params, [d.clone() for d in r], step) as moved:
+        wanted = [p.detach().clone() for p in params]
+        moved.mirror()
+        wanted += [p.detach().clone() for p in params]
+    with fused.Tables(CPU).open(), perturbed(params, list(r), step, mirrored=True) as moved:
+        pass  # on a CPU nothing is recorded
+    assert not slow_mirror.waiting
+    with fused.Tables(CPU).open(), _recorded(params, list(r), step, mirrored=True) as moved:
+        found = [p.data for p in params]
+        moved.mirror()
+        found += [p.data for p in params]
+        assert [p.data_ptr() == d.data_ptr() for p, d in zip(params, r, strict=True)] == [True, False, True]
+    slow_mirror.replay()
+    assert slow_mirror.launches == 1
+    torch.testing.assert_close(found, wanted)
+    assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+
+
+def test_a_failing_kernel_for_both_sides_falls_back_with_one_warning(
+    slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The module of kernels has no such kernel here."""
+    fused.can_mirror.cache_clear()
+    w, d = pairs((4, 4))
+    with fused.Tables(CPU).open():
+        for _ in range(2):
+            assert fused.mirrored(w, d, torch.tensor(0.5)) == ([None], [None])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    fused.can_mirror.cache_clear()
+
+
+def test_tables_are_aligned(slow: Slow) -> None:
+    """Triton compiles another kernel for addresses that are not multiples of 16; a recording may not survive it."""
+    tables = fused.Tables(CPU)
+    taken = [tables.take([[1, 2, 3]]) for _ in range(3)]
+    tables.send()
+    assert all(table is not None and table.data_ptr() % 16 == taken[0].data_ptr() % 16 for table in taken)
+    assert [table.tolist() for table in taken if table is not None] == [[1, 2, 3]] * 3
+
+
 def test_without_a_gpu_or_triton_it_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     fused.is_ready.cache_clear()
     assert not fused.is_ready(CPU)
@@ -172,7 +229,8 @@ def test_without_a_gpu_or_triton_it_falls_back_to_torch(monkeypatch: pytest.Monk
 
 def test_the_kernel_itself_in_tritons_interpreter() -> None:
     pytest.importorskip("triton")
-    code = "import torch; from deltasam.step import fused; print(fused.works(torch.device('cpu')))"
+    code = "import torch; from deltasam.step import fused; cpu = torch.device('cpu'); "
+    code += "print(fused.works(cpu) and fused.mirrors(cpu))"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout.strip() == "True", done.stderr

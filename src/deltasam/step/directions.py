@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deltasam.parallel.shards import local, shard_like, shard_number
+from deltasam.step.branches import main_memory
 from deltasam.step.randomness import Seed, seeded_generator
 
 _ALIGNED = 16  # elements
@@ -28,7 +29,8 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
         kinds.setdefault((p.device, p.dtype, *shard_number(p)), []).append(i)
     for number, ((device, dtype, *shard), members) in enumerate(kinds.items()):
         sizes = [-(-here[i].numel() // _ALIGNED) * _ALIGNED for i in members]
-        drawn = torch.empty(sum(sizes), device=device, dtype=torch.float32 if dtype is torch.float64 else dtype)
+        with main_memory(device):
+            drawn = torch.empty(sum(sizes), device=device, dtype=torch.float32 if dtype is torch.float64 else dtype)
         flat = drawn.normal_(generator=seeded_generator(device, seed.child(number, *shard))).to(dtype)
         for i, stretch in zip(members, torch.split(flat, sizes), strict=True):
             direction[i] = shard_like(stretch[: here[i].numel()].view(here[i].shape), params[i])

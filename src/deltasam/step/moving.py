@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -53,9 +54,20 @@ class Moved:
 class _MovedRecorded(Moved):
     """As :class:`Moved`, but w - eps is a second copy: a recorded pass at w + eps may not have run yet."""
 
+    def __init__(
+        self, params: Sequence[nn.Parameter], origin: Sequence[Tensor], mirrored: Sequence[Tensor | None] = ()
+    ) -> None:
+        super().__init__(params, origin)
+        self._mirrored = mirrored  # made together with w + eps, or None
+
     def _mirror(self, values: list[Tensor]) -> None:
-        mirrored = foreach_lerp(values, list(self._origin), 2.0)
-        for p, value in zip(self._params, mirrored, strict=True):
+        sides: list[Any] = list(self._mirrored) or [None] * len(values)
+        rest = [k for k, value in enumerate(sides) if value is None]
+        if rest:  # torch refuses an empty list
+            made = foreach_lerp([values[k] for k in rest], [self._origin[k] for k in rest], 2.0)
+            for k, value in zip(rest, made, strict=True):
+                sides[k] = value
+        for p, value in zip(self._params, sides, strict=True):
             p.data = value
 
 
@@ -66,6 +78,7 @@ def perturbed(
     step: Tensor,
     *,
     consume: bool = True,
+    mirrored: bool = False,
     grids: Sequence[Grid | None] | None = None,
     seed: Seed = Seed(0, 0),  # noqa: B008 - a frozen record
 ) -> Iterator[Moved]:
@@ -83,6 +96,8 @@ def perturbed(
             drawn while it is added.
         step: A scalar tensor. Zero (a gradient that was not finite) moves nothing, whatever the direction holds.
         consume: Empty the list of directions, so that their memory can be freed.
+        mirrored: :meth:`Moved.mirror` will be called. A recorded step then writes both sides at once, one of them over
+            the direction, which must be the caller's own.
         grids: The precision in which each parameter is used, None for float32: the move is rounded to it
             stochastically, see :mod:`deltasam.step.rounding`. The precision in which it is stored takes precedence.
         seed: The seed of the rounding.
@@ -93,7 +108,10 @@ def perturbed(
     given = [d for d in direction if d is not None]
     if consume and isinstance(direction, list):
         direction.clear()
-    with _way_to_move(moved)(moved, given, step, _rounding(moved, [grids[k] for k in chosen], seed)) as handle:
+    way = _way_to_move(moved)
+    if mirrored and way is _recorded:
+        way = partial(_recorded, mirrored=True)
+    with way(moved, given, step, _rounding(moved, [grids[k] for k in chosen], seed)) as handle:
         yield handle
 
 
@@ -141,7 +159,7 @@ def _lending(
 
 
 @contextmanager
-def _lent(params: list[nn.Parameter], values: list[Tensor], kind: type[Moved] = Moved) -> Iterator[Moved]:
+def _lent(params: list[nn.Parameter], values: list[Tensor], kind: Callable[..., Moved] = Moved) -> Iterator[Moved]:
     """Gives the parameters other tensors; the memory at w is not touched."""
     origin = [p.data for p in params]
     back = map(setattr, params, repeat("data"), origin)
@@ -176,12 +194,19 @@ def _in_place(
 
 @contextmanager
 def _recorded(
-    params: list[nn.Parameter], direction: list[Any], step: Tensor, rounding: Rounding | None = None
+    params: list[nn.Parameter],
+    direction: list[Any],
+    step: Tensor,
+    rounding: Rounding | None = None,
+    mirrored: bool = False,
 ) -> Iterator[Moved]:
     """For a step that is being recorded: its kernels keep the addresses that they see, so nothing is copied back."""
     weights = [p.data for p in params]
+    others: list[Tensor | None] = []
     with torch.no_grad():
-        if rounding is None or step.device not in rounding.generators:
+        if mirrored and rounding is None:
+            made, others = fused.mirrored(weights, direction, step)
+        elif rounding is None or step.device not in rounding.generators:
             made = fused.moved(weights, direction, step)
         else:
             made = fused.moved(weights, direction, step, rounding.grids, _random_number(rounding, step.device))
@@ -194,7 +219,8 @@ def _recorded(
     direction.clear()
     for k, copy in zip(rest, copies, strict=True):
         made[k] = copy
-    with _lent(params, [value for value in made if value is not None], _MovedRecorded) as moved:
+    values = [value for value in made if value is not None]
+    with _lent(params, values, partial(_MovedRecorded, mirrored=others)) as moved:
         yield moved
 
 

@@ -300,17 +300,19 @@ class Passes(StepBatch):
         *,
         consume: bool = True,
         rounded: bool = False,
+        mirrored: bool = False,
     ) -> Iterator[Moved]:
         """Moves to w + step * direction and always back, see :func:`deltasam.step.moving.perturbed`.
 
-        With ``rounded``, to the precision in which the gradient pass has used the parameters.
+        With ``rounded``, to the precision in which the gradient pass has used the parameters; with ``mirrored`` both
+        sides are made at once, where that is faster.
         """
         require_ordinary(params, self.params)
         check_move(params, self.named)
         self.ranks.reshard()
         grids = grids_of(self.inner, self.objective_kind, params, self.device) if rounded else None
         seed = self._seed.child(_ROUNDING, self.count.forwards)
-        move = perturbed(params, direction, step, consume=consume, grids=grids, seed=seed)
+        move = perturbed(params, direction, step, consume=consume, mirrored=mirrored, grids=grids, seed=seed)
         with move as moved, without_steps(self.trainable):
             self._moved = moved
             try:

@@ -15,6 +15,7 @@ from deltasam._torch import CONVOLUTION
 from deltasam.step.checks import require_real
 from deltasam.step.directions import random_direction
 from deltasam.step.float32 import full_float32, rounded
+from deltasam.step.fused.products import fast_products
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
 from deltasam.step.precision import gathered_as, no_autocast
@@ -41,8 +42,10 @@ class FiniteDifference(Weighting):
         radius: Norm of r; rho by default, as in the paper. On real models the second difference at that radius is
             about as small as the rounding error of float32 or smaller (``deltasam analyze weights`` measures it for
             your model); with a larger radius it is above.
-        precision: ``"float32"``: probes run without autocast and TF32; ``"ambient"``: in the precision of the other
-            passes, which needs no extra forward, but in bfloat16 makes the weights noise.
+        precision: ``"float32"``: probes run without autocast and TF32. In a captured step on an A100, H100 or newer
+            their linear layers use tensor cores, as exactly as float32 (``deltasam.step.fused.products``).
+            ``"ambient"``: in the precision of the other passes, which needs no extra forward, but in bfloat16 makes
+            the weights noise.
 
     References:
         Zhou et al., Sharpness-Aware Minimization with Dynamic Reweighting, Findings of EMNLP 2022, Eq. 5.
@@ -78,11 +81,14 @@ class FiniteDifference(Weighting):
         with exact(passes, self.precision == "float32") as sharpened:
             for draw in range(self.samples):
                 passes.branches.join()  # of the previous draw, so that its two copies of the weights are freed
-                r = random_direction(params, seed.child(draw))
-                with passes.move(params, r, step_size(radius, global_norm(r))) as moved:
-                    plus = passes.losses(concurrent=True)
-                    moved.mirror()
-                    sides.append((plus, passes.losses(concurrent=True)))
+                with passes.branches.prepare():  # the pass at w waits neither for r nor for the moves
+                    r = random_direction(params, seed.child(draw))
+                    passes.branches.keep(r)
+                    size = step_size(radius, global_norm(r))
+                    with passes.move(params, r, size, mirrored=True) as moved:
+                        plus = passes.losses(concurrent=True)
+                        moved.mirror()
+                        sides.append((plus, passes.losses(concurrent=True)))
             own_center = passes.losses(concurrent=True) if sharpened else None
 
         def weights(losses: Tensor) -> Tensor:
@@ -109,7 +115,7 @@ def exact(passes: Passes, wanted: bool) -> Iterator[bool]:
     if not wanted or not (tf32 or torch.is_autocast_enabled(device.type)):
         yield False
         return
-    with full_float32(device) if tf32 else nullcontext(), no_autocast(device):
+    with full_float32(device) if tf32 else nullcontext(), no_autocast(device), fast_products(passes.model, device):
         yield True
 
 

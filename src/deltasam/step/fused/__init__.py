@@ -17,6 +17,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from deltasam.step.branches import main_memory
 from deltasam.step.rounding import STORED, Grid
 
 _BLOCK = 4096  # elements
@@ -56,9 +57,11 @@ class Tables:
     def take(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
         """A table with these rows, valid after the recording; None if there is no room."""
         values = torch.tensor(rows, dtype=torch.int64, device="cpu").flatten()
-        start, self._used = self._used, self._used + values.numel()
+        before = self._used
+        start = before + before % 2  # aligned to 16 bytes: Triton would compile a kernel for another alignment
+        self._used = start + values.numel()
         if self._used > _ROOM:
-            self._used = start
+            self._used = before
             return None
         self._host[start : self._used] = values
         return self._device[start : self._used]
@@ -82,6 +85,23 @@ def moved(
     if Tables._current is not None:
         _launch(weights, direction, made, step, grids, seed, Tables._current.take)
     return made
+
+
+def mirrored(
+    weights: Sequence[Tensor], direction: Sequence[Tensor], step: Tensor
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """``w + step * d`` as new tensors, and ``w - step * d`` in the memory of the direction, in one pass over memory.
+
+    None for tensors that the kernel does not support, whose direction is kept. With torch's kernels a move and its
+    mirror image pass seven times through memory instead of four. The second is ``2 w - (w + step * d)``, as in
+    :meth:`deltasam.step.moving.Moved.mirror`, bit for bit.
+    """
+    plus: list[Tensor | None] = [None] * len(weights)
+    minus: list[Tensor | None] = [None] * len(weights)
+    if Tables._current is not None and can_mirror(step.device):
+        for k in _launch(weights, direction, plus, step, None, None, Tables._current.take, "mirrored_move_kernel"):
+            minus[k] = direction[k]
+    return plus, minus
 
 
 def add_(
@@ -117,6 +137,7 @@ def _launch(
     grids: Sequence[Grid | None] | None,
     seed: Tensor | None,
     take: Take,
+    kernel: str = "move_kernel",
 ) -> list[int]:
     """Launches the kernel over the tensors that it supports, fills in missing outputs, and returns the indices."""
     if step.dtype is not torch.float32 or not _is_aligned(step):
@@ -128,9 +149,10 @@ def _launch(
         alike = [k for k in fits if weights[k].dtype is dtype]
         for start in range(0, len(alike), _MOST):
             some = alike[start : start + _MOST]
-            into = [torch.empty_like(weights[k]) if (out := outs[k]) is None else out for k in some]
+            with main_memory(step.device):
+                into = [torch.empty_like(weights[k]) if (out := outs[k]) is None else out for k in some]
             w, d = ([each[k] for k in some] for each in (weights, direction))
-            launch = _planned(take, w, d, into, step, [grids[k] for k in some], seed)
+            launch = _launcher(kernel, take, w, d, into, step, [grids[k] for k in some], seed)
             if launch is not None:
                 launch()
                 done.extend(some)
@@ -155,19 +177,6 @@ def is_dense(tensor: Tensor) -> bool:
 
 def _is_aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0
-
-
-def _planned(
-    take: Take,
-    weights: Sequence[Tensor],
-    direction: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    step: Tensor,
-    grids: Sequence[Grid | None],
-    seed: Tensor | None,
-) -> Callable[[], None] | None:
-    """A function that launches the kernel over these tensors; None if the tables have no room for them."""
-    return _launcher("move_kernel", take, weights, direction, outs, step, grids, seed)
 
 
 def _launcher(
@@ -211,10 +220,41 @@ def is_ready(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        return works(device)
+        ready = works(device)
     except Exception as why:  # noqa: BLE001 - no Triton, no compiler, an unknown device: fall back to torch's kernels
         _log.info("the fused kernel for perturbations cannot be used on %s: %s", device, why)
         return False
+    if ready:
+        can_mirror(device)  # compiles that kernel, too
+    return ready
+
+
+@cache
+def can_mirror(device: torch.device) -> bool:
+    """Whether the kernel of :func:`mirrored` runs on this device; :func:`is_ready` calls it before a recording."""
+    try:
+        return mirrors(device)
+    except Exception as why:  # noqa: BLE001 - as above
+        _log.warning("moves to w + r and w - r take two kernels on %s, because the fused one failed: %s", device, why)
+        return False
+
+
+def mirrors(device: torch.device) -> bool:
+    """Compares the kernel for both sides of w with torch; the two sides are symmetric, bit for bit."""
+    weights, direction = _examples(device, torch.float32)
+    for size in (0.5, 0.0):
+        tables, minus = Tables(device), [d.clone() for d in direction]
+        plus, step = [torch.empty_like(w) for w in weights], torch.tensor(size, device=device)
+        grids = [None] * len(weights)
+        launch = _launcher("mirrored_move_kernel", tables.take, weights, minus, plus, step, grids, None)
+        assert launch is not None
+        tables.send()
+        launch()
+        for w, d, p, m in zip(weights, direction, plus, minus, strict=True):
+            wanted = w if size == 0 else w + size * d
+            if not torch.allclose(p, wanted, rtol=1e-6, atol=1e-6) or not torch.equal(m, w + (w - p)):
+                return False
+    return True
 
 
 def works(device: torch.device) -> bool:
@@ -230,18 +270,15 @@ _KINDS: tuple[tuple[torch.dtype, Grid | None], ...] = (
 
 def _moves(device: torch.device, dtype: torch.dtype, grid: Grid | None) -> bool:
     """Whether a move is right within one spacing of the grid, and a zero move is exactly zero."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = (8, _BLOCK, 2 * _BLOCK + 12)
-    weights, direction = (
-        [torch.randn(n, generator=generator, device="cpu").to(device, dtype) for n in sizes] for _ in range(2)
-    )
+    weights, direction = _examples(device, dtype)
     direction[1][5] = float("inf")
     seed = torch.tensor(7, dtype=torch.int64, device=device)
     spacing = 1e-6 if grid is None else 2.0**-7 if grid == "bf16" else 2.0**-10
     for size in (0.5, 0.0):
         tables, outs = Tables(device), [torch.empty_like(w) for w in weights]
         grids = [grid] * len(weights)
-        launch = _planned(tables.take, weights, direction, outs, torch.tensor(size, device=device), grids, seed)
+        step = torch.tensor(size, device=device)
+        launch = _launcher("move_kernel", tables.take, weights, direction, outs, step, grids, seed)
         assert launch is not None
         tables.send()
         launch()
@@ -253,3 +290,13 @@ def _moves(device: torch.device, dtype: torch.dtype, grid: Grid | None) -> bool:
         if not all(torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in pairs):
             return False
     return True
+
+
+def _examples(device: torch.device, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Some weights and directions."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (8, _BLOCK, 2 * _BLOCK + 12)
+    weights, direction = (
+        [torch.randn(n, generator=generator, device="cpu").to(device, dtype) for n in sizes] for _ in range(2)
+    )
+    return weights, direction

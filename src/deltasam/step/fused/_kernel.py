@@ -53,6 +53,30 @@ def move_kernel(
     tl.store(out + at, tl.where(s == 0, w, value).to(DTYPE), mask=inside)
 
 
+@triton.jit(do_not_specialize=["number"])
+def mirrored_move_kernel(
+    table, step, seed, number, DTYPE: tl.constexpr, ROUND: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr
+):
+    block = tl.program_id(0)
+    each = tl.arange(0, MOST)
+    ends = tl.load(table + each, mask=each < number, other=0)
+    mine = tl.sum(((ends <= block) & (each < number)).to(tl.int32), 0)
+    begin = tl.load(table + number + mine)
+    size = tl.multiple_of(tl.load(table + 2 * number + mine), 4)
+    weight = tl.multiple_of(tl.load(table + 3 * number + mine).to(tl.pointer_type(DTYPE)), 16)
+    direction = tl.multiple_of(tl.load(table + 4 * number + mine).to(tl.pointer_type(DTYPE)), 16)
+    out = tl.multiple_of(tl.load(table + 5 * number + mine).to(tl.pointer_type(DTYPE)), 16)
+
+    at = (block - begin) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    w = tl.load(weight + at, mask=inside)
+    d = tl.load(direction + at, mask=inside)
+    s = tl.load(step)
+    moved = tl.where(s == 0, w, w + s * d)
+    tl.store(out + at, moved, mask=inside)
+    tl.store(direction + at, w + (w - moved), mask=inside)  # the other side of w, in the memory of the direction
+
+
 @triton.jit
 def _add_noise(
     weight,
