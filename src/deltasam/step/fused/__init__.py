@@ -93,7 +93,7 @@ def mirrored(
     """``w + step * d`` as new tensors, and ``w - step * d`` in the memory of the direction, in one pass over memory.
 
     None for tensors that the kernel does not support, whose direction is kept. With torch's kernels a move and its
-    mirror image pass seven times through memory instead of four. The second is ``2 w - (w + step * d)``, as in
+    mirror image pass six times through memory instead of four. The second is ``2 w - (w + step * d)``, as in
     :meth:`deltasam.step.moving.Moved.mirror`, bit for bit.
     """
     plus: list[Tensor | None] = [None] * len(weights)
