@@ -161,7 +161,7 @@ def headlines(report: Report) -> list[str]:
 
 def _in_plain_steps(rows: tuple[Row, ...]) -> list[str]:
     """Returns one sentence in units of an eager step of plain training."""
-    parts = []
+    parts: list[str] = []
     for method, name in HEADLINE.items():
         costs = [(row.way, row.times_erm.median) for row in rows if row.method == method and row.times_erm]
         cells = [f"{'' if way == 'eager' else way.replace('+', ' and ') + ' '}{cost:.2f}" for way, cost in costs]
@@ -181,7 +181,7 @@ def _in_lora_steps(rows: tuple[Row, ...]) -> list[str]:
         base = [row for row in measured if row.method.startswith("PerInstanceSAM") and "params=base" in row.method]
         chosen = [*sam[:1], *base[:1]] or measured[-1:]
         names = ["per-instance SAM on the frozen base" if row in base else row.method for row in chosen]
-        parts = []
+        parts: list[str] = []
         for name, row in zip(names, chosen, strict=True):
             if row.times_plain is not None:
                 memory = row.memory_times_plain
