@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from deltasam.lab.pages import figures, runs, speed
+from deltasam.lab.pages import figures, runs, speed_targets
 from deltasam.lab.pages.__main__ import differs, main
 from deltasam.lab.pages.prose import intervals, is_rounded, problems
 from deltasam.lab.pages.runs import Selection
@@ -260,11 +260,11 @@ def test_ratios_of_rounds_and_of_memory(tmp_path: Path) -> None:
     (tmp_path / "speed" / "figures").mkdir(parents=True)
     (tmp_path / "speed" / "figures" / "a.json").write_text(json.dumps(record))
     (tmp_path / "speed" / "figures" / "b.json").write_text(json.dumps({"options": options, "failed": "no memory"}))
-    found = rows(speed.ratios(tmp_path, speed.RATIOS))
+    found = rows(speed_targets.ratios(tmp_path, speed_targets.RATIOS))
     assert found["captured SAM / (2 x captured ERM)"][3] == "1.00 ±0.00 ✓"
     assert found["captured exact per-instance / captured SAM"][3] == "1.20 ±0.00 ✗"
     assert found["eager exact per-instance / eager SAM"][3] == "-"
-    memory = rows(speed.ratios(tmp_path, speed.MEMORY))
+    memory = rows(speed_targets.ratios(tmp_path, speed_targets.MEMORY))
     assert memory["per-instance, captured, total"][3] == "1.25 ✓", "(200 + 3 x 100) / (100 + 3 x 100)"
     assert memory["per-instance, captured, beyond weights and optimizer"][3] == "2.00 ✗"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -296,14 +297,15 @@ def test_the_first_line_is_what_a_user_decides_by(
 ) -> None:
     clock = StoodClock(monkeypatch)
     base = "PerInstanceSAM(params=base)"
-    entries = [stood(clock, PLAIN_LORA, 1 / 64), stood(clock, base, 1 / 32), stood(clock, "last", 1 / 8)]
+    plain, last = stood(clock, PLAIN_LORA, 1 / 64), stood(clock, "last", 1 / 8)
+    entries = [plain, stood(clock, "SAM(params=adapters)", 3 / 64), stood(clock, base, 1 / 32), last]
     report.show(measure(changed(memory=False), entries))
-    line = "a step of per-instance SAM on the frozen base costs 2.00 plain LoRA steps here (eager)"
-    assert capsys.readouterr().out.splitlines()[0] == line
-    result = measure(TINY, [entries[0], entries[2]])
-    assert report.lora_headlines(result) == [
-        "a step of last costs 8.00 plain LoRA steps here (eager), 1.00 of their memory"
-    ]
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("A step of SAM(params=adapters) costs 3.00 plain LoRA steps here")
+    assert re.findall(r"\d+\.\d+", first) == ["3.00", "2.00"], "SAM, then per-instance on the base"
+    assert first.endswith("(eager).")
+    (only,) = report.headlines(measure(TINY, [plain, last]))
+    assert re.findall(r"\d+\.\d+", only) == ["8.00", "1.00"], "without both, the last method: time and memory"
 
 
 def test_captured_steps_are_compared_with_captured_plain_lora(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,6 +361,7 @@ def test_defaults_depend_on_lora() -> None:
         ({"ways": ("compiled",)}, "ways=compiled is not measured with lora"),
         ({"ways": ()}, r"ways=\(\) must not be empty"),
         ({"rank": 0}, "rank=0 must be at least 1"),
+        ({"accumulate": 4}, "accumulate=4 is not measured with lora"),
         ({"lora": False, "checkpointing": True}, "checkpointing=True needs lora=True"),
     ],
 )
@@ -426,10 +429,10 @@ def test_it_runs_with_torch_and_transformers_alone(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPOSITORY / "src"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("a step of SAM(params=adapters) costs ")
+    assert done.stdout.startswith("A step of SAM(params=adapters) costs ")
     assert "LoRA 2 (built-in), checkpointing" in done.stdout
     stored = json.loads((tmp_path / "out.json").read_text())
-    assert stored["headlines"][0].startswith("a step of SAM(params=adapters) costs ")
+    assert stored["headlines"][0].startswith("A step of SAM(params=adapters) costs ")
     assert stored["machine"]["adapters"] == "built-in"
     assert [each["name"] for each in stored["rows"]] == ["plain LoRA", "plain loop", "SAM(params=adapters)"]
     assert all(each["total_bytes"] and each["times_plain"] for each in stored["rows"])

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from deltasam import SAM, Classification
 from helpers.data import REPOSITORY
 
 TINY = ["--models", "bert-tiny", "--sizes", "2x4", "--precisions", "fp32", "--device", "cpu", "--rounds", "1"]
 
 
 @pytest.fixture(scope="module")
-def speed() -> dict[str, Any]:
+def speed() -> Iterator[dict[str, Any]]:
     pytest.importorskip("transformers")
-    return runpy.run_path(str(REPOSITORY / "benchmarks" / "speed.py"), run_name="speed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+        yield runpy.run_path(str(REPOSITORY / "benchmarks" / "speed.py"), run_name="speed")
 
 
 def test_one_line_and_one_file_for_each(
@@ -34,9 +41,9 @@ def test_one_line_and_one_file_for_each(
     assert stored["part"] == "loop"
     assert "--part loop --models bert-tiny" in stored["command"]
     assert str(tmp_path) not in json.dumps(stored)
-    names = [row["name"] for row in stored["rows"]]
-    assert "PerInstanceSAM-loop" in names
-    assert "PerInstanceSAM-loop captured" not in names
+    measured = [row["name"] for row in stored["rows"]]
+    assert "PerInstanceSAM-loop" in measured
+    assert "PerInstanceSAM-loop captured" not in measured
     passes = {row["name"]: row["forwards"] for row in stored["rows"]}
     assert (passes["PerInstanceSAM"], passes["PerInstanceSAM-loop"]) == (2, 3)  # one per instance, and l(w)
     assert capsys.readouterr().out.startswith("loop bert-tiny-2x4-fp32 (")
@@ -65,7 +72,7 @@ def test_a_measurement_that_fails_is_recorded_and_the_rest_continues(
 def test_time_runs_out_and_existing_measurements_are_not_repeated(
     speed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    speed["main"](["--part", "figures", *TINY, "--seconds", "-1", "--out", str(tmp_path)])
+    speed["main"](["--part", "figures", *TINY, "--budget", "-1", "--out", str(tmp_path)])
     assert capsys.readouterr().out == "figures bert-tiny-2x4-fp32: skipped, out of time\n"
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "bert-tiny-2x4-fp32.json").write_text("{}")
@@ -73,17 +80,90 @@ def test_time_runs_out_and_existing_measurements_are_not_repeated(
     assert capsys.readouterr().out == ""
 
 
-def test_the_grid_of_the_figures_and_the_axes_of_growth(speed: dict[str, Any]) -> None:
-    request = speed["BenchRequest"]()
-    plans = {part: list(speed["PARTS"][part](request)) for part in ("figures", "growth")}
-    shapes = [(one.model, one.batch, one.length, one.precision, one.memory) for one in plans["figures"]]
-    assert len(shapes) == len(set(shapes)) == 8
-    assert [memory for *_, memory in shapes] == [size == 32 for _, size, *_ in shapes]
-    grown = [(one.model, one.batch, one.length) for one in plans["growth"]]
-    assert len(grown) == len(set(grown)) == 14
+def planned(speed: dict[str, Any], part: str) -> list[tuple[str, str, str]]:
+    """Model, size and precision of the measurements of a part."""
+    options = speed["PARTS"][part](speed["BenchRequest"]())
+    return [(one.model, f"{one.batch}x{one.length}", one.precision) for one in options]
+
+
+def test_the_shapes_of_the_parts(speed: dict[str, Any]) -> None:
+    grid = {("bert-base", size, precision) for size in ("16x64", "32x128") for precision in ("bf16", "tf32")}
+    for part in ("eager", "figures", "compiled"):
+        assert set(planned(speed, part)) == grid
+        assert len(planned(speed, part)) == len(grid)
+    memory = {one.batch: one.memory for one in speed["PARTS"]["figures"](speed["BenchRequest"]())}
+    assert memory == {16: False, 32: True}
+    assert {size for _, size, _ in planned(speed, "long")} == {"8x512", "4x1024"}
+
+
+def test_the_axes_of_growth(speed: dict[str, Any]) -> None:
+    grown = [(model, *map(int, size.split("x"))) for model, size, _ in planned(speed, "growth")]
+    assert len(grown) == len(set(grown))
     assert {n for model, n, t in grown if (model, t) == ("bert-base", 64)} == {8, 16, 32, 64, 128}
-    assert {t for model, n, t in grown if (model, n) == ("bert-base", 16)} == {32, 64, 128, 256, 512}
-    assert len({model for model, *_ in grown}) == 6
+    assert {t for model, n, t in grown if (model, n) == ("bert-base", 16)} == {32, 64, 128, 256, 512, 1024}
+    assert {"bert-1b", "roberta-large", "bert-base"} < {model for model, n, t in grown if (n, t) == (16, 64)}
+
+
+def names(speed: dict[str, Any], part: str) -> list[str]:
+    """The steps of the first measurement of a part."""
+    options = next(iter(speed["PARTS"][part](speed["BenchRequest"]())))
+    return [each.name for each in speed["candidates_of"](part, options)]
+
+
+def test_the_steps_of_the_parts_that_leave_some_out(speed: dict[str, Any]) -> None:
+    compiled = names(speed, "compiled")
+    assert {f"{step} compiled" for step in ("ERM", "SAM", "DeltaSAM-ambient", "PerInstanceSAM")} < set(compiled)
+    assert [name for name in compiled if name.endswith(" captured")] == ["SAM captured"]
+    assert "PerInstanceSAM compiled+captured" in compiled
+    peers = ["pytorch_optimizer.SAM", "SAM of davda54's kind"]
+    assert names(speed, "peers") == ["ERM", "SAM", "SAM captured", *peers]
+    assert names(speed, "mlp") == ["ERM", "SAM", *peers]
+
+
+def test_a_package_that_is_missing_is_recorded(
+    speed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    speed["main"](["--part", "mlp", "--device", "cpu", "--rounds", "1", "--out", str(tmp_path)])
+    (stored,) = (json.loads(path.read_text()) for path in (tmp_path / "mlp").iterdir())
+    assert list(stored["failures"]) == ["pytorch_optimizer.SAM"]
+    passes = {row["name"]: (row["forwards"], row["backwards"]) for row in stored["rows"]}
+    assert passes["SAM of davda54's kind"] == passes["SAM"] == (2, 2)
+
+
+def test_sam_of_davda54s_kind_computes_sam(speed: dict[str, Any]) -> None:
+    """The same weights as ours after a step of SGD, and at other addresses."""
+    peers = import_module("speed_peers")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3, dtype=torch.float64)
+    theirs, batch = copy.deepcopy(model), (torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,)))
+    before = theirs.weight.data_ptr()
+    sam = peers.TwoSteps(theirs.parameters(), torch.optim.SGD, lr=0.1)
+    Classification()(theirs, batch).mean().backward()
+    sam.first_step()
+    Classification()(theirs, batch).mean().backward()
+    sam.second_step()
+    SAM(rho=peers.RHO).backward(model, batch, Classification())
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.testing.assert_close(theirs.weight, model.weight)
+    assert theirs.weight.data_ptr() != before
+
+
+def test_other_sources_are_measured_in_turn(tmp_path: Path) -> None:
+    """The files of both are made by processes that import each its own sources."""
+    pytest.importorskip("transformers")
+    other = tmp_path / "src"
+    shutil.copytree(REPOSITORY / "src" / "deltasam", other / "deltasam")
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "speed.py"), "--part", "mlp", "--rounds", "1"]
+    command += ["--device", "cpu", "--baseline", str(other), "--out", str(tmp_path / "speed")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    stored = [
+        json.loads((tmp_path / folder / "mlp" / "mlp-16x1-fp32.json").read_text())
+        for folder in ("speed", "speed-baseline")
+    ]
+    assert stored[1]["machine"]["commit"] == "baseline", done.stderr
+    assert stored[0]["machine"]["commit"] != "baseline"
+    assert "  SAM: " in done.stdout
 
 
 def test_the_scripts_use_public_names_only() -> None:
@@ -142,7 +222,7 @@ def test_no_process_waits_for_one_that_was_killed(speed: dict[str, Any], tmp_pat
     script = tmp_path / "script.py"
     script.write_text(
         "import os, runpy, sys\nfrom pathlib import Path\n"
-        f"Turns = runpy.run_path({str(REPOSITORY / 'benchmarks' / 'speed.py')!r}, run_name='speed')['Turns']\n"
+        f"Turns = runpy.run_path({str(REPOSITORY / 'benchmarks' / 'speed_turns.py')!r}, run_name='turns')['Turns']\n"
         "word, _, folder, number, name = sys.argv[1:]\n"
         "if word == 'dies':\n    os.kill(os.getpid(), 9)\n"
         "with Turns(Path(folder), int(number), name).alone():\n    Path(__file__).with_name(name).touch()\n"

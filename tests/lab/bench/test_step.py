@@ -80,6 +80,37 @@ def test_the_times_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> No
     assert (other.seconds.median, other.times_erm.median, other.times_sam.median) == (1 / 8, 8.0, 4.0)
 
 
+def stood(clock: StoodClock, method: str, taken: float, way: str = "eager") -> Candidate:
+    name = method if way == "eager" else f"{method} {way}"
+    return Candidate(name, "deltasam", lambda bench, optimizer: clock.work(taken), method=method, way=way)
+
+
+def test_the_first_line_is_the_cost_in_plain_steps_of_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = StoodClock(monkeypatch)
+    options = StepOptions(**{**vars(SMALL), "memory": False, "hidden": 4})
+    both = [stood(clock, "ERM", 1 / 64), stood(clock, "SAM", 1 / 32)]
+    more = [stood(clock, "SAM", 1 / 128, "captured"), stood(clock, "PerInstanceSAM", 3 / 64)]
+    report.show(measure(options, [*both, *more]))
+    expected = "A step of SAM costs 2.00 plain steps here; captured 0.50; per-instance 3.00."
+    assert capsys.readouterr().out.splitlines()[0] == expected
+    result = measure(options, both)
+    assert report.headlines(result) == ["A step of SAM costs 2.00 plain steps here."]
+    assert report.record(result)["headlines"] == report.headlines(result)
+
+
+def test_micro_batches_take_the_passes_of_all_of_them() -> None:
+    options = StepOptions(
+        **{**vars(SMALL), "methods": ("per-instance-sam",), "accumulate": 3, "hidden": 8, "memory": False}
+    )
+    found = {each.name: (each.forwards, each.backwards) for each in measure(options).rows}
+    assert {name: passes for name, passes in found.items() if "micro" in name} == {
+        "ERM, 3 micro-batches": (3, 3), "SAM, 3 micro-batches": (6, 6), "PerInstanceSAM, 3 micro-batches": (6, 6),
+    }  # fmt: skip
+    assert found["SAM"] == (2, 2)
+
+
 def test_passes_are_counted_by_hooks() -> None:
     def build(bench: Workbench, optimizer: Optimizer) -> object:
         def work() -> None:
@@ -166,6 +197,7 @@ def test_isolated_perturbation() -> None:
         "deltasam", "pytorch_optimizer.SAM", "pytorch_optimizer.SAM(foreach=True)",
     ]  # fmt: skip
     assert row(result, "deltasam").times_ours.median == 1
+    assert report.headlines(result) == [], "no step is taken"
 
 
 def test_optimizer_of_the_memory_measurement_keeps_no_state() -> None:
@@ -315,6 +347,7 @@ sys.exit(main("--model mlp --hidden 8 --batch 2 --rounds 1 --warmup 0 --device c
         ({"warmup": -1}, "warmup=-1"),
         ({"seconds": 0}, "seconds=0"),
         ({"adamw": ()}, "adamw=\\(\\)"),
+        ({"accumulate": 0}, "accumulate=0"),
     ],
 )
 def test_bad_values_raise(change: dict[str, float], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from deltasam.lab.bench.train import Trained, Training, measure, median_gap, show
 from deltasam.lab.cli import main
+from helpers.data import REPOSITORY
 from helpers.pretrained import bert_folder
 
 SMALL = ("batch.size=4", "--steps", "2", "--warmup", "1")
@@ -80,6 +82,33 @@ def test_ratios_need_an_eager_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row.times_sam for row in report.rows] == [None, None]
     show(report)
     assert "x SAM" not in capsys.readouterr().out
+
+
+def test_a_training_that_was_not_made_has_no_row() -> None:
+    plan = [Training("sam", "eager"), Training("delta-sam", "compiled")]
+    made = {"sam": trained(2.0), "delta-sam": None}
+    report = measure(plan, lambda each, _: made[each.method], repeats=2, options=OPTIONS, machine={"torch": "x"})
+    assert [row.name for row in report.rows] == ["sam"]
+
+
+def test_the_script_trains_with_torch_and_transformers_alone(bert: Path, data: Path, tmp_path: Path) -> None:
+    """The third update meets the first rows again; ERM and SAM see the same batches."""
+    script = REPOSITORY / "benchmarks" / "end_to_end.py"
+    blocked = dict.fromkeys(("tyro", "pydantic", "datasets", "sklearn", "scipy", "pandas", "peft", "rich"))
+    words = ["--data", data, "--model", bert, "--tasks", "mrpc", "--updates", "3", "--batch", "4", "--device", "cpu"]
+    words += ["--methods", "erm", "sam", "--ways", "eager", "captured", "--precision", "fp32", "--out", tmp_path]
+    code = f"import runpy, sys; sys.modules.update({blocked!r}); sys.argv[1:] = {list(map(str, words))!r}; "
+    code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    stored = json.loads((tmp_path / "mrpc.json").read_text())
+    assert [row["name"] for row in stored["rows"]] == ["erm", "sam", "erm captured", "sam captured"], done.stdout
+    passes = {row["name"]: (row["runs"][0]["forwards"], row["runs"][0]["backwards"]) for row in stored["rows"]}
+    assert passes["erm"] == (3, 3)
+    assert passes["sam"] == passes["sam captured"] == (6, 6)
+    assert all(row["runs"][0]["prepare_seconds"] > 0 for row in stored["rows"])
+    assert str(tmp_path) not in json.dumps(stored)
+    assert str(data) not in json.dumps(stored)
 
 
 def test_the_median_time_between_updates() -> None:

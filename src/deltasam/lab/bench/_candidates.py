@@ -74,6 +74,7 @@ def candidates(
     embeddings: bool,
     adapters: bool = False,
     adamw: tuple[AdamW, ...] = (),
+    accumulate: int = 1,
 ) -> list[Candidate]:
     """Returns ERM, SAM and the named methods (all if none is named), then the third-party implementations.
 
@@ -84,13 +85,16 @@ def candidates(
         embeddings: Whether the model has input embeddings, which some methods and the regularisers perturb.
         adapters: Whether the model has adapters, which some methods need.
         adamw: Further implementations of AdamW, to be measured with ERM and SAM.
+        accumulate: If more than 1, each method is also measured over this many batches in one step.
     """
     load_plugins()
     of_embeddings = {name for name, kind in METHODS.items() if "embeddings" in kind.__dataclass_fields__}
     every = [*METHODS, *REGULARISERS] if embeddings else [name for name in METHODS if name not in of_embeddings]
     every = [name for name in every if adapters or name not in METHODS or not METHODS[name].needs_adapters]
     chosen = ("ERM", "SAM", *(names or every))
-    entries = [named(name) for name in ("ERM", "SAM")] + [named(name, way) for way in ways for name in chosen]
+    parts = dict.fromkeys((1, accumulate))
+    entries = [named(name) for name in ("ERM", "SAM")]
+    entries += [named(name, way, parts=number) for number in parts for way in ways for name in chosen]
     entries += [
         replace(entry, name=f"{entry.name}, {kind} AdamW", adamw=kind) for kind in adamw for entry in entries[:2]
     ]
@@ -98,8 +102,8 @@ def candidates(
     return [*ours.values(), *(_third_party(embeddings=embeddings) if third_party else [])]
 
 
-def named(text: str, way: Way = "eager") -> Candidate:
-    """Returns a candidate by name, or by ``name:option=value,option=value``.
+def named(text: str, way: Way = "eager", *, parts: int = 1) -> Candidate:
+    """Returns a candidate by name, or by ``name:option=value,option=value``; ``parts`` as in :func:`of_method`.
 
     Raises:
         ValueError: The name is unknown, or an option does not fit the method.
@@ -109,10 +113,10 @@ def named(text: str, way: Way = "eager") -> Candidate:
     if own:
         if known is not None:
             raise ValueError(f"methods={text}: {known} takes no options here")
-        return of_method(*_with_options(text, find_method(name), own), way=way)
+        return of_method(*_with_options(text, find_method(name), own), way=way, parts=parts)
     if known is None:
-        return of_method(find_method(name), way=way)
-    return of_method(VARIANTS.get(known, ERM), known, wrap=REGULARISERS.get(known), way=way)
+        return of_method(find_method(name), way=way, parts=parts)
+    return of_method(VARIANTS.get(known, ERM), known, wrap=REGULARISERS.get(known), way=way, parts=parts)
 
 
 def _with_options(text: str, kind: type[Method], own: str) -> tuple[Callable[[], Method], str]:
@@ -140,10 +144,20 @@ def of_method(
     *,
     wrap: Callable[[Objective], Objective] | None = None,
     way: Way = "eager",
+    parts: int = 1,
 ) -> Candidate:
-    """Returns a method of this package in a plain training loop; ``wrap`` may change the objective."""
+    """Returns a method of this package in a plain training loop.
+
+    Args:
+        make: Returns the method with fresh state.
+        name: Its name. Defaults to that of the class.
+        wrap: Changes the objective.
+        way: How to run it.
+        parts: Number of micro-batches of a step; each has the size of the batch.
+    """
     sample = make()
-    label = name or type(sample).__name__
+    plain = name or type(sample).__name__
+    label = plain if parts == 1 else f"{plain}, {parts} micro-batches"
     period = max(int(getattr(sample, attribute, 1)) for attribute in PERIODS)
     # A captured step runs eagerly, then is recorded, then replayed. Buffers take one more eager step to allocate.
     first_steps = 1 if way == "eager" else 2 * period + 1 + bool(sample.buffers)
@@ -152,13 +166,14 @@ def of_method(
         method = make()  # with fresh state
         objective = bench.objective if wrap is None else wrap(bench.objective)
         model = bench.compiled() if "compiled" in way else bench.model
+        batch = bench.batch if parts == 1 else bench.micro_batches(parts)
         if "captured" in way:
-            return _captured(bench, method, model, objective, optimizer)
+            return _captured(bench, method, model, batch, objective, optimizer)
         stepper = optimizer.over(bench.model)
 
         def work() -> None:
             with bench.precision():
-                method.backward(model, bench.batch, objective)
+                method.backward(model, batch, objective)
             stepper.step()
             stepper.zero_grad()
 
@@ -170,13 +185,15 @@ def of_method(
         build=build,
         method=label,
         way=way,
-        build_eager=None if way == "eager" else of_method(make, label, wrap=wrap).build,
+        build_eager=None if way == "eager" else of_method(make, plain, wrap=wrap, parts=parts).build,
         period=period,
         first_steps=first_steps,
     )
 
 
-def _captured(bench: Workbench, method: Method, model: Any, objective: Objective, optimizer: Optimizer) -> Work:
+def _captured(
+    bench: Workbench, method: Method, model: Any, batch: Any, objective: Objective, optimizer: Optimizer
+) -> Work:
     """Returns the whole step, including the optimizer's, as a CUDA graph. Raises where there are no CUDA graphs."""
     from deltasam.speed.capture import Captured
 
@@ -187,7 +204,7 @@ def _captured(bench: Workbench, method: Method, model: Any, objective: Objective
 
     def work() -> None:
         with bench.precision():
-            captured.step(model, bench.batch, objective)
+            captured.step(model, batch, objective)
         if captured.report.obstacles:  # it ran eagerly
             raise RuntimeError(f"not captured: {next(iter(captured.report.obstacles))}")
 

@@ -126,6 +126,7 @@ def _all(options: StepOptions) -> list[Candidate]:
         third_party=options.third_party,
         embeddings=options.model != "mlp",
         adamw=options.adamw[1:],
+        accumulate=options.accumulate,
     )
 
 

@@ -15,7 +15,7 @@ from deltasam.lab.bench._lora import with_adapters
 from deltasam.lab.bench.options import AdamW, StepOptions
 from deltasam.objectives import CausalLM, Classification, Objective
 from deltasam.speed.compiling import compiled
-from deltasam.step.batches import tree_map
+from deltasam.step.batches import MicroBatches, tree_map
 
 # layers, hidden, heads, vocabulary
 SHAPES: dict[str, tuple[int, int, int, int]] = {
@@ -28,6 +28,7 @@ SHAPES: dict[str, tuple[int, int, int, int]] = {
     "bert-8x512": (8, 512, 8, 30522),
     "bert-base": (12, 768, 12, 30522),
     "roberta-large": (24, 1024, 16, 50265),
+    "bert-1b": (24, 1792, 28, 50265),
 }
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 CLASSES = 3
@@ -77,6 +78,10 @@ class Workbench:
         if self._compiled:
             self._compiled.clear()
             torch.compiler.reset()
+
+    def micro_batches(self, number: int) -> MicroBatches:
+        """Returns copies of the batch, as the micro-batches of one step."""
+        return MicroBatches(tree_map(torch.clone, self.batch) for _ in range(number))
 
     def loss(self) -> Tensor:
         """Returns the mean loss, for third-party implementations."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar
 Way = Literal["eager", "compiled", "captured", "compiled+captured"]
 Shape = Literal[
     "mlp", "bert-tiny", "bert-2x128", "bert-4x256", "bert-2x768", "bert-4x512", "bert-8x512", "bert-base",
-    "roberta-large", "llama-tiny", "llama-135m", "llama-1.1b", "llama-7b",
+    "roberta-large", "bert-1b", "llama-tiny", "llama-135m", "llama-1.1b", "llama-7b",
 ]  # fmt: skip
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 TrainWay = Literal["eager", "captured"]
@@ -48,6 +48,7 @@ class StepOptions:
         precision: Precision of the model; tf32 affects matrix products, bf16 and fp16 use autocast. With --lora, bf16
             and fp16 are also the type of the frozen weights; the adapters are float32, as PEFT makes them. Defaults
             to fp32, with --lora to bf16.
+        accumulate: Measure each method also over this many batches in one step (MicroBatches). Not with --lora.
         methods: Methods and regularisers to measure in addition to ERM and SAM, by name or with options, such as
             delta-sam or per-instance-sam:params=base,rho=0.01. Defaults to all, with --lora to those for adapters.
         ways: How to run each method: eager, with a compiled model, captured as CUDA graphs, or compiled+captured.
@@ -80,6 +81,7 @@ class StepOptions:
     checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Filled[Precision] = MISSING
+    accumulate: int = 1
     methods: tuple[str, ...] = ()
     ways: tuple[Way, ...] = ("eager",)
     compile_mode: Literal["default", "tuned", "max-autotune-no-cudagraphs"] = "default"
@@ -114,7 +116,18 @@ class StepOptions:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         self._check_lora()
-        for name in ("layers", "hidden", "heads", "vocab", "batch", "length", "rank", "rounds", "threads"):
+        for name in (
+            "layers",
+            "hidden",
+            "heads",
+            "vocab",
+            "batch",
+            "length",
+            "rank",
+            "rounds",
+            "threads",
+            "accumulate",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
@@ -136,6 +149,8 @@ class StepOptions:
             raise ValueError(f"model={self.model} has no adapters here; with lora choose a shape such as llama-135m")
         if self.isolate:
             raise ValueError("isolate=True measures the perturbation of all weights; it does not go with lora=True")
+        if self.accumulate > 1:
+            raise ValueError(f"accumulate={self.accumulate} is not measured with lora; leave it out")
         compiled = [way for way in self.ways if "compiled" in way]
         if compiled:
             raise ValueError(f"ways={compiled[0]} is not measured with lora; choose from eager, captured")

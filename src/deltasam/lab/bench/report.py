@@ -1,4 +1,4 @@
-"""The results of a step benchmark: as records, and as a table in the terminal."""
+"""The results of a step benchmark: as records, as a sentence and as a table in the terminal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from deltasam.lab.bench.options import StepOptions, Way
 from deltasam.step.names import pluralized
 
 PLAIN_LORA = "plain LoRA"
+HEADLINE = {"SAM": "SAM", "DeltaSAM": "delta-SAM", "PerInstanceSAM": "per-instance"}
+"""The methods of the first sentence, and their names in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +101,11 @@ class Report:
 
 
 def show(report: Report) -> None:
-    """Prints the table."""
+    """Prints what a user decides by, then the table."""
+    for line in headlines(report):
+        print(line)
     if report.options.lora:
-        show_lora(report)
+        _show_lora(report)
         return
     rows = report.rows
     columns = {
@@ -116,18 +120,16 @@ def show(report: Report) -> None:
     }
     note = "median ± half the interquartile range"
     if not report.options.isolate:
-        note += "; passes: forward/backward, counted by hooks"
+        note += "; plain step: eager ERM; passes: forward/backward, counted by hooks"
     if any(columns["MiB"]):
         note += "; MiB: peak memory without weights and optimizer; memory: excess over ERM in copies of the parameters"
     notes = [note, *(f"{name} could not run: {reason}" for name, reason in report.failures.items())]
     print_table(report.title, columns, notes)
 
 
-def show_lora(report: Report) -> None:
-    """Prints what a user decides by, then the table: time and memory relative to plain LoRA, run in the same way."""
+def _show_lora(report: Report) -> None:
+    """Prints the table: time and memory relative to plain LoRA, run in the same way."""
     rows = report.rows
-    for line in lora_headlines(report):
-        print(line)
     columns = {
         "method": [row.name for row in rows],
         "ms": [spread_text(row.seconds, ".1f", 1e3) for row in rows],
@@ -152,17 +154,46 @@ def show_lora(report: Report) -> None:
     print_table(report.title, columns, notes)
 
 
-def lora_headlines(report: Report) -> list[str]:
-    """Returns one sentence per way: the cost of per-instance SAM on the frozen base, or else of the last method."""
+def headlines(report: Report) -> list[str]:
+    """Returns sentences with the costs in plain steps, for what was measured; none with ``isolate``."""
+    return (_in_lora_steps if report.options.lora else _in_plain_steps)(report.rows)
+
+
+def _in_plain_steps(rows: tuple[Row, ...]) -> list[str]:
+    """Returns one sentence in units of an eager step of plain training."""
+    parts: list[str] = []
+    for method, name in HEADLINE.items():
+        costs = [(row.way, row.times_erm.median) for row in rows if row.method == method and row.times_erm]
+        cells = [f"{'' if way == 'eager' else way.replace('+', ' and ') + ' '}{cost:.2f}" for way, cost in costs]
+        if cells and not parts:
+            parts.append("; ".join([f"A step of {name} costs {cells[0]} plain steps here", *cells[1:]]))
+        elif cells:
+            parts.append(f"{name} {', '.join(cells)}")
+    return ["; ".join(parts) + "."] if parts else []
+
+
+def _in_lora_steps(rows: tuple[Row, ...]) -> list[str]:
+    """Returns one sentence per way: SAM, and per-instance SAM on the frozen base, or else the last method."""
     lines = []
-    for way in dict.fromkeys(row.way for row in report.rows):
-        rows = [row for row in report.rows if row.way == way and row.times_plain and row.method != PLAIN_LORA]
-        base = [row for row in rows if row.method.startswith("PerInstanceSAM") and "params=base" in row.method]
-        for row in base[:1] or rows[-1:]:
-            what = "per-instance SAM on the frozen base" if base else row.method
-            assert row.times_plain is not None
-            memory = "" if row.memory_times_plain is None else f", {row.memory_times_plain:.2f} of their memory"
-            lines.append(f"a step of {what} costs {row.times_plain.median:.2f} plain LoRA steps here ({way}){memory}")
+    for way in dict.fromkeys(row.way for row in rows):
+        measured = [row for row in rows if row.way == way and row.method != PLAIN_LORA]
+        sam = [row for row in measured if row.method.partition("(")[0] == "SAM"]
+        base = [row for row in measured if row.method.startswith("PerInstanceSAM") and "params=base" in row.method]
+        chosen = [*sam[:1], *base[:1]] or measured[-1:]
+        names = ["per-instance SAM on the frozen base" if row in base else row.method for row in chosen]
+        parts: list[str] = []
+        for name, row in zip(names, chosen, strict=True):
+            if row.times_plain is not None:
+                memory = row.memory_times_plain
+                start = (
+                    f"{name} {row.times_plain.median:.2f}"
+                    if parts
+                    else f"A step of {name} costs {row.times_plain.median:.2f} plain LoRA steps here"
+                )
+                share = "" if memory is None else f" and {memory:.2f} of their memory"
+                parts.append(start + share)
+        if parts:
+            lines.append(f"{'; '.join(parts)} ({way}).")
     return lines
 
 
@@ -174,5 +205,4 @@ def record(report: Report, **more: str) -> dict[str, Any]:
     """Returns the report as plain data, without the names of output files; ``more`` is added at the top."""
     plain = asdict(report)
     del plain["options"]["json"], plain["options"]["plot"]
-    headlines = {"headlines": lora_headlines(report)} if report.options.lora else {}
-    return {**more, **headlines, **plain}
+    return {**more, "headlines": headlines(report), **plain}

@@ -14,7 +14,7 @@ from typing import Any
 
 from deltasam.lab.bench._clock import Spread
 from deltasam.lab.bench._output import print_table, spread_text, write_record
-from deltasam.lab.bench.options import TrainWay
+from deltasam.lab.bench.options import Way
 from deltasam.lab.commit import commit
 
 
@@ -23,7 +23,7 @@ class Training:
     """A method, by the name that the user gave, and how to run its steps."""
 
     method: str
-    way: TrainWay
+    way: Way
 
     @property
     def name(self) -> str:
@@ -46,6 +46,7 @@ class Trained:
         value: Value of the primary metric.
         peak_bytes: Peak memory of the GPU, or of the process on a CPU, until the end of this training.
         device: The device.
+        prepare_seconds: Wall time of the first steps, which compile or record, if they are not in ``train_seconds``.
     """
 
     train_seconds: float
@@ -58,6 +59,7 @@ class Trained:
     value: float
     peak_bytes: int
     device: str
+    prepare_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class TrainRow:
 
     name: str
     method: str
-    way: TrainWay
+    way: Way
     seconds: Spread
     times_sam: Spread | None
     times_erm: Spread | None
@@ -82,7 +84,7 @@ class TrainReport:
     machine: Mapping[str, str]
 
 
-Run = Callable[[Training, int], Trained]
+Run = Callable[[Training, int], Trained | None]
 
 
 def measure(
@@ -92,7 +94,8 @@ def measure(
 
     Args:
         plan: The trainings.
-        run: Runs a training; it also gets the number of the repetition.
+        run: Runs a training; it also gets the number of the repetition. A training for which it returns None, for
+            example because it failed, is left out.
         repeats: Number of repetitions.
         options: The options, for the report.
         machine: Facts about the machine, for the report.
@@ -100,7 +103,11 @@ def measure(
     made: dict[Training, list[Trained]] = {each: [] for each in plan}
     for number in range(repeats):
         for each in plan:
-            made[each].append(run(each, number))
+            one = run(each, number)
+            if one is None:
+                made.pop(each, None)
+            elif each in made:
+                made[each].append(one)
     seconds = {each: [one.train_seconds for one in runs] for each, runs in made.items()}
 
     def relative_to(base: str, each: Training) -> Spread | None:
@@ -120,7 +127,7 @@ def measure(
         )
         for each, runs in made.items()
     )
-    facts = {**machine, "commit": commit() or "unknown", "device": rows[0].runs[0].device}
+    facts = {**machine, "commit": commit() or "unknown", "device": rows[0].runs[0].device if rows else ""}
     return TrainReport(options=dict(options), rows=rows, machine=facts)
 
 
@@ -141,13 +148,19 @@ def show(report: TrainReport) -> None:
     columns = {
         "method": [row.name for row in rows],
         "seconds": [_text(row.seconds, ".1f") for row in rows],
+        "before": [_preparing(row) for row in rows],
         "x SAM": [_text(row.times_sam, ".2f") for row in rows],
         "x ERM": [_text(row.times_erm, ".2f") for row in rows],
         "ms/update": [_milliseconds(row) for row in rows],
         "passes": [f"{row.runs[0].forwards}/{row.runs[0].backwards}" for row in rows],
         first.metric: [f"{statistics.mean(run.value for run in row.runs):.4f}" for row in rows],
     }
-    notes = ["seconds: wall time of the training with loading, without evaluation; ratios to the eager runs"]
+    if any(columns["before"]):
+        notes = [
+            "seconds: wall time of the updates; before: of the first steps, which compile or record; ratios to eager"
+        ]
+    else:
+        notes = ["seconds: wall time of the training with loading, without evaluation; ratios to the eager runs"]
     if options["repeats"] > 1:
         notes += [f"median of {options['repeats']} ± half the interquartile range"]
     print_table(title, columns, notes)
@@ -161,6 +174,11 @@ def write_json(report: TrainReport, path: Path) -> None:
 def _text(spread: Spread | None, form: str) -> str:
     """Formats a median, with its spread if the repetitions differ."""
     return f"{spread.median:{form}}" if spread and spread.high == spread.low else spread_text(spread, form)
+
+
+def _preparing(row: TrainRow) -> str:
+    known = [run.prepare_seconds for run in row.runs if run.prepare_seconds is not None]
+    return f"{statistics.median(known):.1f}" if known else ""
 
 
 def _milliseconds(row: TrainRow) -> str:

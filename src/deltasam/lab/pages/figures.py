@@ -14,9 +14,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
-from deltasam.lab.pages import speed
 from deltasam.lab.pages.statistics import (
     Ends,
     Label,
@@ -95,34 +93,6 @@ def points(parts: Mapping[str, pd.DataFrame], xlabel: str, label: Label = method
     handles = [Line2D([], [], marker="o", linestyle="", label=label(row), color=colours[row]) for row in rows]
     axes[0].figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return svg(axes[0].figure, drawn)
-
-
-@rc_context(STYLE)
-def growth(results: Path, axis: str) -> str:
-    """Time of a captured step, and its ratio to SAM's, captured and eager, along an axis."""
-    colours = {"ERM": GREY, "SAM": BLUE, "DeltaSAM-ambient": ORANGE, "PerInstanceSAM": GREEN}
-    found, (xlabel, _, place) = speed.on_axis(results, axis), speed.AXES[axis]
-    places = [place(record) for record in found]
-    (left, right), drawn = panels(2, (8.4, 3.4)), {"places": places}
-    for method, colour in colours.items():
-        rows = [speed.row_of(record, f"{method} captured") or {} for record in found]
-        drawn[method] = [row["seconds"]["median"] * 1e3 for row in rows]
-        left.plot(places, drawn[method], marker="o", markersize=4, color=colour, label=method)
-        for way, line in ((" captured", "-"), ("", "--")) if method not in ("ERM", "SAM") else ():
-            key = f"{method}{way} / SAM{way}"
-            drawn[key] = [(speed.ratio(record, f"{method}{way}", f"SAM{way}") or (0,))[0] for record in found]
-            right.plot(places, drawn[key], line, marker="o", markersize=4, color=colour)
-    left.set(title="captured step, ms", yscale="log")
-    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    left.yaxis.set_major_formatter("{x:g}")
-    left.yaxis.set_minor_locator(NullLocator())
-    right.set(title="time / SAM's (dashed: eager)")
-    for each in (left, right):
-        each.set(xscale="log", xlabel=xlabel)
-        each.set_xticks(places, [f"{place:.0f}" for place in places])
-        each.xaxis.set_minor_locator(NullLocator())
-    left.figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    return svg(left.figure, drawn)
 
 
 def above(frame: pd.DataFrame, second: str) -> pd.DataFrame:
