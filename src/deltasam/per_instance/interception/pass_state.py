@@ -118,19 +118,33 @@ class PassState:
         transposed: bool = False,
     ) -> Tensor:
         """The layer ``x matrix^T + bias``, (G, S, out); the matrix is the weight, transposed if it is stored so."""
+        if self.perturbation is not None:
+            offset = unwrapped(bias)
+            own = self.perturbation.own_product(weight.parameter, _parameter(bias), x, matrix, offset, transposed)
+            if own is not None:
+                return self.recorded(weight, bias, own, recorded, layout, transposed, own=True)
         if self.perturbation is not None and x.dtype in (torch.bfloat16, torch.float16):
             move = self.perturbation.linear_move(weight.parameter, _parameter(bias), x, matrix.shape[0], transposed)
             if move is not None:
                 y = add_to_linear(move, x, matrix)
                 y = y if bias is None else y + unwrapped(bias).to(y.dtype)
-                return self.recorded(weight, bias, y, recorded, layout, transposed)
+                return self.recorded(weight, bias, y, recorded, layout, transposed, own=True)
         y = F.linear(x, matrix, unwrapped(bias))
-        return self.matrix(weight, bias, x, y, recorded, layout, transposed)
+        if self.perturbation is not None:
+            y = self.perturbation.linear(weight.parameter, _parameter(bias), x, y, transposed)
+        return self.recorded(weight, bias, y, recorded, layout, transposed, own=True)
 
     def recorded(
-        self, weight: Proxy, bias: Any, y: Tensor, recorded: Tensor, layout: Layout, transposed: bool = False
+        self,
+        weight: Proxy,
+        bias: Any,
+        y: Tensor,
+        recorded: Tensor,
+        layout: Layout,
+        transposed: bool = False,
+        own: bool = False,
     ) -> Tensor:
-        """The output ``y`` of a layer, whose inputs ``recorded`` and edge are recorded."""
+        """The output ``y`` of a layer, whose inputs ``recorded`` and edge are recorded; ``own``: see :class:`Call`."""
         offset = _parameter(bias)
         if self.recording and (edge := edge_of(whole_base(y))) is not None:
             shape = y.shape
@@ -138,7 +152,8 @@ class PassState:
             def arrange(gradient: Tensor) -> Tensor:
                 return gradient.reshape(shape)
 
-            self.calls.append(Call(weight.parameter, offset, recorded, edge, "matrix", transposed, arrange=arrange))
+            call = Call(weight.parameter, offset, recorded, edge, "matrix", transposed, arrange=arrange, own=own)
+            self.calls.append(call)
             self.layouts.append(layout)
         return y
 
