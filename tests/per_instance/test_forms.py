@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -166,21 +167,25 @@ def test_a_weight_with_several_uses(group: int, checkpointed: bool, form: str) -
 
 
 class Detached(nn.Module):
-    """A layer that is called with the batch, and with a unit matrix that all instances share."""
+    """Layers that are called with the batch, and without a graph in other ways: nothing of that is recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
         self.down, self.up, self.out = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 1)
+        self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = self.up(self.down(torch.eye(8, dtype=x.dtype))).detach().norm(dim=0)
-        return self.out(torch.tanh(self.up(self.down(x)) / norm)).mean((1, 2))
+        h = self.up(self.down(x))
+        with nullcontext() if self.how == "detached" else torch.no_grad():
+            unit = torch.eye(8, dtype=x.dtype)
+            norm = self.up.weight.norm() if self.how == "norm" else self.up(self.down(unit)).norm(dim=0)
+        return self.out(torch.tanh(h / norm.detach())).mean((1, 2))
 
 
-@pytest.mark.parametrize("n", [3, 8])
-def test_a_layer_that_is_also_called_with_a_shared_input(n: int, form: str) -> None:
+@pytest.mark.parametrize(("how", "n"), [("detached", 3), ("detached", 8), ("no_grad", 3), ("norm", 3)])
+def test_a_layer_that_is_also_used_in_another_way(how: str, n: int, form: str) -> None:
     torch.manual_seed(0)
-    model, x = Detached().double(), torch.randn(n, 5, 8).double()
+    model, x = Detached(how).double(), torch.randn(n, 5, 8).double()
     results = []
     for engine in ("low-rank", "loop"):
         model.zero_grad()
@@ -286,6 +291,31 @@ def test_without_the_kernel_half_precision_adds_a_product(written: None, monkeyp
         with torch.autocast("cpu", dtype=dtype):
             step = PerInstanceSAM(rho=0.1).backward(model, x, lambda m, x: m(x).float().square().mean((1, 2)))
         assert (step.perturbed_losses > step.losses).all()
+
+
+class Two(nn.Module):
+    """A layer that is used in two precisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).tanh()
+        with torch.autocast("cpu", enabled=False):
+            return (self.layer(h.float()) - self.layer(x)).square().mean((1, 2))
+
+
+def test_one_layer_in_two_precisions(form: str, rounded: None) -> None:
+    torch.manual_seed(0)
+    model, x = Two(), torch.randn(4, 8, 16)
+    risen = []
+    for half in (False, True):
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+                step = PerInstanceSAM(rho=0.1, engine="low-rank").backward(model, x, lambda m, x: m(x))
+        risen.append(step.perturbed_losses - step.losses)
+    assert relative(risen[1], risen[0]) < 0.05
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------

@@ -218,6 +218,7 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
                 losses.device,
                 fold=not request.separate,
                 most=request.most,
+                together=state.together,
                 frozen={id(slots.params[name]) for name in slots.frozen},
                 empty=not is_new,
             )

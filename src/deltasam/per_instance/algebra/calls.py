@@ -35,4 +35,3 @@ class Call(NamedTuple):
     padding: int | None = None
     normal: Normal | None = None
     arrange: Callable[[Tensor], Tensor] | None = None  # brings a gradient of the output to (G, S, *features)
-    own: bool = False  # whether the perturbed layer can multiply with one matrix per group

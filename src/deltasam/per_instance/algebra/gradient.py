@@ -163,6 +163,7 @@ def collect(
     *,
     fold: bool = True,
     most: int | None = None,
+    together: Collection[int] = (),
     frozen: Collection[int] = (),
     empty: bool = False,
 ) -> InstanceGradients:
@@ -175,12 +176,12 @@ def collect(
         device: Where the losses are.
         fold: Keep the gradient of a bias with that of its weight where that is possible.
         most: How many bytes of the gradients of matrices to keep at most, see :func:`~.costs.choose`.
-        frozen: The parameters (``id``) that are not trained.
+        together: The parameters (``id``) with a use that cannot take one matrix per group.
+        frozen: Those that are not trained.
         empty: Empty both lists, so that what is written out does not need the memory of its inputs as well.
     """
     inputs: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}  # one that query, key and value share stays one
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
-    together = {id(call.weight) for call in calls if not call.own}  # some use cannot take one matrix per group
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
             rows = call.arrange(gradient) if call.form == "matrix" and call.arrange is not None else gradient
@@ -219,7 +220,7 @@ def collect(
 
 
 def _forms(
-    uses: dict[int, list[tuple[Call, Tensor]]], together: set[int], frozen: Collection[int], most: int | None
+    uses: dict[int, list[tuple[Call, Tensor]]], together: Collection[int], frozen: Collection[int], most: int | None
 ) -> dict[int, Kept]:
     """The form of every weight that is used as a matrix."""
     sharing: dict[int, set[int]] = {}
@@ -257,7 +258,11 @@ def _write_out(found: list[tuple[Call, Tensor]], factors: dict[int, list[Factor]
         assert call.inputs is not None
         x = call.inputs.to(d.dtype)
         left, right = (x, d) if call.transposed else (d, x)
-        value = torch.bmm(left.mT, right) if value is None else value.baddbmm_(left.mT, right)
+        if value is None or value.dtype is not d.dtype:
+            product = torch.bmm(left.mT, right)
+            value = product if value is None else value + product
+        else:
+            value.baddbmm_(left.mT, right)
         _add_bias(factors, call, d)
     assert value is not None
     squares = squares_of(value)  # now, while the gradients are in the cache of the device

@@ -68,8 +68,8 @@ def own_product(x: Tensor, matrix: Tensor, bias: Tensor | None, own: Tensor, shi
 
     Args:
         x: Inputs, (G, S, in).
-        matrix: W, (out, in), for its gradient only.
-        bias: For its gradient only.
+        matrix: W, (out, in), for its gradient only, in any dtype.
+        bias: For its gradient only, in any dtype.
         own: The matrices of the groups, (G, out, in).
         shift: The biases of the groups, (G or 1, 1, out).
     """
@@ -81,14 +81,19 @@ class _OwnProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Tensor, bias: Tensor | None, own: Tensor, shift: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, own if ctx.needs_input_grad[0] else None)
+        ctx.dtypes = matrix.dtype, None if bias is None else bias.dtype
         return torch.bmm(x, own.mT) if shift is None else torch.baddbmm(shift, x, own.mT)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (gradient,), (x, own) = gradients, ctx.saved_tensors
-        of_x = torch.bmm(gradient, own) if ctx.needs_input_grad[0] else None
-        of_matrix = gradient.flatten(0, 1).t() @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
-        of_bias = gradient.sum((0, 1)) if ctx.needs_input_grad[2] else None
+        of_x = of_matrix = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.bmm(gradient, own)
+        if ctx.needs_input_grad[1]:
+            of_matrix = (gradient.flatten(0, 1).t() @ x.flatten(0, 1)).to(ctx.dtypes[0])
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.sum((0, 1), dtype=ctx.dtypes[1])
         return of_x, of_matrix, of_bias, None, None
 
 

@@ -45,18 +45,17 @@ class Perturbation:
         if not terms or type(x) is not Tensor or not all(isinstance(factor, Dense) for factor, _ in terms):
             return None
         key = (id(weight), x.dtype)
-        rounding = "none" if key in self._own else rounding_of(x.dtype, x.device)
         if key not in self._own:
+            rounding = rounding_of(x.dtype, x.device)
             self._own[key] = None if rounding == "lost" else own_values(weight, terms, x.dtype, rounding)
         own = self._own[key]
         if own is None:
             return None
-        offset = None if offset is None else offset.to(x.dtype)
-        shift = None if offset is None else offset.detach().view(1, 1, -1)
+        shift = None if offset is None else offset.detach().to(x.dtype).view(1, 1, -1)
         moves = () if bias is None else self.terms.get(id(bias), ())
         if bias is not None and moves:  # added in float32, unless all of the layer is in half precision
             shift = own_values(bias, moves, x.dtype, "bf16" if x.dtype is torch.bfloat16 else "none").unsqueeze(1)
-        return own_product(x, matrix.to(x.dtype), offset, own.mT if transposed else own, shift)
+        return own_product(x, matrix, offset, own.mT if transposed else own, shift)
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
         """The output ``y`` of a layer at w, perturbed. The factors of the weight include a bias that is folded in."""

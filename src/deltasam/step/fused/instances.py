@@ -41,7 +41,7 @@ def own(shared: Tensor, moves: Tensor, c: Tensor, grid: Grid, out: Tensor | None
     if out is None:
         dtype = torch.bfloat16 if grid == "bf16" else torch.float32
         out = torch.empty(moves.shape, dtype=dtype, device=moves.device)
-    plain = all(type(t) is Tensor or type(t) is torch.nn.Parameter for t in (shared, moves))
+    plain = all(type(t) is Tensor for t in (shared, moves))
     if not plain or not is_ready(moves.device) or not shared.is_contiguous() or not moves[0].is_contiguous():
         return out.copy_(by_torch(shared, moves, c, grid))
     _launch(shared, moves, c, grid, out)
@@ -86,8 +86,10 @@ def works(device: torch.device) -> bool:
     generator = torch.Generator().manual_seed(0)
     for grid, dtype, stored in (("bf16", torch.bfloat16, torch.float32), ("bf16", torch.bfloat16, torch.bfloat16),
                                 ("tf32", torch.float32, torch.float32)):  # fmt: skip
-        shared = torch.randn(2 * _BLOCK + 5, generator=generator).to(device, stored)
-        moves = torch.randn(3, 2 * _BLOCK + 16, generator=generator).to(device, dtype)[:, : 2 * _BLOCK + 5]
+        shared = torch.randn(2 * _BLOCK + 5, generator=generator, device="cpu").to(device, stored)
+        moves = torch.randn(3, 2 * _BLOCK + 16, generator=generator, device="cpu").to(device, dtype)[
+            :, : 2 * _BLOCK + 5
+        ]
         c = torch.tensor([0.3, 0.0, 1e-4], device=device)
         wanted = by_torch(shared, moves, c, grid)  # type: ignore[arg-type]
         found = torch.empty(moves.shape, dtype=dtype, device=device)
