@@ -76,9 +76,9 @@ class PerInstanceSAM(Method):
             same, and both passes over one part hold the activations and factors of this part only.
         max_extra_memory: Bytes that the gradients of the layers' matrices may take between the two passes. The fastest
             forms of the layers that fit are taken; if even the smallest do not fit, those are, and a warning names the
-            ``at_once`` that would fit. None: 1.25 times the inputs and output gradients of the layers, which is about
-            1.25 times the activations that the backward of these layers holds anyway. A large number: the fastest
-            forms, whatever they take.
+            ``at_once`` that would fit. None: 1.25 times what low rank would keep, the inputs and output gradients of
+            the layers, and frozen matrices in their smallest form. A large number: the fastest forms, whatever they
+            take.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
