@@ -53,9 +53,12 @@ class PerInstanceSAM(Method):
 
     With several processes nothing is communicated in the first pass, and the gradient does not depend on their number.
 
-    Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's. Memory: the inputs and output
-    gradients of every layer between the two; no copy of the parameters. With the loop engine: 2N + 1 forwards, 2N
-    backwards.
+    Cost: 2 forwards, 2 backwards, the first without weight gradients: about SAM's, for texts of any length. Where
+    the low rank would cost more (long texts), the gradients of a layer are written out, and the layer multiplies with
+    :math:`W + c_i \nabla_W l_i`, which takes as many products as SAM; the form of each layer follows from its shapes.
+    In bfloat16 and TF32 these matrices are rounded stochastically, as the moved weights of SAM are. Memory, beyond
+    that of SAM: the inputs and output gradients of the layers between the two passes, and by default at most a quarter
+    more, see ``max_extra_memory``. With the loop engine: 2N + 1 forwards, 2N backwards.
 
     Attributes:
         rho: Radius. This adversary is much stronger than SAM's, so the best radius is smaller: 0.005 on four of four
@@ -71,6 +74,11 @@ class PerInstanceSAM(Method):
             which rounds products anyway, for layers with more outputs than inputs, else ``"exact"``.
         at_once: The most instances that pass through the model together; None for the whole batch. The result is the
             same, and both passes over one part hold the activations and factors of this part only.
+        max_extra_memory: Bytes that the gradients of the layers' matrices may take between the two passes. The fastest
+            forms of the layers that fit are taken; if even the smallest do not fit, those are, and a warning names the
+            ``at_once`` that would fit. None: 1.25 times what low rank would keep, the inputs and output gradients of
+            the layers, and frozen matrices in their smallest form. A large number: the fastest forms, whatever they
+            take.
 
     Raises:
         InstancesMixedError: The loss of an instance depends on the others (BatchNorm in training, in-batch negatives).
@@ -95,6 +103,7 @@ class PerInstanceSAM(Method):
     # "exact" was the first default: a run that recorded it keeps its name. It differs from "auto" in rounding only.
     factors: Factors = choice("auto", Factors, metadata={"later": ("auto", "exact")})
     at_once: int | None = number(None, low=1, whole=True, optional=True, metadata={"later": (None,)})
+    max_extra_memory: int | None = number(None, low=0, whole=True, optional=True, metadata={"later": (None,)})
     perturbs = "instances"
 
     def _step(self, passes: Passes) -> Step:
@@ -171,6 +180,7 @@ class PerInstanceSAM(Method):
                         scale=part.scaled,
                         objective=part.objective,
                         separate=separate,
+                        most=self.max_extra_memory,
                     )
                 break
             except UncoveredError as why:
@@ -184,9 +194,22 @@ class PerInstanceSAM(Method):
                     warn_of_loop(part, why)
                     return None
                 warn_once(part.inner, f"{why}. It is left unperturbed (uncovered='skip')")
+        self._check_memory(part, found)
+        found = found.for_one_pass()
         if self.factors == "auto":
             return found.rounded(widening=True) if rounds_products(found.losses.device) else found
         return found.rounded() if self.factors == "bfloat16" else found
+
+    def _check_memory(self, part: Passes, found: Recording) -> None:
+        """Warns once if the smallest forms of the layers take more than ``max_extra_memory``."""
+        most, kept, size = self.max_extra_memory, found.gradients.kept_of_matrices(), found.losses.shape[0]
+        if most is not None and kept > most:
+            fits = max(self.group, int(size * most / kept) // self.group * self.group)
+            warn_once(
+                part.inner,
+                f"max_extra_memory={most}, but the gradients of {size} instances take {kept} bytes in their smallest "
+                f"form; pass at_once={fits}",
+            )
 
     def _loop(self, part: Passes, rule: Radius) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One group after the other. The objectives of this package allow to cut a group out of its batch."""

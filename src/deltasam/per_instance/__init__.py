@@ -14,6 +14,10 @@ two thin products that are added to its output, instead of one weight matrix per
 2. *Perturb.* A second batched pass adds :math:`c_i (x_i X_i^\top) D_i` to every output. Plain autograd through it
    gives exactly :math:`\frac1N \sum_i \nabla l_i(w + \epsilon_i)`. The weights are never written.
 
+Thin products are cheap while T is small. Where they would cost more, the gradients of the instances are written out in
+pass 1, and the layer multiplies with the matrices :math:`W + c_i D_i^\top X_i` in pass 2: as many products as SAM, for
+texts of any length. The form of each layer follows from its shapes and a bound on memory (``algebra/costs``).
+
 Embeddings, norms, convolutions and small parameters have their own exact forms. Nothing is assumed silently: on first
 use the gradients are compared with autograd's, and the perturbed losses with those at moved weights. For a model that
 fails a comparison the engine falls back, with one warning, to a loop over the instances, which is always exact.

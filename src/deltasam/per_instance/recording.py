@@ -60,6 +60,10 @@ class Recording:
         """The same with output gradients in bfloat16, see :meth:`InstanceGradients.rounded`; norms stay exact."""
         return replace(self, gradients=self.gradients.rounded(widening=widening))
 
+    def for_one_pass(self) -> Recording:
+        """The same, to be perturbed with once, see :meth:`InstanceGradients.for_one_pass`; norms stay valid."""
+        return replace(self, gradients=self.gradients.for_one_pass())
+
     def norms_of(self, params: Sequence[Tensor]) -> Tensor:
         """The norms of the gradients of each parameter, shape (K, G); zero for one that took no part."""
         return torch.stack([self.each.get(id(p), torch.zeros_like(self.norms)).to(self.norms) for p in params])
@@ -95,6 +99,7 @@ def record(
     terms: Terms = (),
     objective: Any = None,
     separate: bool = False,
+    most: int | None = None,
 ) -> Recording:
     r"""Per-instance gradients of the losses that ``run()`` returns, from one batched forward and one backward.
 
@@ -116,6 +121,7 @@ def record(
         terms: Record at these perturbed weights instead of at w (several ascent steps).
         objective: What ``run`` calls with the model. A new kind of objective is verified anew.
         separate: Keep the gradients of weights and biases apart, with the norms of each, for radii per parameter.
+        most: How many bytes of the gradients of matrices to keep at most, where layers can be kept in smaller forms.
 
     Raises:
         InstancesMixedError: The loss of one instance depends on the others.
@@ -128,7 +134,7 @@ def record(
     kind, given = kind_of(objective), size
     if size is not None and size % (rows := slots.memory.rows.get(kind, 1)) == 0:
         size //= rows
-    request = _Request(run, size, group, scale, tuple(terms), kind, separate)
+    request = _Request(run, size, group, scale, tuple(terms), kind, separate, most)
     why: MisreadError | None = None
     with slots.memory.corrections():
         for _ in range(_ATTEMPTS):
@@ -167,6 +173,7 @@ class _Request:
     terms: tuple[tuple[InstanceGradients, Tensor], ...]
     objective: Hashable
     separate: bool
+    most: int | None
 
 
 def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
@@ -201,8 +208,20 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             signature = _signature(slots, state, request)
             is_new = signature not in slots.memory.verified and not is_recorded(losses.device)
             edges = [call.edge for call in state.calls]
-            found = grad(total, edges, retain_graph=is_new, allow_unused=True) if edges else ()
-            gradients = collect(state.calls, found, state.grouping, losses.device, fold=not request.separate)
+            found: list[Tensor | None] = []  # which collect empties
+            if edges:
+                found.extend(grad(total, edges, retain_graph=is_new, allow_unused=True))
+            gradients = collect(
+                state.calls,
+                found,
+                state.grouping,
+                losses.device,
+                fold=not request.separate,
+                most=request.most,
+                together=state.together,
+                frozen={id(slots.params[name]) for name in slots.frozen},
+                empty=not is_new,
+            )
             if is_new:
                 check = compare(slots, losses, state, found, gradients, scale)
     norms = gradients.norms()

@@ -55,15 +55,31 @@ class Rows:
         return table.scatter_add_(1, self.ids.unsqueeze(2).expand_as(self.d), self.d)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Dense:
-    """The gradients themselves, ``(G, *shape of the parameter)``."""
+    """The gradients themselves, ``(G, *shape of the parameter)``.
+
+    Args:
+        value: The gradients.
+        squares: Their squared norms (G,), if they are known.
+        own: Whether all uses of the parameter can multiply with one matrix per group.
+        once: Whether the next perturbed pass is the last one, and may overwrite the gradients.
+    """
 
     value: Tensor
+    squares: Tensor | None = None
+    own: bool = False
+    once: bool = False
 
     def dense(self) -> Tensor:
         """The gradients."""
         return self.value
+
+    def take(self) -> Tensor:
+        """The gradients, to be overwritten: this factor has none any more."""
+        value = self.value
+        del self.value
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +118,8 @@ def dot(a: Factor, b: Factor) -> Tensor:
             return dot(b, a)
         case Dense(), Rows():
             return dot(b, a)
+        case Dense(), Dense() if a is b:
+            return squares_of(a.value) if a.squares is None else a.squares
         case _:
             return _sum(a.dense() * b.dense())
 
@@ -111,7 +129,7 @@ def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
 
     A pack is squared at once. Inputs of one shape are stacked for their Gram matrices, and so are gradients.
     """
-    terms = [_sum(f.value.square()) for f in factors if isinstance(f, Dense)]
+    terms = [dot(f, f) for f in factors if isinstance(f, Dense)]
     packs = {id(f.pack): f.pack for f in factors if isinstance(f, Packed)}
     terms += [_sum(pack.square()) for pack in packs.values()]
     terms += [dot(f, f) for f in factors if isinstance(f, Rows)]
@@ -122,6 +140,12 @@ def sum_of_squares(factors: Sequence[Factor]) -> list[Tensor]:
     for members in shapes.values():
         terms += _low_rank_norms(members)
     return terms
+
+
+def squares_of(value: Tensor) -> Tensor:
+    """The squared norms (G,) of gradients (G, ...), read once, in float32 at least."""
+    norms: Tensor = torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=wide_dtype(value.dtype))
+    return norms.square()
 
 
 def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.calls import Call
+from deltasam.per_instance.algebra.costs import Kept, Layer, Machine, choose, machine
 from deltasam.per_instance.algebra.factors import (
     Dense,
     Factor,
@@ -17,11 +18,13 @@ from deltasam.per_instance.algebra.factors import (
     Packed,
     Rows,
     dot,
+    squares_of,
     stack_limit,
     sum_of_squares,
     wide_dtype,
 )
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.own_weights import Rounding, rounding_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +73,7 @@ class InstanceGradients:
                 case Packed():
                     return replace(factor, pack=packs[id(factor.pack)])
                 case Dense():
-                    return Dense(_product(factor.value, factors[name]))
+                    return Dense(_product(factor.value, factors[name]), own=factor.own, once=factor.once)
                 case _:
                     return replace(factor, d=_product(factor.d, factors[name]))
 
@@ -93,6 +96,25 @@ class InstanceGradients:
 
         factors = {name: [narrow(f) for f in found] for name, found in self.factors.items()}
         return replace(self, factors=factors)
+
+    def for_one_pass(self) -> InstanceGradients:
+        """These gradients for one perturbed pass, which may write its matrices to their memory."""
+
+        def last(factor: Factor) -> Factor:
+            return replace(factor, once=True) if isinstance(factor, Dense) and factor.own else factor
+
+        return replace(self, factors={name: [last(f) for f in found] for name, found in self.factors.items()})
+
+    def kept_of_matrices(self) -> int:
+        """Bytes of the factors of weights that are used as matrices."""
+        tensors: dict[int, Tensor] = {}
+        for factor in (factor for found in self.factors.values() for factor in found):
+            match factor:
+                case LowRank():
+                    tensors.update((id(t), t) for t in (factor.x, factor.d))
+                case Dense():
+                    tensors[id(factor.value)] = factor.value
+        return sum(t.numel() * t.element_size() for t in tensors.values())
 
     def only(self, params: Iterable[Tensor]) -> InstanceGradients:
         """These gradients with respect to some parameters only; a bias that is folded in stays with its weight."""
@@ -134,56 +156,130 @@ def _product(values: Tensor, factors: Tensor) -> Tensor:
 
 
 def collect(
-    calls: Sequence[Call],
-    gradients: Sequence[Tensor | None],
+    calls: list[Call],
+    gradients: list[Tensor | None],
     grouping: Grouping,
     device: torch.device,
     *,
     fold: bool = True,
+    most: int | None = None,
+    together: Collection[int] = (),
+    frozen: Collection[int] = (),
+    empty: bool = False,
 ) -> InstanceGradients:
     """Factors from the calls and the gradients of their outputs, in the cheaper form for each weight.
 
-    With ``fold``, the gradient of a bias is kept with that of its weight where that is possible.
+    Args:
+        calls: The recorded calls.
+        gradients: The gradients of their outputs.
+        grouping: The groups.
+        device: Where the losses are.
+        fold: Keep the gradient of a bias with that of its weight where that is possible.
+        most: How many bytes of the gradients of matrices to keep at most, see :func:`~.costs.choose`.
+        together: The parameters (``id``) with a use that cannot take one matrix per group.
+        frozen: Those that are not trained.
+        empty: Empty both lists, so that what is written out does not need the memory of its inputs as well.
     """
-    inputs: dict[tuple[int, torch.dtype], Tensor] = {}  # an input that query, key and value share stays one tensor
+    inputs: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}  # one that query, key and value share stays one
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
             rows = call.arrange(gradient) if call.form == "matrix" and call.arrange is not None else gradient
             uses.setdefault(id(call.weight), []).append((call, rows))
+    if empty:
+        calls.clear()
+        gradients.clear()
     partners = _biases(uses) if fold else dict.fromkeys(uses)
+    forms = _forms(uses, together, frozen, most)
     factors: dict[int, list[Factor]] = {}
-    norms = [use for found in uses.values() for use in found if use[0].form == "norm"]
-    for name, found in uses.items():
-        bias = partners[name]
-        low_rank = _pays(found)
+    norms = [
+        use for found in uses.values() for use in found if use[0].form == "norm"
+    ]  # later, those of a shape at once
+    for name in list(uses):
+        found = uses.pop(name)
+        if forms.get(name) == "written":
+            _write_out([use for use in found if use[0].form == "matrix"], factors, own=name not in together)
         for call, d in found:
             match call.form:
-                case "norm":
-                    continue  # below, together for norms of one shape
                 case "dense":
                     factors.setdefault(name, []).append(Dense(grouping.total(d)))
                 case "rows":
+                    factors.setdefault(name, []).append(_rows(call, d))
+                case "matrix" if forms[name] == "low-rank":
                     assert call.inputs is not None
-                    if call.padding is not None:
-                        d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
-                    factors.setdefault(name, []).append(Rows(call.inputs, d, call.weight.shape[0]))
-                case _:
-                    assert call.inputs is not None
-                    folded = low_rank and bias is not None and call.bias is not None
-                    x = inputs.get((id(call.inputs), d.dtype))
-                    if x is None:
-                        x = inputs[id(call.inputs), d.dtype] = call.inputs.to(d.dtype)
-                    factor = LowRank(x, d, folded, call.transposed)
-                    if low_rank:
-                        factors.setdefault(name, []).append(factor)
-                    else:
-                        _accumulate(factors, name, factor.dense().reshape(-1, *call.weight.shape))
-                    if call.bias is not None and not folded:
-                        _accumulate(factors, id(call.bias), d.sum(1, dtype=wide_dtype(d.dtype)))
+                    key = (id(call.inputs), d.dtype)
+                    if key not in inputs:
+                        inputs[key] = call.inputs, call.inputs.to(d.dtype)
+                    folded = partners[name] is not None and call.bias is not None
+                    factors.setdefault(name, []).append(LowRank(inputs[key][1], d, folded, call.transposed))
+                    if not folded:
+                        _add_bias(factors, call, d)
     vectors = _add_norms(factors, norms)
     _pack(factors, vectors)
     return InstanceGradients(grouping, factors, vectors, device)
+
+
+def _forms(
+    uses: dict[int, list[tuple[Call, Tensor]]], together: Collection[int], frozen: Collection[int], most: int | None
+) -> dict[int, Kept]:
+    """The form of every weight that is used as a matrix."""
+    sharing: dict[int, set[int]] = {}
+    matrices = {name: [use for use in found if use[0].form == "matrix"] for name, found in uses.items()}
+    for name, found in matrices.items():
+        for call, _ in found:
+            sharing.setdefault(id(call.inputs), set()).add(name)
+    layers: dict[int, Layer] = {}
+    machines: list[Machine] = []
+    roundings: dict[tuple[torch.dtype, torch.device], Rounding] = {}
+    for name, found in matrices.items():
+        if found:
+            call, d = found[0]
+            assert call.inputs is not None
+            kind = (d.dtype, d.device)
+            rounding = roundings[kind] = roundings.get(kind) or rounding_of(*kind)
+            layers[name] = Layer(
+                groups=d.shape[0],
+                rows=sum(each.shape[1] for _, each in found),
+                inputs=call.inputs.shape[2],
+                outputs=d.shape[2],
+                itemsize=d.element_size(),
+                sharing=len(sharing[id(call.inputs)]) if len(found) == 1 else 1,
+                own=name not in together and rounding != "lost",
+                trained=name not in frozen,
+            )
+            machines.append(machine(d.device, d.dtype, tf32=rounding == "tf32"))
+    return dict(zip(layers, choose((*layers.values(),), (*machines,), most), strict=True))
+
+
+def _write_out(found: list[tuple[Call, Tensor]], factors: dict[int, list[Factor]], *, own: bool) -> None:
+    """Adds the gradients of one weight, the sum over its calls, and of its biases."""
+    value: Tensor | None = None
+    for call, d in found:
+        assert call.inputs is not None
+        x = call.inputs.to(d.dtype)
+        left, right = (x, d) if call.transposed else (d, x)
+        if value is None or value.dtype is not d.dtype:
+            product = torch.bmm(left.mT, right)
+            value = product if value is None else value + product
+        else:
+            value.baddbmm_(left.mT, right)
+        _add_bias(factors, call, d)
+    assert value is not None
+    squares = squares_of(value)  # now, while the gradients are in the cache of the device
+    weight = found[0][0].weight
+    factors.setdefault(id(weight), []).append(Dense(value.view(-1, *weight.shape), squares, own))
+
+
+def _add_bias(factors: dict[int, list[Factor]], call: Call, d: Tensor) -> None:
+    if call.bias is not None:
+        _accumulate(factors, id(call.bias), d.sum(1, dtype=wide_dtype(d.dtype)))
+
+
+def _rows(call: Call, d: Tensor) -> Rows:
+    assert call.inputs is not None
+    if call.padding is not None:
+        d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
+    return Rows(call.inputs, d, call.weight.shape[0])
 
 
 def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:
@@ -266,18 +362,8 @@ def _biases(uses: dict[int, list[tuple[Call, Tensor]]]) -> dict[int, Tensor | No
     return folded
 
 
-def _pays(found: list[tuple[Call, Tensor]]) -> bool:
-    """Whether low rank is cheaper: it stores S (in + out) numbers, and written out there are in * out."""
-    matrices = [(call.inputs, d) for call, d in found if call.form == "matrix" and call.inputs is not None]
-    if not matrices:
-        return True
-    positions = sum(d.shape[1] for _, d in matrices)
-    x, d = matrices[0]
-    return positions * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2]
-
-
 def _accumulate(factors: dict[int, list[Factor]], name: int, value: Tensor) -> None:
-    """Adds to the dense factor of a parameter, so that a module called many times (ALBERT's layers) keeps only one."""
+    """Adds to the dense factor of a vector, so that a module called many times (ALBERT's layers) keeps only one."""
     found = factors.setdefault(name, [])
     for k, factor in enumerate(found):
         if isinstance(factor, Dense):

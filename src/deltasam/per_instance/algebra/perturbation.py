@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.factors import (
+    Dense,
     Factor,
     Packed,
     Products,
@@ -18,6 +19,7 @@ from deltasam.per_instance.algebra.factors import (
     wide_dtype,
 )
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.own_weights import own_product, own_values, rounding_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,30 @@ class Perturbation:
     products: Products = field(default_factory=Products)
     _made: dict[tuple[int, bool], dict[int, Tensor]] = field(default_factory=dict)
     _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _own: dict[tuple[int, torch.dtype], Tensor | None] = field(default_factory=dict)  # by parameter (``id``)
+
+    def own_product(
+        self, weight: Tensor, bias: Tensor | None, x: Tensor, matrix: Tensor, offset: Tensor | None, transposed: bool
+    ) -> Tensor | None:
+        """The whole layer ``x matrix^T + offset``, perturbed, if the matrices of the groups are written out; or None.
+
+        ``weight`` and ``bias`` are the parameters as they are stored; the bias is None if it is not perturbed.
+        """
+        terms = self.terms.get(id(weight), ())
+        if not terms or type(x) is not Tensor or not all(isinstance(factor, Dense) for factor, _ in terms):
+            return None
+        key = (id(weight), x.dtype)
+        if key not in self._own:
+            rounding = rounding_of(x.dtype, x.device)
+            self._own[key] = None if rounding == "lost" else own_values(weight, terms, x.dtype, rounding)
+        own = self._own[key]
+        if own is None:
+            return None
+        shift = None if offset is None else offset.detach().to(x.dtype).view(1, 1, -1)
+        moves = () if bias is None else self.terms.get(id(bias), ())
+        if bias is not None and moves:  # added in float32, unless all of the layer is in half precision
+            shift = own_values(bias, moves, x.dtype, "bf16" if x.dtype is torch.bfloat16 else "none").unsqueeze(1)
+        return own_product(x, matrix, offset, own.mT if transposed else own, shift)
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
         """The output ``y`` of a layer at w, perturbed. The factors of the weight include a bias that is folded in."""

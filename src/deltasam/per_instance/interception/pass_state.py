@@ -49,6 +49,8 @@ class PassState:
         self.differentiated = recording  # as long as the pass lasts; recording ends before the backward
         self.calls: list[Call] = []
         self.layouts: list[Layout | None] = []  # of the inputs of the calls; None for a parameter written out
+        self.together: set[int] = set()  # parameters (``id``) with a use that cannot take one matrix per group
+        self._dtypes: dict[int, torch.dtype] = {}  # of the inputs of parameters that are used as matrices
         # By parameter, and whether there is a graph: a value that was computed without one has no gradient.
         self._values: dict[tuple[int, bool], Tensor] = {}
         self._expanded: dict[tuple[int, bool], Tensor] = {}
@@ -118,20 +120,40 @@ class PassState:
         transposed: bool = False,
     ) -> Tensor:
         """The layer ``x matrix^T + bias``, (G, S, out); the matrix is the weight, transposed if it is stored so."""
+        own = type(x) is Tensor and self._dtypes.setdefault(id(weight.parameter), x.dtype) is x.dtype
+        if self.perturbation is not None and own:
+            offset = unwrapped(bias)
+            made = self.perturbation.own_product(weight.parameter, _parameter(bias), x, matrix, offset, transposed)
+            if made is not None:
+                return self.recorded(weight, bias, made, recorded, layout, transposed, own=own)
         if self.perturbation is not None and x.dtype in (torch.bfloat16, torch.float16):
             move = self.perturbation.linear_move(weight.parameter, _parameter(bias), x, matrix.shape[0], transposed)
             if move is not None:
                 y = add_to_linear(move, x, matrix)
                 y = y if bias is None else y + unwrapped(bias).to(y.dtype)
-                return self.recorded(weight, bias, y, recorded, layout, transposed)
+                return self.recorded(weight, bias, y, recorded, layout, transposed, own=own)
         y = F.linear(x, matrix, unwrapped(bias))
-        return self.matrix(weight, bias, x, y, recorded, layout, transposed)
+        if self.perturbation is not None:
+            y = self.perturbation.linear(weight.parameter, _parameter(bias), x, y, transposed)
+        return self.recorded(weight, bias, y, recorded, layout, transposed, own=own)
 
     def recorded(
-        self, weight: Proxy, bias: Any, y: Tensor, recorded: Tensor, layout: Layout, transposed: bool = False
+        self,
+        weight: Proxy,
+        bias: Any,
+        y: Tensor,
+        recorded: Tensor,
+        layout: Layout,
+        transposed: bool = False,
+        own: bool = False,
     ) -> Tensor:
-        """The output ``y`` of a layer, whose inputs ``recorded`` and edge are recorded."""
+        """The output ``y`` of a layer, whose inputs ``recorded`` and edge are recorded.
+
+        ``own``: whether the perturbed layer could multiply with one matrix per group.
+        """
         offset = _parameter(bias)
+        if not own:
+            self.together.add(id(weight.parameter))
         if self.recording and (edge := edge_of(whole_base(y))) is not None:
             shape = y.shape
 
@@ -144,6 +166,7 @@ class PassState:
 
     def table(self, weight: Proxy, ids: Tensor, y: Tensor, layout: Layout, padding: int | None) -> Tensor:
         """Output ``y`` (G, S, out) of a lookup of ``ids`` (G, S)."""
+        self.together.add(id(weight.parameter))
         if self.perturbation is not None:
             y = self.perturbation.rows(weight.parameter, ids, y)
         if self.recording and (edge := edge_of(y)) is not None:
@@ -176,6 +199,7 @@ class PassState:
     def values(self, proxy: Proxy) -> Tensor:
         """The parameter of every instance, ``(N, *shape)``, written out, in float32 at least: for small parameters."""
         parameter = proxy.parameter
+        self.together.add(id(parameter))
         name = (id(parameter), torch.is_grad_enabled())
         if name not in self._values:  # computed once in a pass, so that one gradient collects all uses
             if self.perturbation is None:

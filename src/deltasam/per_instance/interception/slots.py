@@ -41,6 +41,7 @@ class ParameterSlots:
     Attributes:
         model: The model.
         params: The chosen parameters by name.
+        frozen: The names of those that are not trained.
 
     Raises:
         InstancesMixedError: A BatchNorm of the model is in training mode.
@@ -80,7 +81,7 @@ class ParameterSlots:
         for layer, p in quantized:
             self._changes.append((vars(layer), "forward", perturbed_forward(layer, self._proxies[id(p)])))
         # Noted here, because a pass changes both.
-        self._frozen = {name for name, p in params.items() if not p.requires_grad}
+        self.frozen = {name for name, p in params.items() if not p.requires_grad}
         self._beside = {id(p) for layer, _ in quantized for p in layer.parameters(recurse=False)}
 
     @cached_property
@@ -92,10 +93,10 @@ class ParameterSlots:
         """
         # Quantized weights have no gradient, and the factors of their biases are folded into theirs.
         ordinary = {name: p for name, p in self.params.items() if layer_of(p) is None and id(p) not in self._beside}
-        if sum(p.numel() for name, p in ordinary.items() if name in self._frozen) <= _MOST_COMPARED:
+        if sum(p.numel() for name, p in ordinary.items() if name in self.frozen) <= _MOST_COMPARED:
             return ordinary
-        first = first_of_each_kind(name.rpartition(".")[0] for name in ordinary if name in self._frozen)
-        return {n: p for n, p in ordinary.items() if n not in self._frozen or n.rpartition(".")[0] in first}
+        first = first_of_each_kind(name.rpartition(".")[0] for name in ordinary if name in self.frozen)
+        return {n: p for n, p in ordinary.items() if n not in self.frozen or n.rpartition(".")[0] in first}
 
     @contextmanager
     def filled(

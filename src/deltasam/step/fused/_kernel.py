@@ -134,3 +134,28 @@ def noise_kernel(
     _add_noise(weight, scale, out, at + quarter, size, columns, by_column, n1, r1, s, grid, DTYPE, ROUND)
     _add_noise(weight, scale, out, at + 2 * quarter, size, columns, by_column, n2, r2, s, grid, DTYPE, ROUND)
     _add_noise(weight, scale, out, at + 3 * quarter, size, columns, by_column, n3, r3, s, grid, DTYPE, ROUND)
+
+
+@triton.jit
+def own_kernel(shared, moves, c, out, size, row, BF16: tl.constexpr, BLOCK: tl.constexpr):
+    """``deltasam.step.fused.instances.by_torch``; one row of blocks per group."""
+    group = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    w = tl.load(shared + at, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(moves + group.to(tl.int64) * row + at, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(c + group)
+
+    hashed = at * 0x1E3779B1 + group * 0x27D4EB2F + d.to(tl.int32, bitcast=True) * 0x05EBCA6B
+    hashed = ((hashed ^ (hashed >> 15)) * 0x2C1B3C6D) >> 9
+    bits = w.to(tl.int32, bitcast=True)
+    if BF16:
+        start = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+        target = (start + s * d).to(tl.int32, bitcast=True) + (hashed & 0xFFFF)
+        value = (target & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        start = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        target = (start + s * d).to(tl.int32, bitcast=True) + (hashed & 0x1FFF)
+        value = (target & -0x2000).to(tl.float32, bitcast=True)
+    value = tl.where(s == 0, start, value)
+    tl.store(out + group.to(tl.int64) * size + at, value.to(out.dtype.element_ty), mask=inside)
