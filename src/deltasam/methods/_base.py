@@ -425,7 +425,7 @@ class Method(ABC):
         if name not in self.managed:
             object.__setattr__(self, "managed", self.managed | {name})
 
-    def buffer_key(self) -> Hashable:
+    def buffer_key(self) -> tuple[tuple[str, Hashable], ...]:
         """Where the buffers are in memory. A captured step can replay until they move."""
         kept = {name: value for name, value in self.state.items() if name.split(".")[0] in self.buffers}
         return tuple((name, addresses(value)) for name, value in kept.items())

@@ -27,7 +27,6 @@ from deltasam.speed.capture._key import (
     surroundings_key,
 )
 from deltasam.speed.capture._streams import Needs
-from deltasam.step.batches import MicroBatches
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.radius import Numbers
 from deltasam.step.randomness import observed
@@ -184,8 +183,6 @@ class Captured:
         declared = {name for name in self.method.state if name.split(".")[0] in self.method.buffers}
         if (why := _may_keep(self.method, declared)) is not None:
             raise NotCapturableError(why)
-        if isinstance(inputs[0], MicroBatches):
-            raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise NotCapturableError("DistributedDataParallel communicates outside the graph")
         if sharded_modules(model):
