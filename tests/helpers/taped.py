@@ -43,6 +43,7 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.launches: list[Callable[[], None]] = []
         self.kernels = 0
+        self.operations: list[tuple[str, tuple[Any, ...]]] = []  # names, and shapes of the arguments
         self._own: set[int] = set()  # storages made while recording
         self._overwritten: list[tuple[Tensor, Tensor]] = []
 
@@ -50,6 +51,8 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if "_foreach_" in func.__name__ and any(isinstance(arg, (list, tuple)) and not arg for arg in args):
             raise RuntimeError("Tensor list must have at least one tensor.")
+        shapes = (leaf.shape for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor))
+        self.operations.append((func.__name__, tuple(shapes)))
         # Aliases: a parameter that has other memory now has its own again when the tape is replayed.
         recorded = tree_map(_alias, (tuple(args), kwargs))
         given = dict(zip((a.name for a in func._schema.arguments), recorded[0], strict=False)) | recorded[1]

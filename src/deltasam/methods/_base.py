@@ -417,6 +417,11 @@ class Method(ABC):
         self.check_remembered(name, kept, shape)
         return kept
 
+    def claim_buffers(self) -> None:
+        """Says that this class itself keeps all of :attr:`buffers` in fixed memory, as :meth:`buffer` does."""
+        for name in self.buffers:
+            self._claim(name)
+
     def _claim(self, name: str) -> None:
         if name.split(".")[0] not in self.buffers:
             raise ValueError(

@@ -88,7 +88,9 @@ class ESAM(Method):
         with respect to all tensors.
         """
         if not _is_of_the_whole(self.radius):
-            raise RuntimeError("the radius depends on which tensors are perturbed, and a recording contains all of them")
+            raise RuntimeError(
+                "the radius depends on which tensors are perturbed, and a recording contains all of them"
+            )
         used = drawn_on_the_host(passes.device, partial(self._mask, len(direction)), self.step_seed.step)
         factors = used.unbind(0)
         for k, g in enumerate(direction):

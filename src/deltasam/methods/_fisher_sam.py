@@ -17,7 +17,6 @@ from deltasam.parallel.refusals import require_whole
 from deltasam.step.passes import Passes, direction_norms
 from deltasam.step.radius import Rho
 
-
 Kind = Literal["due", "again", "keep"]
 
 
@@ -58,7 +57,7 @@ class FisherSAM(Method):
     uses_direction_only = True
     plain_ascent = False
 
-    _kind: ClassVar[Kind | None] = None  # of the next step of this object, once it is decided
+    _decided: ClassVar[tuple[int, Kind] | None] = None  # of this object: the number of the next step, and its kind
 
     def capture_key(self) -> Kind:
         """Whether the next step computes masks: if they are due, or again if their gradient may not have been finite.
@@ -67,12 +66,13 @@ class FisherSAM(Method):
         ``mask_heard`` on the host, which is False until the copy arrives. So a step may compute new masks although
         the old ones are good; the device then keeps the old ones. All parts of a step see the same decision.
         """
-        if self._kind is None:
+        if self._decided is None or self._decided[0] != self.steps:
             is_due = self.steps % self.refresh == 0 or "mask" not in self.state
             is_heard = bool(self.state.get("mask_heard", "mask_good" not in self.state))
-            object.__setattr__(self, "_kind", "due" if is_due else "keep" if is_heard else "again")
-        assert self._kind is not None
-        return self._kind
+            kind: Kind = "due" if is_due else "keep" if is_heard else "again"
+            object.__setattr__(self, "_decided", (self.steps, kind))
+            return kind
+        return self._decided[1]
 
     def buffer_key(self) -> tuple[tuple[str, Hashable], ...]:
         """Without the flag on the host, which no recorded step uses."""
@@ -81,17 +81,17 @@ class FisherSAM(Method):
     def count_step(self, step: Step) -> Step:
         """Also sends the host the flag, if the step has computed masks; of a replayed step only this runs."""
         if self.capture_key() != "keep" and "mask_good" in self.state:
-            self._claim("mask_heard")
             self.state["mask_heard"] = _sent(self.state["mask_good"])
-        object.__setattr__(self, "_kind", None)
+        object.__setattr__(self, "_decided", None)
         return super().count_step(step)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Also decides anew which kind of step comes next."""
         super().load_state_dict(state)
-        object.__setattr__(self, "_kind", None)
+        object.__setattr__(self, "_decided", None)
 
     def _step(self, passes: Passes) -> Step:
+        self.claim_buffers()
         require_whole("FisherSAM", list(passes.params.values()))
         losses, grads = passes.gradient()
         named = {n: g.to_dense() for n, g in zip(passes.params, grads, strict=True) if g is not None}
@@ -109,7 +109,6 @@ class FisherSAM(Method):
     @torch.no_grad()
     def _masks(self, gradient: dict[str, Tensor], norm: Tensor) -> dict[str, Tensor]:
         """The masks of this step, computed anew, in their memory, if :meth:`capture_key` says so."""
-        self._claim("mask")
         masks = self.kept("mask", gradient, torch.bool) or {}
         kind = self.capture_key()
         if kind == "keep":

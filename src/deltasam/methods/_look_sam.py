@@ -58,6 +58,7 @@ class LookSAM(Method):
         return self.steps % self.k == 0 or not self.state.get("gv")
 
     def _step(self, passes: Passes) -> Step:
+        self.claim_buffers()
         return self._look(passes) if self.capture_key() else self._reuse(passes)
 
     def _look(self, passes: Passes) -> Step:
@@ -89,7 +90,6 @@ class LookSAM(Method):
     @torch.no_grad()
     def _lent(self, passes: Passes, g: dict[str, Tensor | None]) -> dict[str, Tensor]:
         """Moves the gradients of trained parameters into the memory of g_v; sparse ones stay where they are."""
-        self._claim("gv")
         kept = self.kept("gv", passes.trainable) or {}
         self.state["gv"] = {}
         memory = {}

@@ -27,11 +27,19 @@ from deltasam.speed.capture._key import (
     surroundings_key,
 )
 from deltasam.speed.capture._streams import Needs
+from deltasam.step.batches import MicroBatches
+from deltasam.step.counts import HostShares, host_shares
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.radius import Numbers
 from deltasam.step.randomness import observed
+from deltasam.step.step_batch import prepared
 
 HAS_GRAPHS = ("cuda",)
+_TOO_MANY = (
+    "graphs are evicted before they are replayed. The steps have more shapes than max_graphs={}: pad the batches "
+    "(PadToBuckets), or raise max_graphs. Or a batch holds Python numbers that differ from step to step, which a "
+    "graph contains: make them tensors"
+)
 Take = Callable[[Passes], Step]  # runs the step; an ordinary one is also counted
 Run = Callable[[Any, Take], Step]
 
@@ -167,8 +175,8 @@ class Captured:
                 if isinstance(entry, str):
                     raise NotCapturableError(entry)
                 if isinstance(entry, Needs):
-                    entry = self._record(key, model, inputs, run, entry, kind)
-                step = self._replay(entry, inputs, model, state)
+                    entry = self._record(key, model, inputs, objective, run, entry, kind)
+                step = self._replay(entry, inputs, model, objective, state)
         except NotCapturableError as obstacle:
             self._mention(str(obstacle))
             self.report.ordinary += 1
@@ -213,22 +221,33 @@ class Captured:
         while len(self._seen) > self._max_graphs:
             self._seen.popitem(last=False)
             self.report.evicted += 1
+            if self.report.evicted >= self._max_graphs and self.report.evicted > self.report.replayed:
+                self._mention(_TOO_MANY.format(self._max_graphs))
         self.report.ordinary += 1
         return step
 
     def _record(
-        self, key: Hashable, model: nn.Module, inputs: Any, run: Run, needs: Needs, kind: Hashable
+        self,
+        key: Hashable,
+        model: nn.Module,
+        inputs: Any,
+        objective: ObjectiveLike,
+        run: Run,
+        needs: Needs,
+        kind: Hashable,
     ) -> RecordedStep:
         self._pool = self._pool or Pool()
         place = None if kind == ("step",) else self._places(model)
         try:
             # Not run_step: a recording is not counted as a step, and an error in it is an obstacle.
             numbers = Numbers(needs.device, self.method.step_radius())
-            with numbers.open():
+            shares = _counted_on_the_host(objective, model, inputs[0])
+            counted = HostShares(needs.device, shares)
+            with numbers.open(), counted.open():
                 entry = RecordedStep(
                     lambda x: run(x, self.method.compute_step), model, inputs, needs, self._pool, place
                 )
-            entry.numbers = numbers
+            entry.numbers, entry.shares = numbers, None if shares is None else counted
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
             self._pool = None  # a failed recording keeps its pool
@@ -237,7 +256,9 @@ class Captured:
         self.report.recorded += 1
         return entry
 
-    def _replay(self, entry: RecordedStep, inputs: Any, model: nn.Module, state: Hashable) -> Step:
+    def _replay(
+        self, entry: RecordedStep, inputs: Any, model: nn.Module, objective: ObjectiveLike, state: Hashable
+    ) -> Step:
         params = self._parameters(model, state)
         places = self._gradients.get(model, {})
         placed = {name: places[name] for name in entry.placed}
@@ -245,6 +266,8 @@ class Captured:
         earlier = {name: place.clone() for name, place in placed.items() if params[name].grad is place}
         if entry.numbers is not None:
             entry.numbers.set(self.method.step_radius())
+        if entry.shares is not None:
+            entry.shares.set(_counted_on_the_host(objective, model, inputs[0]) or [])
         step = entry.replay(inputs, self.method.steps)
         for name, place in placed.items():
             grad = params[name].grad
@@ -277,6 +300,13 @@ class Captured:
         if obstacle not in self.report.obstacles:
             warnings.warn(f"this step is not captured and runs as an ordinary one: {obstacle}", stacklevel=4)
         self.report.obstacles[obstacle] = self.report.obstacles.get(obstacle, 0) + 1
+
+
+def _counted_on_the_host(objective: Any, model: nn.Module, batch: Any) -> list[float] | None:
+    """The shares of micro-batches that an objective counts on the host; None if there are none."""
+    if not isinstance(batch, MicroBatches) or not hasattr(objective, "items"):
+        return None
+    return host_shares(objective, prepared(objective, model, batch))
 
 
 def _may_keep(method: Method, buffers: AbstractSet[str]) -> str | None:

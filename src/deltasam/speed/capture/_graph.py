@@ -17,6 +17,7 @@ from deltasam.methods import Step
 from deltasam.speed.capture._key import NotCapturableError
 from deltasam.speed.capture._streams import GraphStreams, Needs
 from deltasam.step.batches import tensors, tree_map
+from deltasam.step.counts import HostShares
 from deltasam.step.fused import Tables, is_ready
 from deltasam.step.radius import Numbers
 from deltasam.step.randomness import recorded
@@ -58,6 +59,7 @@ class RecordedStep:
         self._streams.register(self._graph)
         self.placed: list[str] = []
         self.numbers: Numbers | None = None  # of the radius
+        self.shares: HostShares | None = None  # of micro-batches, if the host counts them
         params = dict(model.named_parameters())
         kept = {name: p.grad for name, p in params.items()}
         default = self._streams.default

@@ -4,8 +4,8 @@ While a graph is recorded, the state of a CUDA generator can be neither read nor
 another state object. So every extra pass gets its own state, and before each replay all of them are set to the
 position where their pass starts: they then draw what the pass at w draws. That position is the one of the default
 generator, or, for the later ones of several micro-batches, as far ahead of it as in the ordinary step that was
-observed. There the pass at w, too, goes on with a state that is set before the replay, so that the passes agree even if
-the recorded kernels draw more or fewer numbers than the ordinary ones.
+observed. There the pass at w, too, goes on with a state that is set before the replay, so that the passes agree even
+if the recorded kernels draw more or fewer numbers than the ordinary ones.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class GraphStreams:
         self._starts = [(ahead, self.default.clone_state() if ahead else None) for ahead in needs.starts]
         self._extras = [(ahead, self.default.clone_state()) for ahead in needs.extras]
         self._seeded = [(seed, torch.Generator(needs.device)) for seed in needs.seeds]
-        # With a state of its own for a later part, the default generator does not get to the end of the step by itself.
+        # Where a later part has a state of its own, the default generator does not get to the end of the step.
         self._length = needs.length if any(needs.starts) else None
         self._device = needs.device
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
