@@ -28,9 +28,10 @@ class ESAM(Method):
        gradient is that of their mean loss at :math:`w + \epsilon`.
 
     Cost: 3 forwards (one without a graph, one over the kept instances only), 2 backwards (the first with respect to
-    some parameters, the second over the kept instances); 2 and 2 with gamma = 1. Memory: one extra copy of the
-    perturbed parameters. The kept instances form a batch of another shape, so they draw other dropout masks. If the
-    perturbation is skipped, all instances are kept on the CPU, but not on a GPU, where this would synchronise.
+    some parameters, or to all if captured, the second over the kept instances); 2 and 2 with gamma = 1. Memory: one
+    extra copy of the perturbed parameters. The kept instances form a batch of another shape, so they draw other
+    dropout masks. If the perturbation is skipped, all instances are kept on the CPU, but not on a GPU, where this
+    would synchronise.
 
     Attributes:
         rho: Radius; 0 is plain training (on all instances).

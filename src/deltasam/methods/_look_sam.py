@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deltasam.methods._base import Method
-from deltasam.methods._buffers import fitted
+from deltasam.methods._buffers import fitted, require_outside_recording
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.parallel.shards import local
@@ -92,15 +92,12 @@ class LookSAM(Method):
         """Moves the gradients of trained parameters into the memory of g_v; sparse ones stay where they are."""
         kept = self.kept("gv", passes.trainable) or {}
         self.state["gv"] = {}
-        memory = {}
+        memory = {name: place for name, place in kept.items() if not place.is_sparse}
         for name, p in passes.trainable.items():
             value = g.get(name)
-            if value is None or value.is_sparse:
-                continue
-            place = kept.get(name)
-            if place is None or place.is_sparse:
-                place = fitted(None, p)
-            memory[name] = g[name] = _stored(value, place)
+            if value is not None and not value.is_sparse:
+                memory[name] = memory[name] if name in memory else fitted(None, p)
+                g[name] = _stored(value, memory[name])
         return memory
 
     def _reuse(self, passes: Passes) -> Step:
@@ -119,8 +116,11 @@ class LookSAM(Method):
 
 
 def _stored(value: Tensor | None, place: Tensor | None) -> Any:
-    """The value in this place, if there is one."""
-    if value is None or place is None or value.is_sparse:
+    """The value in this place; where it is if there is none, or if it is sparse."""
+    if value is None or value.is_sparse:
+        return value
+    if place is None:
+        require_outside_recording(value.device)
         return value
     local(place).copy_(local(value))
     return place

@@ -66,7 +66,7 @@ class Captured:
     The first batch of a shape runs as an ordinary step, which serves as warm-up; the second is recorded. (A method
     with buffers allocates them in its first step, and needs one ordinary step more.) A step that cannot be recorded
     (the model synchronises with the host, draws on the host, ...) runs as an ordinary one, and a warning names the
-    reason. On the CPU every step is an ordinary one.
+    reason. On the CPU every step is an ordinary one. A step over :class:`~deltasam.MicroBatches` is one graph.
 
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 
