@@ -44,12 +44,12 @@ def train(
     taken: Any, device: str, problem: Problem, wrap: Callable[[Any], Any] = lambda objective: objective, steps: int = 5
 ) -> list[dict[str, Tensor]]:
     model, batch, objective = problem.make()
-    model, found = model.to(device), []
+    model, found, wrapped = model.to(device), [], wrap(objective)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     torch.manual_seed(3)
     for number in range(steps):
         optimizer.zero_grad()
-        taken.backward(model, parts(batch, number, device), wrap(objective))
+        taken.backward(model, parts(batch, number, device), wrapped)
         found.append(grads(model))
         optimizer.step()
     return found

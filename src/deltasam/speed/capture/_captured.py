@@ -37,8 +37,8 @@ from deltasam.step.step_batch import prepared
 HAS_GRAPHS = ("cuda",)
 _TOO_MANY = (
     "graphs are evicted before they are replayed. The steps have more shapes than max_graphs={}: pad the batches "
-    "(PadToBuckets), or raise max_graphs. Or a batch holds Python numbers that differ from step to step, which a "
-    "graph contains: make them tensors"
+    "(PadToBuckets), or raise max_graphs. Or a graph contains what differs from step to step: a new objective (make "
+    "it once), or Python numbers in the batch (make them tensors)"
 )
 Take = Callable[[Passes], Step]  # runs the step; an ordinary one is also counted
 Run = Callable[[Any, Take], Step]
