@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from deltasam.methods import _base, _buffers
+from deltasam.methods import _base, _buffers, _esam
 from deltasam.per_instance import ascent as _ascent
 from deltasam.per_instance import recording as _record
 from deltasam.per_instance.algebra import operations as _operations
@@ -43,6 +43,7 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.launches: list[Callable[[], None]] = []
         self.kernels = 0
+        self.operations: list[tuple[str, tuple[Any, ...]]] = []  # names, and shapes of the arguments
         self._own: set[int] = set()  # storages made while recording
         self._overwritten: list[tuple[Tensor, Tensor]] = []
 
@@ -50,6 +51,8 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if "_foreach_" in func.__name__ and any(isinstance(arg, (list, tuple)) and not arg for arg in args):
             raise RuntimeError("Tensor list must have at least one tensor.")
+        shapes = (leaf.shape for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor))
+        self.operations.append((func.__name__, tuple(shapes)))
         # Aliases: a parameter that has other memory now has its own again when the tape is replayed.
         recorded = tree_map(_alias, (tuple(args), kwargs))
         given = dict(zip((a.name for a in func._schema.arguments), recorded[0], strict=False)) | recorded[1]
@@ -133,36 +136,69 @@ def _floats(size: int, places: Sequence[int]) -> list[Tensor]:
 
 
 class Streams:
-    """The streams of a recording without dropout: seeded generators only."""
+    """The streams of a recording: changes of the state of the CPU's generator are on the tape, too."""
 
     def __init__(self, needs: Needs) -> None:
         self.default = SimpleNamespace(clone_state=lambda: None, graphsafe_set_state=lambda state: None)
         self._seeded = [(seed, torch.Generator(needs.device)) for seed in needs.seeds]
         self._next = iter(self._seeded)
+        self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
 
     def register(self, graph: Any) -> None:
         pass
 
-    def align(self, step: int) -> None:
-        for seed, generator in self._seeded:
-            generator.manual_seed(replace(seed, step=step).value)
+    def finish(self) -> None:
+        pass
 
     @contextmanager
-    def extra(self) -> Iterator[None]:
+    def aligned(self, step: int) -> Iterator[None]:
+        for seed, generator in self._seeded:
+            generator.manual_seed(replace(seed, step=step).value)
+        for draw, place in self._drawn:
+            place.copy_(draw(step))
         yield
+
+    def starts(self) -> dict[str, Tensor]:
+        place: dict[str, Tensor] = {}
+        _launch(lambda: place.update(state=torch.get_rng_state()))
+        return place
+
+    ends = starts
+
+    @contextmanager
+    def extra(self, place: dict[str, Tensor]) -> Iterator[None]:
+        own: dict[str, Tensor] = {}
+        _launch(lambda: own.update(state=torch.get_rng_state()))
+        _launch(lambda: torch.set_rng_state(place["state"]))
+        try:
+            yield
+        finally:
+            _launch(lambda: torch.set_rng_state(own["state"]))
+
+    def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
+        with _disable_current_modes():
+            place = draw(0)
+        self._drawn.append((draw, place))
+        return place
 
     def generator(self, seed: Seed) -> torch.Generator:
         return next(self._next)[1]
 
 
+def _launch(function: Callable[[], Any]) -> None:
+    assert Tape.current is not None
+    Tape.current.launches.append(function)
+
+
 @contextmanager
 def _recording(graph: Tape, **_: Any) -> Iterator[None]:
-    Tape.current = graph
+    Tape.current, state = graph, torch.get_rng_state()
     try:
         with graph:
             yield
     finally:
         Tape.current = None
+        torch.set_rng_state(state)
         with torch.no_grad():
             graph.undo()
 
@@ -182,7 +218,7 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(move_kernel=Kernel(), mirrored_move_kernel=MirroredKernel(), tl=torch)
     monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", kernels)
     monkeypatch.setattr(fused, "can_mirror", lambda device: True)
-    for module in (moving, _base, _buffers, _ascent, _operations, _record):
+    for module in (moving, _base, _buffers, _esam, _ascent, _operations, _record):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
     take = fused.Tables.take
 

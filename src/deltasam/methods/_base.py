@@ -417,6 +417,11 @@ class Method(ABC):
         self.check_remembered(name, kept, shape)
         return kept
 
+    def claim_buffers(self) -> None:
+        """Says that this class itself keeps all of :attr:`buffers` in fixed memory, as :meth:`buffer` does."""
+        for name in self.buffers:
+            self._claim(name)
+
     def _claim(self, name: str) -> None:
         if name.split(".")[0] not in self.buffers:
             raise ValueError(
@@ -425,7 +430,7 @@ class Method(ABC):
         if name not in self.managed:
             object.__setattr__(self, "managed", self.managed | {name})
 
-    def buffer_key(self) -> Hashable:
+    def buffer_key(self) -> tuple[tuple[str, Hashable], ...]:
         """Where the buffers are in memory. A captured step can replay until they move."""
         kept = {name: value for name, value in self.state.items() if name.split(".")[0] in self.buffers}
         return tuple((name, addresses(value)) for name, value in kept.items())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from deltasam.methods._base import Method
+from deltasam.methods._buffers import fitted
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
 from deltasam.parallel.refusals import require_whole
 from deltasam.step.passes import Passes, direction_norms
 from deltasam.step.radius import Rho
+
+Kind = Literal["due", "again", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +56,42 @@ class FisherSAM(Method):
     buffers = ("mask", "mask_good", "mask_heard")
     uses_direction_only = True
     plain_ascent = False
-    capturable = False
+
+    _decided: ClassVar[tuple[int, Kind] | None] = None  # of this object: the number of the next step, and its kind
+
+    def capture_key(self) -> Kind:
+        """Whether the next step computes masks: if they are due, or again if their gradient may not have been finite.
+
+        Whether it was finite is known on the device, as ``mask_good``; reading it would synchronise. It is copied to
+        ``mask_heard`` on the host, which is False until the copy arrives. So a step may compute new masks although
+        the old ones are good; the device then keeps the old ones. All parts of a step see the same decision.
+        """
+        if self._decided is None or self._decided[0] != self.steps:
+            is_due = self.steps % self.refresh == 0 or "mask" not in self.state
+            is_heard = bool(self.state.get("mask_heard", "mask_good" not in self.state))
+            kind: Kind = "due" if is_due else "keep" if is_heard else "again"
+            object.__setattr__(self, "_decided", (self.steps, kind))
+            return kind
+        return self._decided[1]
+
+    def buffer_key(self) -> tuple[tuple[str, Hashable], ...]:
+        """Without the flag on the host, which no recorded step uses."""
+        return tuple(each for each in super().buffer_key() if each[0] != "mask_heard")
+
+    def count_step(self, step: Step) -> Step:
+        """Also sends the host the flag, if the step has computed masks; of a replayed step only this runs."""
+        if self.capture_key() != "keep" and "mask_good" in self.state:
+            self.state["mask_heard"] = _sent(self.state["mask_good"])
+        object.__setattr__(self, "_decided", None)
+        return super().count_step(step)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Also decides anew which kind of step comes next."""
+        super().load_state_dict(state)
+        object.__setattr__(self, "_decided", None)
 
     def _step(self, passes: Passes) -> Step:
+        self.claim_buffers()
         require_whole("FisherSAM", list(passes.params.values()))
         losses, grads = passes.gradient()
         named = {n: g.to_dense() for n, g in zip(passes.params, grads, strict=True) if g is not None}
@@ -68,23 +106,26 @@ class FisherSAM(Method):
             perturbed = passes.accumulate()
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
 
+    @torch.no_grad()
     def _masks(self, gradient: dict[str, Tensor], norm: Tensor) -> dict[str, Tensor]:
-        """The masks of this step, computed anew if they are due, or if their gradient may not have been finite.
-
-        Whether it was finite is known on the device, as ``mask_good``; reading it would synchronise. It is copied to
-        ``mask_heard`` on the host, which is False until the copy arrives. So a step may compute new masks although
-        the old ones are good; the device then keeps the old ones.
-        """
-        masks = self.kept("mask", gradient, torch.bool)
-        due = self.steps % self.refresh == 0 or masks is None
-        if due or not bool(self.state.get("mask_heard", True)):
-            good, fresh = torch.isfinite(norm), top_entries(gradient, self.keep)
-            if not due:
-                before: Tensor = self.state["mask_good"].to(norm.device)
-                fresh, good = _either(before, masks or {}, fresh), before | good
-            self.state.update(mask=fresh, mask_good=good, mask_heard=_sent(good))
-            return fresh
-        return masks or {}
+        """The masks of this step, computed anew, in their memory, if :meth:`capture_key` says so."""
+        masks = self.kept("mask", gradient, torch.bool) or {}
+        kind = self.capture_key()
+        if kind == "keep":
+            return masks
+        good = self.table("mask_good", (), device=norm.device, dtype=torch.bool)
+        # A mask that has failed is replaced by the next good one; a good one stays until it is due.
+        replaced, names = torch.isfinite(norm), [*gradient]
+        if kind == "again":
+            replaced, names = replaced & ~good, [*{**masks, **gradient}]
+        fresh = top_entries(gradient, self.keep)
+        for name in names:
+            mask = masks[name] if name in masks else fitted(None, gradient[name], torch.bool)
+            new = fresh.get(name, torch.zeros_like(mask))
+            masks[name] = mask.copy_(torch.where(replaced.to(mask.device), new.to(mask.device), mask))
+        good.copy_(replaced if kind == "due" else good | replaced)
+        masks = self.state["mask"] = {name: masks[name] for name in names}
+        return masks
 
 
 def _sent(flag: Tensor) -> Tensor:
@@ -92,13 +133,6 @@ def _sent(flag: Tensor) -> Tensor:
     # Pinned: a copy into pageable memory would synchronise.
     host = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=flag.is_cuda)
     return host.copy_(flag, non_blocking=True)
-
-
-def _either(which: Tensor, first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The first masks if the flag is set, else the second; a parameter without a mask has an empty one."""
-    empty = {name: torch.zeros_like(mask) for name, mask in {**first, **second}.items()}
-    pairs = {name: [m.get(name, none).to(none.device) for m in (first, second)] for name, none in empty.items()}
-    return {name: torch.where(which.to(a.device), a, b) for name, (a, b) in pairs.items()}
 
 
 def _kept(values: Tensor, mask: Tensor) -> Tensor:
@@ -109,6 +143,6 @@ def top_entries(values: dict[str, Tensor], share: float) -> dict[str, Tensor]:
     """Masks of the entries with the largest magnitude, ``int(share * entries)`` of all together (at least one)."""
     flat = torch.cat([v.abs().flatten().float().to(next(iter(values.values())).device) for v in values.values()])
     chosen = torch.zeros_like(flat, dtype=torch.bool)
-    chosen[torch.topk(flat, max(1, int(share * flat.numel())), sorted=False).indices] = True
+    chosen.scatter_(0, torch.topk(flat, max(1, int(share * flat.numel())), sorted=False).indices, True)
     parts = torch.split(chosen, [v.numel() for v in values.values()])
     return {name: part.view(v.shape).to(v.device) for (name, v), part in zip(values.items(), parts, strict=True)}

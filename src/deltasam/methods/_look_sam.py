@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from deltasam.methods._base import Method
+from deltasam.methods._buffers import fitted, require_outside_recording
 from deltasam.methods._fields import number, radius
 from deltasam.methods._step import Step, make_step
+from deltasam.parallel.shards import local
 from deltasam.step.norms import combine, dot, global_norm
 from deltasam.step.passes import Passes
 from deltasam.step.radius import Rho
@@ -48,18 +52,22 @@ class LookSAM(Method):
     cost = "1+1/k"
     buffers = ("gv", "gv_usable")
     edits_gradient = True
-    capturable = False
+
+    def capture_key(self) -> bool:
+        """Whether the next step is SAM."""
+        return self.steps % self.k == 0 or not self.state.get("gv")
 
     def _step(self, passes: Passes) -> Step:
-        if self.steps % self.k == 0 or "gv" not in self.state:
-            return self._look(passes)
-        return self._reuse(passes)
+        self.claim_buffers()
+        return self._look(passes) if self.capture_key() else self._reuse(passes)
 
     def _look(self, passes: Passes) -> Step:
-        self.state.pop("gv", None)  # frees its memory; if this step fails, the next one looks again
         losses, plain = passes.gradient(params=list(passes.involved.values()))
         g = dict(zip(passes.involved, plain, strict=True))
         del plain
+        # The memory of the last g_v holds g until the new g_v replaces it: no second copy, and a captured step can
+        # replay. Without "gv" in the state until then: if this step fails, the next one looks again.
+        memory = self._lent(passes, g)
         with passes.fresh_grads() as trained:
             with passes.ascend([g[name] for name in passes.params], self.radius, consume=False) as ascent:
                 perturbed = passes.accumulate()
@@ -68,14 +76,29 @@ class LookSAM(Method):
                 gs = {name: p.grad for name, p in trained.items()}
                 share = dot(list(gs.values()), list(g.values())) / dot(list(g.values()), list(g.values()))
                 one = torch.ones_like(share)
-                gv = {name: combine(one, gs[name], -share, g.pop(name)) for name in trained}
-                found = self.state["gv"] = {name: value for name, value in gv.items() if value is not None}
+                gv = {name: _stored(combine(one, gs[name], -share, g.pop(name)), memory.get(name)) for name in trained}
+                found = {name: value for name, value in gv.items() if value is not None}
                 # Without a perturbation, or where it only scales g, gv is rounding error (or not finite).
                 whole = global_norm([value for value in gs.values() if value is not None])
                 rounding = 4 * max((torch.finfo(value.dtype).eps for value in found.values()), default=0.0) * whole
                 is_left = global_norm(list(found.values())) > rounding.to(share.device)
-                self.state["gv_usable"] = torch.isfinite(share) & ~ascent.skipped & is_left.to(share.device)
+                usable = torch.isfinite(share) & ~ascent.skipped.to(share.device) & is_left.to(share.device)
+                self.table("gv_usable", (), device=passes.device, dtype=torch.bool).copy_(usable)
+        self.state["gv"] = found
         return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
+
+    @torch.no_grad()
+    def _lent(self, passes: Passes, g: dict[str, Tensor | None]) -> dict[str, Tensor]:
+        """Moves the gradients of trained parameters into the memory of g_v; sparse ones stay where they are."""
+        kept = self.kept("gv", passes.trainable) or {}
+        self.state["gv"] = {}
+        memory = {name: place for name, place in kept.items() if not place.is_sparse}
+        for name, p in passes.trainable.items():
+            value = g.get(name)
+            if value is not None and not value.is_sparse:
+                memory[name] = memory[name] if name in memory else fitted(None, p)
+                g[name] = _stored(value, memory[name])
+        return memory
 
     def _reuse(self, passes: Passes) -> Step:
         kept = self.kept("gv", passes.trainable) or {}
@@ -90,3 +113,14 @@ class LookSAM(Method):
                 for name, p in trained.items():
                     p.grad = combine(torch.ones_like(factor), g.pop(name, None), factor, gv.get(name))
         return make_step(passes, losses)
+
+
+def _stored(value: Tensor | None, place: Tensor | None) -> Any:
+    """The value in this place; where it is if there is none, or if it is sparse."""
+    if value is None or value.is_sparse:
+        return value
+    if place is None:
+        require_outside_recording(value.device)
+        return value
+    local(place).copy_(local(value))
+    return place

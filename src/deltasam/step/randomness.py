@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -51,8 +51,17 @@ class Seed:
 class Recording(Protocol):
     """Random streams of a step that is recorded for replay, in which states can be neither read nor set."""
 
-    def extra(self) -> AbstractContextManager[None]:
-        """The streams of an extra pass."""
+    def starts(self) -> Any:
+        """Extra passes will start where the streams are now: returns this place."""
+
+    def ends(self) -> Any:
+        """The place where an extra pass ends, and others will start."""
+
+    def extra(self, place: Any) -> AbstractContextManager[None]:
+        """The streams of an extra pass that starts at a place."""
+
+    def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
+        """A tensor on the device that is ``draw(step)`` in every replay, with the number of its step."""
 
     def generator(self, seed: Seed) -> torch.Generator:
         """A generator that starts at the beginning of the seed's stream in every replay."""
@@ -64,8 +73,8 @@ class Observer(Protocol):
     def replay_starts(self, start: RandomState) -> None:
         """Extra passes will start in this state."""
 
-    def extra_pass(self, randomness: Randomness) -> None:
-        """An extra pass starts."""
+    def extra_pass(self, randomness: Randomness, start: RandomState) -> None:
+        """An extra pass starts in this state."""
 
     def seeded(self, seed: Seed) -> None:
         """A generator with this seed is used."""
@@ -104,6 +113,11 @@ def seeded_generator(device: torch.device, seed: Seed) -> torch.Generator:
     if _observer is not None:
         _observer.seeded(seed)
     return torch.Generator(device).manual_seed(seed.value)
+
+
+def drawn_on_the_host(device: torch.device, draw: Callable[[int], Tensor], step: int) -> Tensor:
+    """``draw(step)``, drawn on the host, on the device; a captured step replays with the draw of its own number."""
+    return draw(step).to(device) if _recording is None else _recording.drawn(draw)
 
 
 @dataclass(frozen=True)
@@ -223,12 +237,13 @@ class Replay:
         watch: bool = False,
     ) -> None:
         self._watch = watch
-        self._end: tuple[RandomState, ModelBuffers] | None = None
+        self._end: tuple[RandomState | None, Any, ModelBuffers] | None = None
         self._devices = tuple(devices)
         self._randomness = randomness
         modules = list(model.modules())  # one walk for both
         self._generators = () if _recording else generators_of(model, modules)
         self._start = None if _recording else self._now()
+        self._place = _recording.starts() if _recording else None
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
         self._use: Use = use_of(model, modules)
@@ -253,7 +268,7 @@ class Replay:
         if self._end is None:
             raise RuntimeError("no extra pass has been made with watch=True")
         other = copy(self)
-        other._start, other._buffers = self._end
+        other._start, other._place, other._buffers = self._end
         other._extras, other._end = 0, None
         return other
 
@@ -266,11 +281,13 @@ class Replay:
         """One pass without side effects on the random streams and the buffers."""
         if self._start is None:
             assert _recording is not None, "the step outlived its recording"
-            with _recording.extra(), self._buffers.rewound():
+            with _recording.extra(self._place), self._buffers.rewound():
                 yield
+                if self._watch and self._end is None:
+                    self._end = None, _recording.ends(), self._buffers.following()
             return
         if _observer is not None:
-            _observer.extra_pass(self._randomness)
+            _observer.extra_pass(self._randomness, self._start)
         current, host = self._now(), self._use.streams()
         self._extras += 1
         try:
@@ -281,7 +298,7 @@ class Replay:
             with self._use.watched(), self._buffers.rewound():
                 yield
                 if self._watch and self._end is None:
-                    self._end = self._now(), self._buffers.following()
+                    self._end = self._now(), None, self._buffers.following()
         finally:
             current.restore(host | self._use.found())
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from deltasam.parallel.ranks import Ranks
 from deltasam.step.batches import MicroBatches, batch_size, cut, ratio, shares, take, tensors
+from deltasam.step.counts import HostShares, counts_of
 from deltasam.step.randomness import Randomness, Replay, accelerators
 
 if TYPE_CHECKING:
@@ -104,9 +105,11 @@ class StepBatch:
         if len(self.batches) == 1:
             return [1.0]
         getattr(self.objective, "check_parts", lambda batches: None)(self.batches)
-        items = getattr(self.objective, "items", lambda batch: None)
-        counts: list[Any] = [items(batch) for batch in self.batches]
-        if any(count is None for count in counts):
+        given = None if HostShares.current is None else HostShares.current.given
+        if given is not None:
+            return given
+        counts = counts_of(self.objective, self.batches)
+        if counts is None:
             counts = self.sizes = [batch_size(batch) for batch in self.batches]
         return shares(counts)  # without any item (0 / 0) they are zero, as the losses are
 
@@ -177,15 +180,12 @@ class StepBatch:
         other = copy(self)
         parts: list[Any] = []
         weights: list[Any] = []
-        items = getattr(self.objective, "items", lambda batch: None)
         for batch, share in zip(self.batches, self._shares, strict=True):
             size = batch_size(batch)
             if size is None:
                 raise ValueError("a batch without tensors cannot be cut into parts")
             pieces = [batch] if size <= most else cut(batch, most, size)
-            counts = [items(piece) for piece in pieces]
-            if any(count is None for count in counts):
-                counts = [batch_size(piece) for piece in pieces]
+            counts = counts_of(self.objective, pieces) or [batch_size(piece) for piece in pieces]
             parts += pieces
             weights += [share * each for each in shares(counts)] if len(pieces) > 1 else [share]
         if len(parts) > len(self.batches):
@@ -208,10 +208,9 @@ class StepBatch:
         objective = self.objective
         if alone and self._rows_are_instances(size):
             other = self.subset(index)
-            items = getattr(objective, "items", lambda batch: None)
-            here, whole = items(other.batches[0]), items(self.batches[0])
-            if here is not None and whole is not None:  # a token mean is over the tokens of the whole batch
-                factor = ratio(here, whole) * (size / index.shape[0])
+            counts = counts_of(objective, [other.batches[0], self.batches[0]])
+            if counts is not None:  # a token mean is over the tokens of the whole batch
+                factor = ratio(*counts) * (size / index.shape[0])
                 other.objective = lambda model, batch: objective(model, batch) * factor
         else:
             other = copy(self)

@@ -26,9 +26,14 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+# The random rounding of perturbed weights changes which instances ESAM keeps, and the small difference that LookSAM
+# reuses.
+EXACT_ONLY = ("esam", "look-sam")
+TABLE = [(row, bf16) for row in CAPTURABLE for bf16 in (False, True) if not (bf16 and row.name in EXACT_ONLY)]
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("row", CAPTURABLE, ids=str)
+@pytest.mark.parametrize(("row", "bf16"), TABLE, ids=[f"{row}-{'bf16' if bf16 else 'fp32'}" for row, bf16 in TABLE])
 def test_captured_equals_ordinary(row: Row, case: Case, bf16: bool) -> None:
     compare(case, row, "cuda", bf16=bf16).check(case.tolerance(row, bf16=bf16))
 

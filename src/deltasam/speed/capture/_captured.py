@@ -28,11 +28,18 @@ from deltasam.speed.capture._key import (
 )
 from deltasam.speed.capture._streams import Needs
 from deltasam.step.batches import MicroBatches
+from deltasam.step.counts import HostShares, host_shares
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.radius import Numbers
 from deltasam.step.randomness import observed
+from deltasam.step.step_batch import prepared
 
 HAS_GRAPHS = ("cuda",)
+_TOO_MANY = (
+    "graphs are evicted before they are replayed. The steps have more shapes than max_graphs={}: pad the batches "
+    "(PadToBuckets), or raise max_graphs. Or a graph contains what differs from step to step: a new objective (make "
+    "it once), or Python numbers in the batch (make them tensors)"
+)
 Take = Callable[[Passes], Step]  # runs the step; an ordinary one is also counted
 Run = Callable[[Any, Take], Step]
 
@@ -59,7 +66,7 @@ class Captured:
     The first batch of a shape runs as an ordinary step, which serves as warm-up; the second is recorded. (A method
     with buffers allocates them in its first step, and needs one ordinary step more.) A step that cannot be recorded
     (the model synchronises with the host, draws on the host, ...) runs as an ordinary one, and a warning names the
-    reason. On the CPU every step is an ordinary one.
+    reason. On the CPU every step is an ordinary one. A step over :class:`~deltasam.MicroBatches` is one graph.
 
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 
@@ -168,8 +175,8 @@ class Captured:
                 if isinstance(entry, str):
                     raise NotCapturableError(entry)
                 if isinstance(entry, Needs):
-                    entry = self._record(key, model, inputs, run, entry, kind)
-                step = self._replay(entry, inputs, model, state)
+                    entry = self._record(key, model, inputs, objective, run, entry, kind)
+                step = self._replay(entry, inputs, model, objective, state)
         except NotCapturableError as obstacle:
             self._mention(str(obstacle))
             self.report.ordinary += 1
@@ -184,8 +191,6 @@ class Captured:
         declared = {name for name in self.method.state if name.split(".")[0] in self.method.buffers}
         if (why := _may_keep(self.method, declared)) is not None:
             raise NotCapturableError(why)
-        if isinstance(inputs[0], MicroBatches):
-            raise NotCapturableError("MicroBatches are several batches; call backward() for each of them")
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise NotCapturableError("DistributedDataParallel communicates outside the graph")
         if sharded_modules(model):
@@ -216,22 +221,33 @@ class Captured:
         while len(self._seen) > self._max_graphs:
             self._seen.popitem(last=False)
             self.report.evicted += 1
+            if self.report.evicted >= self._max_graphs and self.report.evicted > self.report.replayed:
+                self._mention(_TOO_MANY.format(self._max_graphs))
         self.report.ordinary += 1
         return step
 
     def _record(
-        self, key: Hashable, model: nn.Module, inputs: Any, run: Run, needs: Needs, kind: Hashable
+        self,
+        key: Hashable,
+        model: nn.Module,
+        inputs: Any,
+        objective: ObjectiveLike,
+        run: Run,
+        needs: Needs,
+        kind: Hashable,
     ) -> RecordedStep:
         self._pool = self._pool or Pool()
         place = None if kind == ("step",) else self._places(model)
         try:
             # Not run_step: a recording is not counted as a step, and an error in it is an obstacle.
             numbers = Numbers(needs.device, self.method.step_radius())
-            with numbers.open():
+            shares = _counted_on_the_host(objective, model, inputs[0])
+            counted = HostShares(needs.device, shares)
+            with numbers.open(), counted.open():
                 entry = RecordedStep(
                     lambda x: run(x, self.method.compute_step), model, inputs, needs, self._pool, place
                 )
-            entry.numbers = numbers
+            entry.numbers, entry.shares = numbers, None if shares is None else counted
         except NotCapturableError as obstacle:
             self._seen[key] = str(obstacle)
             self._pool = None  # a failed recording keeps its pool
@@ -240,7 +256,9 @@ class Captured:
         self.report.recorded += 1
         return entry
 
-    def _replay(self, entry: RecordedStep, inputs: Any, model: nn.Module, state: Hashable) -> Step:
+    def _replay(
+        self, entry: RecordedStep, inputs: Any, model: nn.Module, objective: ObjectiveLike, state: Hashable
+    ) -> Step:
         params = self._parameters(model, state)
         places = self._gradients.get(model, {})
         placed = {name: places[name] for name in entry.placed}
@@ -248,6 +266,8 @@ class Captured:
         earlier = {name: place.clone() for name, place in placed.items() if params[name].grad is place}
         if entry.numbers is not None:
             entry.numbers.set(self.method.step_radius())
+        if entry.shares is not None:
+            entry.shares.set(_counted_on_the_host(objective, model, inputs[0]) or [])
         step = entry.replay(inputs, self.method.steps)
         for name, place in placed.items():
             grad = params[name].grad
@@ -280,6 +300,13 @@ class Captured:
         if obstacle not in self.report.obstacles:
             warnings.warn(f"this step is not captured and runs as an ordinary one: {obstacle}", stacklevel=4)
         self.report.obstacles[obstacle] = self.report.obstacles.get(obstacle, 0) + 1
+
+
+def _counted_on_the_host(objective: Any, model: nn.Module, batch: Any) -> list[float] | None:
+    """The shares of micro-batches that an objective counts on the host; None if there are none."""
+    if not isinstance(batch, MicroBatches) or not hasattr(objective, "items"):
+        return None
+    return host_shares(objective, prepared(objective, model, batch))
 
 
 def _may_keep(method: Method, buffers: AbstractSet[str]) -> str | None:

@@ -17,6 +17,7 @@ from deltasam.methods import Step
 from deltasam.speed.capture._key import NotCapturableError
 from deltasam.speed.capture._streams import GraphStreams, Needs
 from deltasam.step.batches import tensors, tree_map
+from deltasam.step.counts import HostShares
 from deltasam.step.fused import Tables, is_ready
 from deltasam.step.radius import Numbers
 from deltasam.step.randomness import recorded
@@ -58,6 +59,7 @@ class RecordedStep:
         self._streams.register(self._graph)
         self.placed: list[str] = []
         self.numbers: Numbers | None = None  # of the radius
+        self.shares: HostShares | None = None  # of micro-batches, if the host counts them
         params = dict(model.named_parameters())
         kept = {name: p.grad for name, p in params.items()}
         default = self._streams.default
@@ -73,6 +75,7 @@ class RecordedStep:
                 torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
             ):
                 self._step = run(self._inputs)
+                self._streams.finish()
                 found = {name: p.grad for name, p in params.items() if p.grad is not None}
                 if place is not None:
                     _copy_([place[name] for name in found], list(found.values()))
@@ -90,8 +93,8 @@ class RecordedStep:
     def replay(self, inputs: Any, steps: int) -> Step:
         """Copies the inputs in, replays the graph, and returns a copy of the step's record."""
         _copy_(list(tensors(self._inputs)), list(tensors(inputs)))
-        self._streams.align(steps)
-        self._graph.replay()
+        with self._streams.aligned(steps):
+            self._graph.replay()
         values: dict[str, Any] = {f.name: getattr(self._step, f.name) for f in dataclasses.fields(self._step)}
         values.update({name: value.clone() for name, value in values.items() if isinstance(value, Tensor)})
         return Step(**values)
