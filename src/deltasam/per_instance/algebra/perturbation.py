@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.factors import (
     Factor,
+    LowRank,
     Packed,
     Products,
     add_linear,
@@ -18,6 +20,7 @@ from deltasam.per_instance.algebra.factors import (
     wide_dtype,
 )
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.step.branches import is_recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,20 @@ class Perturbation:
     products: Products = field(default_factory=Products)
     _made: dict[tuple[int, bool], dict[int, Tensor]] = field(default_factory=dict)
     _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _pieces: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # by pack (``id``) and start
+
+    @cached_property
+    def is_eager(self) -> bool:
+        """Whether a GPU computes the pass, and the host launches every operation."""
+        return any(c.is_cuda and not is_recorded(c.device) for terms in self.terms.values() for _, c in terms[:1])
+
+    def low_rank(self, weight: Tensor, bias: Tensor | None, transposed: bool) -> tuple[LowRank, Tensor] | None:
+        """The factor of a weight and its coefficients, if it is the only one of the weight and of the bias."""
+        terms = self.terms.get(id(weight), ())
+        if len(terms) != 1 or (bias is not None and id(bias) in self.terms):
+            return None
+        factor, c = terms[0]
+        return (factor, c) if type(factor) is LowRank and factor.transposed == transposed else None
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
         """The output ``y`` of a layer at w, perturbed. The factors of the weight include a bias that is folded in."""
@@ -79,6 +96,26 @@ class Perturbation:
         if len(terms) == 1 and parameter.ndim == 1 and id(parameter) in self.vectors:
             return self._vectors(*terms[0])[id(parameter)]
         return None
+
+    def move_of(self, parameter: Tensor) -> Tensor | None:
+        """What is added to a packed vector of every instance, (N, 1, length), without a graph; None if not packed."""
+        terms = self.terms.get(id(parameter), ())
+        if len(terms) != 1 or parameter.ndim != 1 or not isinstance(terms[0][0], Packed):
+            return None
+        factor, c = terms[0]
+        pieces = self._pieces.get(id(factor.pack))
+        if pieces is None:
+            wide = factor.pack.to(wide_dtype(factor.pack.dtype))
+            move = self.grouping.spread(wide * c.unsqueeze(1)).unsqueeze(1)
+            every = (f for found in self.terms.values() for f, _ in found)
+            spans = {f.start: f.shape.numel() for f in every if isinstance(f, Packed) and f.pack is factor.pack}
+            sizes = [spans[start] for start in sorted(spans)]
+            if sum(sizes) == move.shape[2]:  # all at once: on a fast device the time of slices counts
+                pieces = dict(zip(sorted(spans), torch.split(move, sizes, 2), strict=True))
+            else:
+                pieces = {start: move[:, :, start : start + size] for start, size in spans.items()}
+            self._pieces[id(factor.pack)] = pieces
+        return pieces[factor.start]
 
     def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
         """All vectors (scales and shifts of norms) of a pack, perturbed in one operation, ``(N, 1, length)`` each."""
