@@ -115,9 +115,7 @@ class _Linear(torch.autograd.Function):
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
         normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
         ctx.save_for_backward(x, mean, rstd, weight, bias)
         ctx.scale = scale

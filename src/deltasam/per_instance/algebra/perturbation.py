@@ -38,7 +38,8 @@ class Perturbation:
     @cached_property
     def is_eager(self) -> bool:
         """Whether a GPU computes the pass, and the host launches every operation."""
-        return any(c.is_cuda and not is_recorded(c.device) for terms in self.terms.values() for _, c in terms[:1])
+        c = next((terms[0][1] for terms in self.terms.values() if terms), None)
+        return c is not None and c.is_cuda and not is_recorded(c.device)
 
     def low_rank(self, weight: Tensor, bias: Tensor | None, transposed: bool) -> tuple[LowRank, Tensor] | None:
         """The factor of a weight and its coefficients, if it is the only one of the weight and of the bias."""

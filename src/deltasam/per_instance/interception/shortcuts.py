@@ -54,22 +54,28 @@ def _linear(module: Any, own: dict[str, Any], state: PassState) -> Forward:
     matrix, shift = weight.parameter, unwrapped(bias)
     offset = bias.parameter if type(bias) is Proxy else None
     perturbation = state.perturbation
-    known = None if perturbation is None else perturbation.low_rank(matrix, offset, transposed=False)
 
-    def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
+    def at_w(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
         if own["weight"] is weight and own["bias"] is bias and type(input) is Tensor:
-            if perturbation is None:
-                layout = state.layout(input, weight, 1)
-                if layout.is_split:
-                    rows, recorded = state.rows(input, layout)
-                    return state.noted(matrix, offset, F.linear(rows, matrix, shift), recorded, layout)
-            elif known is not None and state.is_split(input, weight):
-                rows = state.cast(input)
-                return perturbed_linear(rows, matrix, shift, *known, perturbation.products, is_eager=is_eager)
+            layout = state.layout(input, weight, 1)
+            if layout.is_split:
+                rows, recorded = state.rows(input, layout)
+                return state.noted(matrix, offset, F.linear(rows, matrix, shift), recorded, layout)
         return nn.Linear.forward(module, input)
 
-    is_eager = perturbation is not None and perturbation.is_eager
-    return forward
+    if perturbation is None:
+        return at_w
+    known = perturbation.low_rank(matrix, offset, transposed=False)
+    if known is None:
+        return module.forward  # type: ignore[no-any-return]
+    (factor, c), products, is_eager = known, perturbation.products, perturbation.is_eager
+
+    def perturbed(input: Any) -> Any:  # noqa: A002
+        if own["weight"] is weight and own["bias"] is bias and type(input) is Tensor and state.is_split(input, weight):
+            return perturbed_linear(state.cast(input), matrix, shift, factor, c, products, is_eager=is_eager)
+        return nn.Linear.forward(module, input)
+
+    return perturbed
 
 
 def _layer_norm(module: Any, own: dict[str, Any], state: PassState) -> Forward:
@@ -77,24 +83,30 @@ def _layer_norm(module: Any, own: dict[str, Any], state: PassState) -> Forward:
     if type(bias) is not Proxy or len(shape) != 1:
         return module.forward  # type: ignore[no-any-return]
     scale, shift = weight.parameter, bias.parameter
-    perturbation = state.perturbation
     normal = Normal(torch.layer_norm, (tuple(shape), None, None, eps))
-    moves = (None, None) if perturbation is None else (perturbation.move_of(scale), perturbation.move_of(shift))
-    dtype = None if moves[0] is None or moves[1] is None else moves[0].dtype
-    is_eager = perturbation is not None and perturbation.is_eager
 
-    def forward(input: Any) -> Any:  # noqa: A002 (torch's name: modules are called with it by keyword)
+    def at_w(input: Any) -> Any:  # noqa: A002
         if own["weight"] is weight and own["bias"] is bias and type(input) is Tensor:
-            if perturbation is None:
-                layout = state.layout(input, weight, 1)
-                if layout.is_split:
-                    y = torch.layer_norm(input, shape, scale, shift, eps)
-                    return state.norm(weight, bias, input, y, layout, normal)
-            elif dtype is input.dtype and dtype is scale.dtype and state.is_split(input, weight):
-                return perturbed_norm(input, scale, shift, moves, eps, is_eager=is_eager)  # type: ignore[arg-type]
+            layout = state.layout(input, weight, 1)
+            if layout.is_split:
+                y = torch.layer_norm(input, shape, scale, shift, eps)
+                return state.norm(weight, bias, input, y, layout, normal)
         return nn.LayerNorm.forward(module, input)
 
-    return forward
+    if state.perturbation is None:
+        return at_w
+    moves = state.perturbation.move_of(scale), state.perturbation.move_of(shift)
+    if moves[0] is None or moves[1] is None:
+        return module.forward  # type: ignore[no-any-return]
+    pair, dtype, is_eager = (moves[0], moves[1]), moves[0].dtype, state.perturbation.is_eager
+
+    def perturbed(input: Any) -> Any:  # noqa: A002
+        usual = own["weight"] is weight and own["bias"] is bias and type(input) is Tensor
+        if usual and input.dtype is dtype and scale.dtype is dtype and state.is_split(input, weight):
+            return perturbed_norm(input, scale, shift, pair, eps, is_eager=is_eager)
+        return nn.LayerNorm.forward(module, input)
+
+    return perturbed
 
 
 SHORTCUTS: dict[type[nn.Module], Callable[[Any, dict[str, Any], PassState], Forward]] = {
