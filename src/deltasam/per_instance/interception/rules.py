@@ -188,10 +188,10 @@ def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: f
 
 
 @register_rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
-def scaling(state: PassState, first: Any, second: Any) -> Any:
+def scaling(state: PassState, input: Any, other: Any, **options: Any) -> Any:  # noqa: A002 (torch's name)
     """A batch times a vector, over the last dimension: Llama's norms, the layer scales of image models."""
-    weight, x = (first, second) if isinstance(first, Proxy) else (second, first)
-    fits = isinstance(weight, Proxy) and weight.ndim == 1 and type(x) is Tensor and x.ndim > 1
+    weight, x = (input, other) if isinstance(input, Proxy) else (other, input)
+    fits = not options and isinstance(weight, Proxy) and weight.ndim == 1 and type(x) is Tensor and x.ndim > 1
     if not fits or x.shape[-1] != weight.shape[0] or not x.is_floating_point():
         return NotImplemented
     layout = state.layout(x, weight, 1)
