@@ -101,9 +101,11 @@ class Perturbation:
     def move_of(self, parameter: Tensor) -> Tensor | None:
         """What is added to a packed vector of every instance, (N, 1, length), without a graph; None if not packed."""
         terms = self.terms.get(id(parameter), ())
-        if len(terms) != 1 or parameter.ndim != 1 or not isinstance(terms[0][0], Packed):
+        if len(terms) != 1 or parameter.ndim != 1:
             return None
         factor, c = terms[0]
+        if not isinstance(factor, Packed):
+            return None
         pieces = self._pieces.get(id(factor.pack))
         if pieces is None:
             wide = factor.pack.to(wide_dtype(factor.pack.dtype))
