@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deltasam.per_instance.algebra.operations import add_product, scaled_norm
+from deltasam.per_instance.algebra.operations import add_product
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -59,38 +59,3 @@ def test_a_less_precise_factor_rounds_the_product_only() -> None:
     (of_x, of_a) = torch.autograd.grad(found.sum(), [x, a])
     torch.testing.assert_close(of_x, torch.autograd.grad(layer(x).sum(), x)[0])
     torch.testing.assert_close(of_a, d.sum(2, keepdim=True).mT.expand(2, 3, 3), rtol=2e-2, atol=5e-2)
-
-
-@pytest.mark.parametrize("shape", [(3, 4, 8), (1, 1, 2), (2, 7, 3)])
-def test_scaled_norm_and_its_gradients(shape: tuple[int, int, int]) -> None:
-    n, _, h = shape
-    x, scale, shift = leaves(shape, (n, 1, h), (n, 1, h))
-    wanted = F.layer_norm(x, (h,), eps=1e-5) * scale + shift
-    found = scaled_norm(x, scale, shift, 1e-5)
-    torch.testing.assert_close(found, wanted)
-    weights = torch.randn_like(wanted)
-    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), [x, scale, shift]),
-                               torch.autograd.grad((wanted * weights).sum(), [x, scale, shift]))  # fmt: skip
-    assert torch.autograd.gradcheck(lambda *arguments: scaled_norm(*arguments, 1e-5), (x, scale, shift))
-
-
-def test_scaled_norm_of_a_view() -> None:
-    whole, scale, shift = leaves((5, 2, 8), (2, 1, 8), (2, 1, 8))
-    results = []
-    for norm in (lambda x: scaled_norm(x, scale, shift, 1e-5), lambda x: F.layer_norm(x, (8,)) * scale + shift):
-        found = norm(whole.transpose(0, 1))
-        results.append((found, *torch.autograd.grad(found.square().sum(), [whole, scale, shift])))
-    torch.testing.assert_close(*results)
-
-
-def test_scaled_norm_keeps_its_input_and_not_the_normalised_one() -> None:
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    x, scale, shift = leaves((2, 5, 8), (2, 1, 8), (2, 1, 8))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        scaled_norm(x, scale, shift, 1e-5)
-    assert sum(tensor.numel() >= x.numel() for tensor in kept) == 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.per_instance import record
+from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.interception import shortcuts as _shortcuts
 from helpers.architectures import BY_NAME, make
 from helpers.instance_reference import gradient_errors, loop, relative
@@ -17,9 +18,9 @@ from helpers.instance_reference import gradient_errors, loop, relative
 EXACT = 1e-9
 
 
-def outcome(model: nn.Module, run: Callable[[], Tensor]) -> list[Tensor]:
+def outcome(model: nn.Module, run: Callable[[], Tensor], group: int = 1) -> list[Tensor]:
     model.zero_grad(set_to_none=True)
-    recording = record(model, run)
+    recording = record(model, run, group=group)
     with recording.perturbed(0.1 / recording.norms):
         losses = run()
         losses.mean().backward()
@@ -34,6 +35,18 @@ def test_shortcuts_equal_the_rules(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_shortcuts, "SHORTCUTS", {})
     long = outcome(model, run)
     for a, b in zip(short, long, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "BERT with LoRA (peft)"])
+@pytest.mark.parametrize("group", [1, 2])
+def test_the_form_for_a_gpu_that_waits_is_the_same_step(
+    name: str, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, run, _ = make(BY_NAME[name], 5)
+    short = outcome(model, run, group)
+    monkeypatch.setattr(Perturbation, "is_eager", True)
+    for a, b in zip(short, outcome(model, run, group), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 

@@ -34,4 +34,11 @@ class Call(NamedTuple):
     transposed: bool = False
     padding: int | None = None
     normal: Normal | None = None
-    arrange: Callable[[Tensor], Tensor] | None = None  # brings a gradient of the output to (G, S, *features)
+    arrange: Callable[[Tensor], Tensor] | None = None  # brings input and output of a norm to (G, S, *features)
+
+    def arranged(self, gradient: Tensor) -> Tensor:
+        """A gradient of the output as (G, S, *features)."""
+        if self.form == "matrix" and self.inputs is not None:
+            rows = self.inputs.shape[:2]
+            return gradient.reshape(*rows, gradient.numel() // max(1, rows.numel()))
+        return gradient if self.arrange is None else self.arrange(gradient)

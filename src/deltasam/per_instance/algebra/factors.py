@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.operations import add_product
+from deltasam.step.branches import is_recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +154,9 @@ def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:
     first = members[0]
     dtype = torch.float32 if first.d.dtype is torch.float16 else first.d.dtype
     size = first.x.numel() + first.d.numel()
-    several = max(1, stack_limit(first.d.device) // max(1, size)) if size < _LARGE else 1
+    wait = first.d.is_cuda and not is_recorded(first.d.device)  # for the host: launches cost more than copies
+    limit = 4 * stack_limit(first.d.device) if wait else stack_limit(first.d.device)
+    several = max(1, limit // max(1, size)) if size < _LARGE or wait else 1
     terms: list[Tensor] = []
     known: dict[int, Tensor] = {}
     for start in range(0, len(members), several):

@@ -184,7 +184,7 @@ def collect(
     uses: dict[int, list[tuple[Call, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
-            rows = call.arrange(gradient) if call.form == "matrix" and call.arrange is not None else gradient
+            rows = call.arranged(gradient) if call.form == "matrix" else gradient
             uses.setdefault(id(call.weight), []).append((call, rows))
     if empty:
         calls.clear()
@@ -301,8 +301,7 @@ def _norm_gradients(found: Sequence[tuple[Call, Tensor]]) -> Iterator[tuple[Call
     alike: dict[Any, list[tuple[Call, Tensor, Tensor]]] = {}
     for call, gradient in found:
         assert call.inputs is not None
-        assert call.arrange is not None
-        x, d = call.arrange(call.inputs), call.arrange(gradient)
+        x, d = call.arranged(call.inputs), call.arranged(gradient)
         alike.setdefault((call.normal, x.shape, x.dtype, d.dtype, d.device), []).append((call, x, d))
     for members in alike.values():
         several = max(1, stack_limit(members[0][1].device) // max(1, members[0][1].numel()))

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from deltasam.step.branches import is_recorded
 
-_LARGE = 2**21  # elements; from here on memory matters more than the number of kernels
-
 
 def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
     """``y + a d``, batched, written to the memory of y, which must have no other use; d takes no gradient.
@@ -51,17 +49,6 @@ def add_dithered(y: Tensor, move: Tensor) -> Tensor:
     numbers, so that a repeated pass is the same, and no random stream is used.
     """
     made: Tensor = _AddDithered.apply(y, move.to(y.dtype))  # type: ignore[no-untyped-call]
-    return made
-
-
-def scaled_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """``layer_norm(x) * scale + shift`` over the last dimension of x (N, S, H); scale and shift are (N, 1, H).
-
-    It saves x and two numbers per row for the backward, as torch's layer norm does; the normalised x is recomputed.
-    """
-    if x.is_cuda and x.numel() < _LARGE:
-        return torch.addcmul(shift, torch.layer_norm(x, x.shape[-1:], None, None, eps), scale)
-    made: Tensor = _ScaledNorm.apply(x, scale, shift, eps)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -111,26 +98,3 @@ class _AddDithered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         return gradients[0], gradients[0]
-
-
-class _ScaledNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-        normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
-        ctx.save_for_backward(x, scale, mean, rstd)
-        return torch.addcmul(shift, normal, scale)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        (gradient,), (x, scale, mean, rstd) = gradients, ctx.saved_tensors
-        of_x = of_scale = of_shift = None
-        if ctx.needs_input_grad[1]:
-            normal = torch.sub(x, mean).mul_(rstd)
-            of_scale = normal.mul_(gradient).sum(1, keepdim=True)
-        if ctx.needs_input_grad[2]:
-            of_shift = gradient.sum(1, keepdim=True)
-        if ctx.needs_input_grad[0]:
-            of_x, _, _ = torch.ops.aten.native_layer_norm_backward(
-                gradient * scale, x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
-            )
-        return of_x, of_scale, of_shift, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from deltasam.per_instance.algebra.factors import (
     Dense,
     Factor,
+    LowRank,
     Packed,
     Products,
     add_linear,
@@ -20,6 +22,7 @@ from deltasam.per_instance.algebra.factors import (
 )
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.own_weights import own_product, own_values, rounding_of
+from deltasam.step.branches import is_recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,7 @@ class Perturbation:
     _made: dict[tuple[int, bool], dict[int, Tensor]] = field(default_factory=dict)
     _moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _own: dict[tuple[int, torch.dtype], Tensor | None] = field(default_factory=dict)  # by parameter (``id``)
+    _pieces: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # by pack (``id``) and start
 
     def own_product(
         self, weight: Tensor, bias: Tensor | None, x: Tensor, matrix: Tensor, offset: Tensor | None, transposed: bool
@@ -56,6 +60,20 @@ class Perturbation:
         if bias is not None and moves:  # added in float32, unless all of the layer is in half precision
             shift = own_values(bias, moves, x.dtype, "bf16" if x.dtype is torch.bfloat16 else "none").unsqueeze(1)
         return own_product(x, matrix, offset, own.mT if transposed else own, shift)
+
+    @cached_property
+    def is_eager(self) -> bool:
+        """Whether a GPU computes the pass, and the host launches every operation."""
+        c = next((terms[0][1] for terms in self.terms.values() if terms), None)
+        return c is not None and c.is_cuda and not is_recorded(c.device)
+
+    def low_rank(self, weight: Tensor, bias: Tensor | None, transposed: bool) -> tuple[LowRank, Tensor] | None:
+        """The factor of a weight and its coefficients, if it is the only one of the weight and of the bias."""
+        terms = self.terms.get(id(weight), ())
+        if len(terms) != 1 or (bias is not None and id(bias) in self.terms):
+            return None
+        factor, c = terms[0]
+        return (factor, c) if type(factor) is LowRank and factor.transposed == transposed else None
 
     def linear(self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, transposed: bool) -> Tensor:
         """The output ``y`` of a layer at w, perturbed. The factors of the weight include a bias that is folded in."""
@@ -105,6 +123,28 @@ class Perturbation:
         if len(terms) == 1 and parameter.ndim == 1 and id(parameter) in self.vectors:
             return self._vectors(*terms[0])[id(parameter)]
         return None
+
+    def move_of(self, parameter: Tensor) -> Tensor | None:
+        """What is added to a packed vector of every instance, (N, 1, length), without a graph; None if not packed."""
+        terms = self.terms.get(id(parameter), ())
+        if len(terms) != 1 or parameter.ndim != 1:
+            return None
+        factor, c = terms[0]
+        if not isinstance(factor, Packed):
+            return None
+        pieces = self._pieces.get(id(factor.pack))
+        if pieces is None:
+            wide = factor.pack.to(wide_dtype(factor.pack.dtype))
+            move = self.grouping.spread(wide * c.unsqueeze(1)).unsqueeze(1)
+            every = (f for found in self.terms.values() for f, _ in found)
+            spans = {f.start: f.shape.numel() for f in every if isinstance(f, Packed) and f.pack is factor.pack}
+            sizes = [spans[start] for start in sorted(spans)]
+            if sum(sizes) == move.shape[2]:  # all at once: on a fast device the time of slices counts
+                pieces = dict(zip(sorted(spans), torch.split(move, sizes, 2), strict=True))
+            else:
+                pieces = {start: move[:, :, start : start + size] for start, size in spans.items()}
+            self._pieces[id(factor.pack)] = pieces
+        return pieces[factor.start]
 
     def _vectors(self, factor: Factor, c: Tensor) -> dict[int, Tensor]:
         """All vectors (scales and shifts of norms) of a pack, perturbed in one operation, ``(N, 1, length)`` each."""

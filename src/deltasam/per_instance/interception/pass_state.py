@@ -14,6 +14,7 @@ from deltasam._torch import base_of, version_of
 from deltasam.per_instance.algebra.calls import Call, Normal
 from deltasam.per_instance.algebra.factors import wide_dtype
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.layers import perturbed_linear
 from deltasam.per_instance.algebra.operations import add_to_linear
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import NoRuleError
@@ -54,6 +55,7 @@ class PassState:
         # By parameter, and whether there is a graph: a value that was computed without one has no gradient.
         self._values: dict[tuple[int, bool], Tensor] = {}
         self._expanded: dict[tuple[int, bool], Tensor] = {}
+        self._cast: tuple[Tensor, tuple[bool, int], Tensor] | None = None
         self._last: tuple[Tensor, tuple[Kind, bool, int], Tensor, Tensor] | None = None
         self.size = grouping.size
 
@@ -70,6 +72,12 @@ class PassState:
             self.layout_table.note(layout.place, layout.kind)
         return layout
 
+    def is_split(self, tensor: Tensor, parameter: Proxy) -> bool:
+        """Whether an input of ``parameter``'s layer is ``(N, S, features)`` already, for groups of one."""
+        if self.layout_table.shared:
+            return self.layout(tensor, parameter, 1).is_split
+        return tensor.ndim == 3 and tensor.shape[0] == self.size  # the rule
+
     def refuse(self, operation: str, *parameters: Any) -> NoReturn:
         """Raises the error that makes the engine fall back to the loop."""
         raise NoRuleError(operation, [self.names[id(p.parameter)] for p in parameters if isinstance(p, Proxy)])
@@ -85,14 +93,31 @@ class PassState:
         """
         last, how = self._last, (layout.kind, torch.is_grad_enabled(), version_of(x))  # x may be changed in place
         if last is None or last[0] is not x or last[1] != how:
-            source = x.inner if type(x) is PerInstance else x
-            kind = source.device.type
-            if torch.is_autocast_enabled(kind) and source.dtype is not torch.float64:
-                source = source.to(torch.get_autocast_dtype(kind))
+            source = self.cast(x.inner if type(x) is PerInstance else x)
             inside = PerInstance.wrap(source, self.layout_table) if type(x) is PerInstance else source
             rows = inside if layout.is_split and self.grouping.m == 1 else self.grouping.rows(layout.split(inside, 1))
             self._last = last = (x, how, rows, rows.detach() if self.recording else rows)
         return last[2], last[3]
+
+    def cast(self, x: Tensor) -> Tensor:
+        """The input of a matrix product, in the dtype of autocast if that is on; one copy for several layers."""
+        kind = x.device.type
+        if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64:
+            return x
+        last, how = self._cast, (torch.is_grad_enabled(), version_of(x))
+        if last is None or last[0] is not x or last[1] != how:
+            self._cast = last = (x, how, x.to(torch.get_autocast_dtype(kind)))
+        return last[2]
+
+    def noted(self, weight: Tensor, bias: Tensor | None, y: Tensor, recorded: Tensor, layout: Layout) -> Tensor:
+        """As :meth:`recorded` for the output of ``F.linear`` itself, whose base it covers."""
+        if self.recording:
+            base = base_of(y)
+            node = y.grad_fn if base is None else base.grad_fn
+            if node is not None:
+                self.calls.append(Call(weight, bias, recorded, GradientEdge(node, 0), "matrix"))
+                self.layouts.append(layout)
+        return y
 
     def matrix(
         self,
@@ -121,11 +146,18 @@ class PassState:
     ) -> Tensor:
         """The layer ``x matrix^T + bias``, (G, S, out); the matrix is the weight, transposed if it is stored so."""
         own = type(x) is Tensor and self._dtypes.setdefault(id(weight.parameter), x.dtype) is x.dtype
-        if self.perturbation is not None and own:
+        perturbation = self.perturbation
+        if perturbation is not None and own:
             offset = unwrapped(bias)
-            made = self.perturbation.own_product(weight.parameter, _parameter(bias), x, matrix, offset, transposed)
+            made = perturbation.own_product(weight.parameter, _parameter(bias), x, matrix, offset, transposed)
             if made is not None:
                 return self.recorded(weight, bias, made, recorded, layout, transposed, own=own)
+        if perturbation is not None and type(x) is Tensor:
+            known = perturbation.low_rank(weight.parameter, _parameter(bias), transposed)
+            if known is not None:
+                products, is_eager = perturbation.products, perturbation.is_eager
+                y = perturbed_linear(x, matrix, unwrapped(bias), *known, products, is_eager=is_eager)
+                return self.recorded(weight, bias, y, recorded, layout, transposed, own=own)
         if self.perturbation is not None and x.dtype in (torch.bfloat16, torch.float16):
             move = self.perturbation.linear_move(weight.parameter, _parameter(bias), x, matrix.shape[0], transposed)
             if move is not None:
@@ -151,16 +183,10 @@ class PassState:
 
         ``own``: whether the perturbed layer could multiply with one matrix per group.
         """
-        offset = _parameter(bias)
         if not own:
             self.together.add(id(weight.parameter))
         if self.recording and (edge := edge_of(whole_base(y))) is not None:
-            shape = y.shape
-
-            def arrange(gradient: Tensor) -> Tensor:
-                return gradient.reshape(shape)
-
-            self.calls.append(Call(weight.parameter, offset, recorded, edge, "matrix", transposed, arrange=arrange))
+            self.calls.append(Call(weight.parameter, _parameter(bias), recorded, edge, "matrix", transposed))
             self.layouts.append(layout)
         return y
 
@@ -187,10 +213,12 @@ class PassState:
         """Output ``y``, at w, of a layer that scales and shifts ``normal(x)``; its gradient is computed later."""
         if self.recording and (edge := edge_of(y)) is not None:
             offset = None if bias is None else bias.parameter
-            features, grouping = weight.parameter.ndim, self.grouping
+            arrange = None
+            if not layout.is_split or self.grouping.m > 1:
+                features, grouping = weight.parameter.ndim, self.grouping
 
-            def arrange(tensor: Tensor) -> Tensor:  # without self, which holds the calls: that would be a cycle
-                return grouping.rows(layout.split(tensor, features))
+                def arrange(tensor: Tensor) -> Tensor:  # without self, which holds the calls: that would be a cycle
+                    return grouping.rows(layout.split(tensor, features))
 
             self.calls.append(Call(weight.parameter, offset, x.detach(), edge, "norm", normal=normal, arrange=arrange))
             self.layouts.append(layout)

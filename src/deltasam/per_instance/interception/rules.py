@@ -187,6 +187,21 @@ def rms_norm(state: PassState, x: Tensor, shape: Any, weight: Any = None, eps: f
     return state.norm(weight, None, x, torch.rms_norm(x, shape, weight.parameter, eps), layout, normal)
 
 
+@register_rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+def scaling(state: PassState, input: Any, other: Any, **options: Any) -> Any:  # noqa: A002 (torch's name)
+    """A batch times a vector, over the last dimension: Llama's norms, the layer scales of image models."""
+    weight, x = (input, other) if isinstance(input, Proxy) else (other, input)
+    fits = not options and isinstance(weight, Proxy) and weight.ndim == 1 and type(x) is Tensor and x.ndim > 1
+    if not fits or x.shape[-1] != weight.shape[0] or not x.is_floating_point():
+        return NotImplemented
+    layout = state.layout(x, weight, 1)
+    if layout.kind == "shared":
+        return NotImplemented
+    if state.perturbation is None:
+        return state.norm(weight, None, x, x * weight.parameter, layout, Normal(_same, ()))
+    return _affine(state, x.to(torch.result_type(x, weight.parameter)), weight, None, 1, 0)
+
+
 @register_rule(F.group_norm)
 def group_norm(
     state: PassState, x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
@@ -237,6 +252,10 @@ def _affine(state: PassState, normal: Tensor, weight: Any, bias: Any, features: 
         moved = rows if scale is None else rows * scale
         moved = moved if shift is None else moved + shift
     return layout.join(moved if moved.dtype == normal.dtype else moved.to(normal.dtype))
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 register_rule(F.multi_head_attention_forward)(attention)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam._torch import BATCH_NORM, forward_pre_hooks_of, is_compiler_loaded, parameters_of
+from deltasam._torch import BATCH_NORM, children_of, forward_pre_hooks_of, is_compiler_loaded, parameters_of
 from deltasam.parallel.refusals import require_whole
-from deltasam.parallel.shards import is_sharded_module
+from deltasam.parallel.shards import sharded_modules
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.perturbation import Perturbation
@@ -59,21 +59,26 @@ class ParameterSlots:
         self._changes: list[tuple[dict[str, Any], str, Any]] = []  # other attributes of modules during a pass
         unless_autocast = UnlessAutocast(next(iter(model.parameters())).device.type)
         self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may compute weights
-        self.is_sharded = False
-        others: list[Tensor] = []
-        for module in model.modules():  # one walk for all questions: on a fast device its time counts
-            self.is_sharded = self.is_sharded or is_sharded_module(module)
-            if isinstance(module, BATCH_NORM):
-                refuse_batch_statistics(model)
-            if type(module) in SHORTCUTS:
+        self.is_sharded = bool(sharded_modules(model))
+        names, others = self.names, list[Tensor]()
+        for module in all_modules(model):  # one walk for all questions: on a fast device its time counts
+            kind = type(module)
+            if kind in SHORTCUTS:
                 self._with_shortcuts.append(module)
+            elif issubclass(kind, BATCH_NORM):
+                refuse_batch_statistics(model)
             if forward_pre_hooks_of(module):
                 self._hooked.append(vars(module))
-            if (attributes := casting(module)) is not None:
+            if children_of(module) and (attributes := casting(module)) is not None:
                 self._changes.append((attributes, SWITCH, unless_autocast))
             own = parameters_of(module)
-            self._slots += [(own, name, p) for name, p in own.items() if p is not None and id(p) in self.names]
-            others += [p for p in own.values() if p is not None and id(p) not in self.names]
+            for name, p in own.items():
+                if p is None:
+                    continue
+                if id(p) in names:
+                    self._slots.append((own, name, p))
+                else:
+                    others.append(p)
         if sharing(params.values(), others):
             require_apart(params.values(), dict(model.named_parameters()))  # names them in the error
         quantized = [(layer, p) for p in params.values() if (layer := layer_of(p)) is not None]
@@ -152,6 +157,17 @@ class ParameterSlots:
                     own[name] = value
             for proxy in self._proxies.values():
                 proxy.__dict__.pop("state", None)  # frees what the pass has recorded
+
+
+def all_modules(model: nn.Module) -> list[nn.Module]:
+    """``model.modules()`` in another order: without its recursion, which takes as long as everything done here."""
+    found, left = {id(model): model}, [model]
+    while left:
+        for child in children_of(left.pop()).values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                left.append(child)
+    return list(found.values())
 
 
 def first_of_each_kind(names: Iterable[str]) -> set[str]:

@@ -214,7 +214,7 @@ def _rows_mix(state: PassState, total: Tensor, group: int, weights: set[int] | N
     found = torch.autograd.grad(total, [call.edge for call in calls], retain_graph=True, allow_unused=True)
     for call, gradient in zip(calls, found, strict=True):
         if gradient is not None:
-            rows = gradient if call.arrange is None else call.arrange(gradient)
+            rows = call.arranged(gradient)
             if bool((rows[:group] != 0).any()) or bool((rows[group + 1 :] != 0).any()):
                 return True
     return False
