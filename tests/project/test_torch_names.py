@@ -108,7 +108,9 @@ def without_module(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
 
 
-@pytest.mark.parametrize("name", ["foreach_add", "foreach_copy_", "foreach_lerp", "foreach_lerp_", "foreach_mul_", "foreach_norm"])
+@pytest.mark.parametrize(
+    "name", ["foreach_add", "foreach_copy_", "foreach_lerp", "foreach_lerp_", "foreach_mul_", "foreach_norm"]
+)
 def test_a_missing_kernel_is_an_error_at_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = loaded(monkeypatch, (torch, f"_{name}"))
     with clear_error(f"torch._{name}"):

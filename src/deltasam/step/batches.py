@@ -135,7 +135,9 @@ def ratio(part: Any, whole: Any) -> Any:
 
 def one_more(batch: Any) -> Any:
     """The batch for another pass: a copy of the mapping or list, from which an objective may pop the labels."""
-    return batch if isinstance(batch, (Tensor, tuple)) or not isinstance(batch, (MutableMapping, list)) else copy(batch)
+    return (
+        batch if isinstance(batch, (Tensor, tuple)) or not isinstance(batch, (MutableMapping, list)) else copy(batch)
+    )
 
 
 def versions(batch: Any) -> list[int]:

@@ -129,9 +129,7 @@ def gradient(
 
 
 @contextmanager
-def _sharded_gradient(
-    targets: Sequence[nn.Parameter], trainable: Mapping[str, nn.Parameter]
-) -> Iterator[Gradient]:
+def _sharded_gradient(targets: Sequence[nn.Parameter], trainable: Mapping[str, nn.Parameter]) -> Iterator[Gradient]:
     before = {name: p.grad for name, p in trainable.items()}
     try:
         for p in trainable.values():

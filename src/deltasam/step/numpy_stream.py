@@ -1,8 +1,8 @@
 """NumPy's global stream, which is read and written only where it has moved.
 
 NumPy reads and writes the 624 words of a state one by one, which takes as long as a small step. A copy of their memory
-takes a microsecond. It lacks the second of two normal numbers, which NumPy keeps for the next call: while there is one,
-the state is always read and written.
+takes a microsecond. It lacks the second of two normal numbers, which NumPy keeps for the next call: while there is
+one, the state is always read and written.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Structure:
 
     @cached_property
     def modes(self) -> bytes:
-        """Which modules are in training mode: in another mode a pass may write other buffers and draw other numbers."""
+        """Which modules are in training mode: in another one a pass may write other buffers and draw other numbers."""
         if self._attributes is None:
             return bytes(module.training for module in self.modules)
         return bytes(map(_mode_in, self._attributes))
