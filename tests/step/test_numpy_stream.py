@@ -16,9 +16,9 @@ from deltasam.step.draws import are_equal
 from deltasam.step.numpy_stream import read
 
 DRAWS: dict[str, Callable[[], Any]] = {
-    "one": np.random.rand,  # noqa: NPY002
+    "one": np.random.rand,
     "all words": lambda: np.random.rand(312),  # noqa: NPY002 - the place in the words is the same afterwards
-    "one normal": np.random.randn,  # noqa: NPY002 - NumPy keeps another one
+    "one normal": np.random.randn,
     "two normal": lambda: np.random.randn(2),  # noqa: NPY002
 }
 

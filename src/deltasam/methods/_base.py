@@ -235,9 +235,8 @@ class Method(ABC):
             )
         self.state["steps"] = self._count + 1
         if step.skipped is not None:
-            before = self.state.get("skipped")
-            counted = isinstance(before, Tensor)  # an integer plus a boolean
-            self.state["skipped"] = before + step.skipped if counted else (before or 0) + step.skipped.int()
+            before = self.state.get("skipped", 0)  # a tensor of integers, to which a boolean can be added
+            self.state["skipped"] = before + (step.skipped if isinstance(before, Tensor) else step.skipped.int())
         return step
 
     def compute_step(self, passes: Passes) -> Step:

@@ -130,19 +130,16 @@ def _lending(
     """On the CPU: the moved weights are other tensors."""
     size = float(step)  # no synchronisation: the value is on the host
     origin = list(map(_data, params))
-    values = origin if size == 0 else []  # zero: the direction may not be finite
+    values = list(origin)
     with torch.no_grad():
-        for start, end in _stretches(origin) if size else ():
-            grids = [None] if rounding is None else rounding.grids[start:end]
-            if any(grids):
-                values += [
-                    torch.add(origin[k], direction[k], alpha=size)
-                    if rounding.grids[k] is None
-                    else _rounded(origin[k], direction[k], step, rounding, k)
-                    for k in range(start, end)
-                ]
+        for start, end in _stretches(origin) if size else ():  # zero: the direction may not be finite
+            if rounding is None or not any(rounding.grids[start:end]):
+                values[start:end] = foreach_add(origin[start:end], direction[start:end], alpha=size)
             else:
-                values += foreach_add(origin[start:end], direction[start:end], alpha=size)
+                for k in range(start, end):
+                    w, d = origin[k], direction[k]
+                    is_exact = rounding.grids[k] is None
+                    values[k] = torch.add(w, d, alpha=size) if is_exact else _rounded(w, d, step, rounding, k)
             direction[start:end] = repeat(None, end - start)  # freed as soon as it is used
     direction.clear()
     return _lent(params, values, origin)

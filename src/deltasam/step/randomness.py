@@ -136,7 +136,7 @@ class RandomState:
         return cls(
             python=random.getstate(),
             numpy=numpy_stream.read(numpy),
-            cpu=torch.get_rng_state(),
+            cpu=torch.default_generator.get_state(),
             devices=tuple((d, torch.get_device_module(d).get_rng_state(d)) for d in devices),
             generators=tuple((generator, generator.get_state()) for generator in generators),
         )
@@ -154,7 +154,7 @@ class RandomState:
             random.setstate(self.python)
         if self.numpy is not None and "numpy" in host:
             self.numpy.restore()
-        torch.set_rng_state(self.cpu)
+        torch.default_generator.set_state(self.cpu)
         for device, state in self.devices:
             torch.get_device_module(device).set_rng_state(state, device)
         for generator, state in self.generators:
@@ -204,7 +204,7 @@ def generators_of(model: nn.Module, structure: Structure | None = None) -> tuple
     if last is not None and last.is_repeated and last.size == size:
         found = [vars(modules[k]).get(name) for k, name in last.places]
         if all(isinstance(each, torch.Generator) for each in found):
-            return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+            return tuple(dict.fromkeys(found))
     attributes = ((k, name, value) for k, module in enumerate(modules) for name, value in vars(module).items())
     places = tuple((k, name) for k, name, value in attributes if isinstance(value, torch.Generator))
     _SEARCHES[model] = _Search(size, places, is_repeated=last is not None and last.size == size)
