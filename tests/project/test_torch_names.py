@@ -108,7 +108,9 @@ def without_module(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
 
 
-@pytest.mark.parametrize("name", ["foreach_copy_", "foreach_lerp", "foreach_lerp_", "foreach_mul_", "foreach_norm"])
+@pytest.mark.parametrize(
+    "name", ["foreach_add", "foreach_copy_", "foreach_lerp", "foreach_lerp_", "foreach_mul_", "foreach_norm"]
+)
 def test_a_missing_kernel_is_an_error_at_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = loaded(monkeypatch, (torch, f"_{name}"))
     with clear_error(f"torch._{name}"):
@@ -139,7 +141,7 @@ def test_answers_are_cautious_where_names_are_missing(monkeypatch: pytest.Monkey
     assert names.active_ddp() is None
     bare: Any = SimpleNamespace()
     assert names.is_view(bare)
-    assert names.has_gradient_hooks(bare)
+    assert names.with_gradient_hooks({"w": bare}) == {"w": bare}
     assert names.base_of(bare) is names.output_dtype(bare) is names.fsdp_gathers_as(bare) is None
     assert names.argument_names(bare) == []
     assert not names.joins_uneven_inputs(bare)
@@ -154,11 +156,14 @@ def test_the_names_of_this_torch() -> None:
     assert names.is_view(x[0])
     assert not names.is_view(x)
     assert names.base_of(x[0]) is x
-    assert not names.has_gradient_hooks(linear.weight)
+    assert not names.with_gradient_hooks({"w": linear.weight})
     linear.weight.register_post_accumulate_grad_hook(lambda p: None)
-    assert names.has_gradient_hooks(linear.weight)
+    assert list(names.with_gradient_hooks({"w": linear.weight, "b": linear.bias})) == ["w"]
     assert names.output_dtype(linear(x).bfloat16().grad_fn) is torch.bfloat16
     assert list(names.parameters_of(linear)) == ["weight", "bias"]
+    assert names.parameters_in(vars(linear)) is names.parameters_of(linear)
+    assert names.children_in(vars(linear)) is names.children_of(linear)
+    assert names.buffers_in(vars(linear)) is names.buffers_of(linear)
     assert list(names.buffers_of(nn.BatchNorm1d(2))) == ["running_mean", "running_var", "num_batches_tracked"]
     assert not names.forward_pre_hooks_of(linear)
     assert isinstance(nn.BatchNorm1d(2), names.BATCH_NORM)

@@ -180,6 +180,7 @@ class Method(ABC):
     ) -> Passes:
         """Sets up the passes of one step over this batch. None of them is run."""
         check_scale(scale)
+        is_erm = self.is_erm()
         return Passes(
             model,
             batch,
@@ -188,8 +189,8 @@ class Method(ABC):
             scale=scale,
             randomness=self.randomness,
             scope=self.scope,
-            replay=not self.is_erm(),
-            gather=self._needs_whole() and not self.is_erm(),
+            replay=not is_erm,
+            gather=self._needs_whole() and not is_erm,
             seed=self.step_seed,
         )
 
@@ -234,7 +235,8 @@ class Method(ABC):
             )
         self.state["steps"] = self._count + 1
         if step.skipped is not None:
-            self.state["skipped"] = self.state.get("skipped", 0) + step.skipped.int()
+            before = self.state.get("skipped", 0)  # a tensor of integers, to which a boolean can be added
+            self.state["skipped"] = before + (step.skipped if isinstance(before, Tensor) else step.skipped.int())
         return step
 
     def compute_step(self, passes: Passes) -> Step:
@@ -253,7 +255,10 @@ class Method(ABC):
 
     def is_erm(self) -> bool:
         """Whether this step is plain training, which the base class does: by default, with ``rho = 0``."""
-        return hasattr(self, "rho") and self.step_radius().is_zero()
+        rho = getattr(self, "rho", None)
+        if isinstance(rho, float):
+            return rho == 0
+        return rho is not None and self.step_radius().is_zero()
 
     def _needs_whole(self) -> bool:
         """Whether each process needs whole parameters, because the shards of others lack its perturbation."""

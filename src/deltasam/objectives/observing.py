@@ -32,13 +32,13 @@ class _Observation:
         """A step over this batch begins; it may have several micro-batches."""
         if self._seen_some:  # another step: a recording that failed is repeated as an ordinary step
             self._expected, self._seen_some = [], False
-        first = next(tensors(batch), None)
+        first = next(iter(tensors(batch)), None)
         if first is not None and all(each is not first for each in self._expected):
             self._expected.append(first)
 
     def see(self, objective: Any, outputs: Tensor, batch: Any, values: dict[str, Any]) -> None:
         """The losses of this batch are computed."""
-        first = next(tensors(batch), None)
+        first = next(iter(tensors(batch)), None)
         others = [each for each in self._expected if each is not first]
         if len(others) == len(self._expected):
             return

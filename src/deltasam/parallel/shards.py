@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,12 @@ def is_shard(tensor: Any) -> bool:
     """Whether this process holds only a part of the tensor."""
     module = sys.modules.get("torch.distributed.tensor")  # imported if there is a sharded tensor
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def any_shard(tensors: Iterable[Any]) -> bool:
+    """Whether this process holds only a part of some of these tensors."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, tensors)))
 
 
 def local(tensor: Tensor) -> Tensor:

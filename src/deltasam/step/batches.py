@@ -45,16 +45,18 @@ class MicroBatches(tuple[Any, ...]):
         return super().__new__(cls, parts)
 
 
-def tensors(batch: Any) -> Iterator[Tensor]:
+def tensors(batch: Any) -> list[Tensor]:
     """All tensors in nested mappings, lists and tuples."""
     if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from tensors(value)
+        return [batch]
+    values = batch if isinstance(batch, (list, tuple)) else batch.values() if isinstance(batch, Mapping) else ()
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        else:
+            found += tensors(value)
+    return found
 
 
 def batch_size(batch: Any) -> int | None:
@@ -133,7 +135,9 @@ def ratio(part: Any, whole: Any) -> Any:
 
 def one_more(batch: Any) -> Any:
     """The batch for another pass: a copy of the mapping or list, from which an objective may pop the labels."""
-    return copy(batch) if isinstance(batch, (MutableMapping, list)) else batch
+    return (
+        batch if isinstance(batch, (Tensor, tuple)) or not isinstance(batch, (MutableMapping, list)) else copy(batch)
+    )
 
 
 def versions(batch: Any) -> list[int]:

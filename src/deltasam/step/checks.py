@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -109,9 +111,9 @@ def check_losses(losses: Any, *, graph: bool, batch: Any = None) -> None:
         )
 
 
-def require_real(params: Iterable[Tensor], named: Mapping[str, Tensor]) -> None:
+def require_real(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
     """Raises a TypeError if a parameter is complex: perturbations are defined for real ones."""
-    for p in params:
+    for p in params if any(dtype.is_complex for dtype in set(map(_DTYPE, params))) else ():
         if p.is_complex():
             name = next((name for name, other in named.items() if other is p), "?")
             raise TypeError(
@@ -168,10 +170,28 @@ def _span(p: Tensor) -> tuple[int, int, int]:
     return p.get_device(), start, start + (p.nbytes if p.is_contiguous() else p.element_size())
 
 
-def check_move(params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
-    """Refuses parameters that cannot be moved: complex ones, and those that share memory."""
+_DTYPE = attrgetter("dtype")
+# What the answer of check_move depends on. Numbers and types only: nothing is kept alive.
+_READ = (id, type, _DTYPE, attrgetter("device"), Tensor.data_ptr, attrgetter("nbytes"), Tensor.is_contiguous)
+_PASSED: WeakKeyDictionary[nn.Module, list[list[Any]]] = WeakKeyDictionary()
+
+
+def check_move(model: nn.Module, params: Collection[Tensor], named: Mapping[str, Tensor]) -> None:
+    """Refuses parameters that cannot be moved: complex ones, and those that share memory.
+
+    Once per model: again if another parameter, another memory, or another selection is to be moved.
+    """
+    now: list[list[Any]] | None
+    try:
+        now = [list(map(id, params)), *(list(map(read, named.values())) for read in _READ)]
+    except RuntimeError:  # a parameter without plain memory, such as a sparse one
+        now = None
+    if now is not None and _PASSED.get(model) == now:
+        return
     require_real(params, named)
     require_apart(params, named)
+    if now is not None and set(now[0]) <= set(now[1]):
+        _PASSED[model] = now
 
 
 def warn_if_changed(batch: Any, before: list[int]) -> None:

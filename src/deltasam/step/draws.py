@@ -11,15 +11,16 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Set
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from deltasam.step.model_buffers import modes_of
+from deltasam.step.numpy_stream import NumpyState
+from deltasam.step.structure import Structure
 
 STREAMS: Set[str] = frozenset(("python", "numpy"))
 
@@ -125,6 +126,7 @@ class Use:
         self._open = set(STREAMS)
         self._watching: dict[str, _PythonWatch | _NumpyWatch] = {}
         self._watches = 0
+        self.numpy_start: NumpyState | None = None  # of NumPy's stream in the last step, if no pass has moved it
 
     def found(self) -> Set[str]:
         """The streams that it has drawn from so far, or may have."""
@@ -135,12 +137,13 @@ class Use:
         """The streams to rewind around an extra pass: all of them if no other thread is alive."""
         return STREAMS if threading.active_count() == 1 else self.found()
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """Finds which streams the pass inside draws from, unless that is known or no other thread is alive."""
-        if not self._open or self._watching or threading.active_count() == 1:
-            yield
-            return
+        known = not self._open or self._watching or threading.active_count() == 1
+        return nullcontext() if known else self._watched()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
         self._found -= self._open
         self._watches += 1
         try:
@@ -160,7 +163,7 @@ class Use:
 _USES: WeakKeyDictionary[nn.Module, dict[bytes, Use]] = WeakKeyDictionary()
 
 
-def use_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Use:
-    """The use of a model in its current mode; ``modules`` are all its modules, if the caller has them already."""
-    modes = modes_of(list(model.modules()) if modules is None else modules)
+def use_of(model: nn.Module, structure: Structure | None = None) -> Use:
+    """The use of a model in its current mode; ``structure`` is that of the model, if the caller has it already."""
+    modes = (Structure(model) if structure is None else structure).modes
     return _USES.setdefault(model, {}).setdefault(modes, Use())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, repeat, starmap
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from deltasam._torch import has_gradient_hooks, version_of
+from deltasam._torch import version_of, with_gradient_hooks
 
 
 class Scaler(Protocol):
@@ -43,7 +43,7 @@ class Gradient:
 
     def __init__(self, targets: Sequence[nn.Parameter]) -> None:
         self._targets = targets
-        self.total: list[Tensor | None] = [None] * len(targets)
+        self.total: list[Tensor | None] = []
 
     def add(self, loss: Tensor) -> None:
         """Adds the gradient of one more loss."""
@@ -52,7 +52,7 @@ class Gradient:
         if any(p not in _searched for p in without):
             refuse_reentrant(loss)
             _searched.update(dict.fromkeys(without, True))
-        self.total = [added(a, b) for a, b in zip(self.total, grads, strict=True)]
+        self.total = [added(a, b) for a, b in zip(self.total, grads, strict=True)] if self.total else list(grads)
 
 
 class ShardedGradient(Gradient):
@@ -101,12 +101,17 @@ def graph_of(loss: Tensor) -> set[Any]:
     return seen
 
 
-@contextmanager
-def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
+def without_steps(trainable: Mapping[str, nn.Parameter]) -> AbstractContextManager[None]:
     """Refuses optimizers that step in a hook of backward, while the weights are moved or the gradient is not final."""
-    hooked = {name: (p, version_of(p)) for name, p in trainable.items() if has_gradient_hooks(p)}
+    hooked = with_gradient_hooks(trainable)
+    return _unchanged(hooked) if hooked else nullcontext()
+
+
+@contextmanager
+def _unchanged(hooked: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    before = {name: (p, version_of(p)) for name, p in hooked.items()}
     yield
-    for name, (p, version) in hooked.items():
+    for name, (p, version) in before.items():
         if version_of(p) != version:
             raise RuntimeError(
                 f"an optimizer steps in a hook of {name!r} while this method has moved the weights or not yet "
@@ -116,14 +121,15 @@ def without_steps(trainable: Mapping[str, nn.Parameter]) -> Iterator[None]:
             )
 
 
-@contextmanager
 def gradient(
     targets: Sequence[nn.Parameter], trainable: Mapping[str, nn.Parameter], sharded: bool
-) -> Iterator[Gradient]:
+) -> AbstractContextManager[Gradient]:
     """Collects gradients; ``.grad`` is restored afterwards."""
-    if not sharded:
-        yield Gradient(targets)
-        return
+    return _sharded_gradient(targets, trainable) if sharded else nullcontext(Gradient(targets))
+
+
+@contextmanager
+def _sharded_gradient(targets: Sequence[nn.Parameter], trainable: Mapping[str, nn.Parameter]) -> Iterator[Gradient]:
     before = {name: p.grad for name, p in trainable.items()}
     try:
         for p in trainable.values():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from operator import setitem
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from deltasam._torch import buffers_of, version_of
+from deltasam._torch import version_of
 from deltasam.step.branches import is_recorded
+from deltasam.step.structure import Structure
 
 SMALL = 64 * 1024  # bytes; smaller buffers are always copied: that is cheap, and right whatever a pass does to them
 
@@ -38,11 +39,6 @@ class _Seen:
 _SEEN: Any = WeakIdKeyDictionary()  # Tensor: _Seen
 
 
-def modes_of(modules: Sequence[nn.Module]) -> bytes:
-    """Which modules are in training mode: in another mode a pass may write other buffers and draw other numbers."""
-    return bytes(module.training for module in modules)
-
-
 class ModelBuffers:
     """The values of a model's buffers at the start of a step.
 
@@ -50,14 +46,14 @@ class ModelBuffers:
     steps. If a later pass changes it for the first time, its starting value is lost for that step: a warning names the
     buffer, and from then on it is copied in every step. (Writes through ``.data`` do not change the version; they are
     found by comparing values, in the first step only.) Buffers that are None are included: a pass may fill them.
-    ``modules`` are all modules of the model, if the caller has them already.
+    ``structure`` is that of the model, if the caller has it already.
     """
 
-    def __init__(self, model: nn.Module, modules: Sequence[nn.Module] | None = None) -> None:
-        modules = list(model.modules()) if modules is None else modules
-        slots = [(own, name) for own in map(buffers_of, modules) for name in own]
+    def __init__(self, model: nn.Module, structure: Structure | None = None) -> None:
+        structure = Structure(model) if structure is None else structure
+        slots = [(own, name) for own in structure.buffers for name in own]
         self._owners, self._names = [own for own, _ in slots], [name for _, name in slots]
-        self._model, self._modes = model, modes_of(modules)
+        self._model, self._modes = model, structure.modes
         self._own = self._held()
         self._large = {id(b): (b, _version(b)) for b in self._own if b is not None and _size(b) > SMALL}
         self._constant = {key for key, (b, _) in self._large.items() if self._is_constant(b)}
@@ -86,9 +82,12 @@ class ModelBuffers:
         other._start = other._copies(other._held())
         return other
 
-    @contextmanager
-    def rewound(self) -> Iterator[None]:
+    def rewound(self) -> AbstractContextManager[None]:
         """Gives the modules copies of the starting values, which an extra pass may change."""
+        return self._rewound() if self._names else nullcontext()
+
+    @contextmanager
+    def _rewound(self) -> Iterator[None]:
         self._notice("extra passes of this step start with the new value")
         lent = self._copies(self._start)
         pending = [k for k, own in enumerate(self._own) if id(own) in self._large and id(own) not in self._constant]

@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import repeat
+from itertools import compress, repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deltasam._torch import foreach_copy_, foreach_lerp, foreach_lerp_, fused_ascent_
+from deltasam._torch import foreach_add, foreach_copy_, foreach_lerp, foreach_lerp_, fused_ascent_
 from deltasam.parallel.shards import local, shard_number
 from deltasam.step import fused
 from deltasam.step.branches import is_recorded
@@ -24,6 +25,9 @@ from deltasam.step.fused.noise import Noise, fill
 from deltasam.step.norms import dense, masked_product
 from deltasam.step.randomness import Seed, seeded_generator
 from deltasam.step.rounding import STORED, Grid, Rounding, add_rounded
+
+_SMALL = 2**18  # elements that are moved in one call
+_data, _dtype, _is_cpu = attrgetter("data"), attrgetter("dtype"), attrgetter("is_cpu")
 
 
 class Moved:
@@ -71,7 +75,6 @@ class _MovedRecorded(Moved):
             p.data = value
 
 
-@contextmanager
 def perturbed(
     params: Sequence[nn.Parameter],
     direction: Sequence[Tensor | Noise | None],
@@ -81,7 +84,7 @@ def perturbed(
     mirrored: bool = False,
     grids: Sequence[Grid | None] | None = None,
     seed: Seed = Seed(0, 0),  # noqa: B008 - a frozen record
-) -> Iterator[Moved]:
+) -> AbstractContextManager[Moved]:
     """Moves the parameters to ``w + step * direction`` and back to w, bit for bit, whatever happens inside.
 
     The direction is never written to. It may be the user's memory (a gradient that a hook keeps, a buffer that a
@@ -102,22 +105,25 @@ def perturbed(
             stochastically, see :mod:`deltasam.step.rounding`. The precision in which it is stored takes precedence.
         seed: The seed of the rounding.
     """
-    grids = [None] * len(params) if grids is None else grids
-    chosen = [k for k, d in enumerate(direction) if d is not None]
-    moved = [params[k] for k in chosen]
-    given = [d for d in direction if d is not None]
+    moved, given = list(params), list(direction)
+    if type(None) in map(type, given):
+        chosen = [d is not None for d in given]
+        moved, given = list(compress(moved, chosen)), list(compress(given, chosen))
+        grids = None if grids is None else list(compress(grids, chosen))
     if consume and isinstance(direction, list):
         direction.clear()
     way = _way_to_move(moved)
     if mirrored and way is _recorded:
         way = partial(_recorded, mirrored=True)
-    with way(moved, given, step, _rounding(moved, [grids[k] for k in chosen], seed)) as handle:
-        yield handle
+    return way(moved, given, step, _rounding(moved, grids, seed))
 
 
-def _rounding(params: list[nn.Parameter], grids: list[Grid | None], seed: Seed) -> Rounding | None:
+def _rounding(params: list[nn.Parameter], used: Sequence[Grid | None] | None, seed: Seed) -> Rounding | None:
     """How to round a move of these parameters; None if none needs it. All processes round a shard alike."""
-    grids = [STORED.get(p.dtype, grid) for p, grid in zip(params, grids, strict=True)]
+    known = [None] * len(params) if used is None else used
+    if not any(known) and STORED.keys().isdisjoint(map(_dtype, params)):
+        return None
+    grids = [STORED.get(p.dtype, grid) for p, grid in zip(params, known, strict=True)]
     if not any(grids):
         return None
     shards = {local(p.data).device: shard_number(p) for p, grid in zip(params, grids, strict=True) if grid}
@@ -129,43 +135,54 @@ def _rounding(params: list[nn.Parameter], grids: list[Grid | None], seed: Seed) 
 
 
 def _way_to_move(params: list[nn.Parameter]) -> Callable[..., AbstractContextManager[Moved]]:
-    if any(type(p.data) is not Tensor for p in params):
+    if set(map(type, params)) != {nn.Parameter} and any(type(p.data) is not Tensor for p in params):
         return _in_place  # shards
-    if all(p.device.type == "cpu" for p in params):
+    if all(map(_is_cpu, params)):
         return _lending
     return _recorded if all(is_recorded(p.device) for p in params) else _in_place
 
 
-@contextmanager
 def _lending(
-    params: list[nn.Parameter], direction: list[Tensor], step: Tensor, rounding: Rounding | None = None
-) -> Iterator[Moved]:
+    params: list[nn.Parameter], direction: list[Any], step: Tensor, rounding: Rounding | None = None
+) -> AbstractContextManager[Moved]:
     """On the CPU: the moved weights are other tensors."""
     size = float(step)  # no synchronisation: the value is on the host
-    values = [p.data for p in params]
-    direction.reverse()  # taken from the end, so that each direction is freed as soon as it is used
+    origin = list(map(_data, params))
+    values = list(origin)
     with torch.no_grad():
-        for k, w in enumerate(values):
-            d = direction.pop()
-            if size == 0:  # the direction may not be finite
-                continue
-            if rounding is None or rounding.grids[k] is None:
-                values[k] = torch.add(w, d, alpha=size)
+        for start, end in _stretches(origin) if size else ():  # zero: the direction may not be finite
+            if rounding is None or not any(rounding.grids[start:end]):
+                values[start:end] = foreach_add(origin[start:end], direction[start:end], alpha=size)
             else:
-                values[k] = _rounded(w, d, step, rounding, k)
-            del d
-    with _lent(params, values) as moved:
-        yield moved
+                for k in range(start, end):
+                    w, d = origin[k], direction[k]
+                    is_exact = rounding.grids[k] is None
+                    values[k] = torch.add(w, d, alpha=size) if is_exact else _rounded(w, d, step, rounding, k)
+            direction[start:end] = repeat(None, end - start)  # freed as soon as it is used
+    direction.clear()
+    return _lent(params, values, origin)
+
+
+def _stretches(tensors: list[Tensor]) -> Iterator[tuple[int, int]]:
+    """Stretches of the list with small tensors in one, large ones alone: each is one call, and holds little memory."""
+    start = held = 0
+    for k, size in enumerate(map(Tensor.numel, tensors)):
+        if held and held + size > _SMALL:
+            yield start, k
+            start, held = k, 0
+        held += size
+    if tensors:
+        yield start, len(tensors)
 
 
 @contextmanager
-def _lent(params: list[nn.Parameter], values: list[Tensor], kind: Callable[..., Moved] = Moved) -> Iterator[Moved]:
+def _lent(
+    params: list[nn.Parameter], values: list[Tensor], origin: list[Tensor], kind: Callable[..., Moved] = Moved
+) -> Iterator[Moved]:
     """Gives the parameters other tensors; the memory at w is not touched."""
-    origin = [p.data for p in params]
     back = map(setattr, params, repeat("data"), origin)
     try:
-        for p, value in zip(params, values, strict=True):
-            p.data = value
+        deque(map(setattr, params, repeat("data"), values), maxlen=0)
         torch.clear_autocast_cache()  # autocast remembers its casts of the weights by parameter, not by value
         yield kind(params, origin)
     finally:
@@ -220,7 +237,7 @@ def _recorded(
     for k, copy in zip(rest, copies, strict=True):
         made[k] = copy
     values = [value for value in made if value is not None]
-    with _lent(params, values, partial(_MovedRecorded, mirrored=others)) as moved:
+    with _lent(params, values, weights, partial(_MovedRecorded, mirrored=others)) as moved:
         yield moved
 
 

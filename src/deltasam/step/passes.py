@@ -123,15 +123,14 @@ class Passes(StepBatch):
         self.count = Count()
         self.followed = Followed()
         self.updated: set[str] = set()  # the buffers of the method that this step has updated
+        #: The device of the step's scalars: that of the first parameter that may be perturbed.
+        self.device: torch.device = next(
+            (p for p in self.params.values() if not p.is_meta), next(iter(self.trainable.values()))
+        ).device
         self.branches = Branches(self.device)
         self.scope, self._scale, self._seed = scope, scale, seed
         self._moved: Moved | None = None
         self._without: Callable[[], AbstractContextManager[None]] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the step's scalars: that of the first parameter that may be perturbed."""
-        return next((p for p in self.params.values() if not p.is_meta), next(iter(self.trainable.values()))).device
 
     @property
     def involved(self) -> dict[str, nn.Parameter]:
@@ -187,14 +186,14 @@ class Passes(StepBatch):
         self.count.backwards += 1
         targets = list(self.params.values()) if params is None else list(params)
         require_ordinary(targets, self.params)
-        require_real(targets, self.involved)
+        require_real(targets, self.named)
         parts: list[Tensor] = []
         means: list[Tensor] = []
         record = None if cotangents is None else cotangents.record
         with (
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
-            differentiable(self.params),
+            nullcontext() if self.params is self.trainable else differentiable(self.params),
             gradient(targets, self.involved, self.ranks.sharded) as collected,
         ):
             for k in range(len(self.batches)):
@@ -258,8 +257,10 @@ class Passes(StepBatch):
                     moved, moving, meant, step, grids_of(self.inner, self.objective_kind, moving, self.device)
                 )
                 meant.clear()
-            unscaled = norm / self.scaled(torch.ones_like(norm))
-            yield Ascent(norm=unscaled, skipped=(sizes.steps == 0).all(), arrived=share, radius=sizes.radius)
+            unscaled = norm if self._is_unscaled() else norm / self.scaled(torch.ones_like(norm))
+            skipped = sizes.steps == 0
+            skipped = skipped.all() if skipped.ndim else skipped
+            yield Ascent(norm=unscaled, skipped=skipped, arrived=share, radius=sizes.radius)
 
     def _climb(
         self,
@@ -287,7 +288,7 @@ class Passes(StepBatch):
             names=names,
             params=moving,
             scale=lambda: self.scaled(torch.ones_like(norm)) * self.fraction,
-            norm_of_each=None if any(isinstance(d, Noise) for d in direction) else of_each,
+            norm_of_each=None if Noise in map(type, direction) else of_each,
             loss=loss,
         )
 
@@ -308,7 +309,7 @@ class Passes(StepBatch):
         sides are made at once, where that is faster.
         """
         require_ordinary(params, self.params)
-        check_move(params, self.named)
+        check_move(self.inner, params, self.named)
         self.ranks.reshard()
         grids = grids_of(self.inner, self.objective_kind, params, self.device) if rounded else None
         seed = self._seed.child(_ROUNDING, self.count.forwards)
@@ -397,6 +398,9 @@ class Passes(StepBatch):
         finally:
             self._without = None
 
+    def _is_unscaled(self) -> bool:
+        return isinstance(self._scale, (int, float)) and self._scale == 1
+
     def scaled(self, value: Tensor) -> Tensor:
         """The value times the loss scale."""
         return scaled(value, self._scale)
@@ -435,7 +439,7 @@ class Passes(StepBatch):
             if self._moved is not None:
                 require_whole("an objective of which a part stays at w", list(self.params.values()))
             unperturbed = unperturbed_part(objective, self.inner, batch, self._moved, unperturbed_weights or {})
-        with part_of_a_step(self._is_part):
+        with part_of_a_step() if self._is_part else nullcontext():
             if unperturbed is None and outputs is None:
                 losses: Tensor = objective(model, batch)
             else:

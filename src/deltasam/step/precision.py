@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,6 +38,7 @@ def gathered_as(model: nn.Module) -> torch.dtype | None:
 _Known = dict[tuple[Hashable, ...], dict[int, Grid | None]]
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
+_dtype = attrgetter("dtype")
 _KEEPS_VALUES = {
     "Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "SplitWithSizes", "Squeeze",
     "T", "Transpose", "Unbind", "UnsafeSplit", "UnsafeView", "Unsqueeze", "View",
@@ -58,6 +60,8 @@ def note_grids(
     """
     around = _surroundings(model, objective, losses.device)
     known = _known.setdefault(model, {}).setdefault(around, {})
+    if known.keys() >= set(map(id, params)) or torch.float32 not in map(_dtype, params):
+        return
     taking_part = (p for p, grad in zip(params, grads, strict=True) if grad is not None)
     new = [p for p in taking_part if id(p) not in known and p.dtype is torch.float32]
     if new:
@@ -68,7 +72,7 @@ def note_grids(
 def grids_of(model: nn.Module, objective: Any, params: Sequence[Tensor], device: torch.device) -> list[Grid | None]:
     """The grids of these parameters; None if unknown, for float32, or for the dtype in which they are stored."""
     known = _known.get(model, {}).get(_surroundings(model, objective, device), {})
-    return [known.get(id(p)) for p in params]
+    return list(map(known.get, map(id, params)))
 
 
 def _surroundings(model: nn.Module, objective: Any, device: torch.device) -> tuple[Hashable, ...]:

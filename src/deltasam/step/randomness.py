@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from deltasam.step import numpy_stream
 from deltasam.step.draws import STREAMS, Use, are_equal, use_of
 from deltasam.step.model_buffers import ModelBuffers
+from deltasam.step.numpy_stream import NumpyState
+from deltasam.step.structure import Structure
 
 Randomness = Literal["shared", "independent"]
+
+_device = attrgetter("device")
 
 
 @dataclass(frozen=True)
@@ -125,19 +131,26 @@ class RandomState:
     """All random streams that a model can draw from: Python, NumPy (if loaded), torch on all devices, its own."""
 
     python: Any
-    numpy: Any
+    numpy: NumpyState | None
     cpu: Tensor
     devices: tuple[tuple[torch.device, Tensor], ...]
     generators: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
     @classmethod
-    def now(cls, devices: Iterable[torch.device], generators: Iterable[torch.Generator] = ()) -> RandomState:
-        """Reads the streams of the CPU, of the accelerators ``devices``, and of the model's ``generators``."""
-        numpy = sys.modules.get("numpy")
+    def now(
+        cls,
+        devices: Iterable[torch.device],
+        generators: Iterable[torch.Generator] = (),
+        numpy: NumpyState | None = None,
+    ) -> RandomState:
+        """Reads the streams of the CPU, of the accelerators ``devices``, and of the model's ``generators``.
+
+        ``numpy`` is an earlier state of NumPy's stream, which is not read again if it has not moved since.
+        """
         return cls(
             python=random.getstate(),
-            numpy=numpy.random.get_state() if numpy else None,
-            cpu=torch.get_rng_state(),
+            numpy=numpy_stream.read(numpy),
+            cpu=torch.default_generator.get_state(),
             devices=tuple((d, torch.get_device_module(d).get_rng_state(d)) for d in devices),
             generators=tuple((generator, generator.get_state()) for generator in generators),
         )
@@ -147,16 +160,15 @@ class RandomState:
         if self.python != other.python or not torch.equal(self.cpu, other.cpu):
             return False
         # If NumPy was loaded in between, there was no stream to draw from before.
-        return self.numpy is None or other.numpy is None or are_equal(self.numpy, other.numpy)
+        return self.numpy is None or other.numpy is None or are_equal(self.numpy.state, other.numpy.state)
 
     def restore(self, host: Set[str] = STREAMS) -> None:
         """Restores the streams to this state; of Python's and NumPy's only those in ``host``."""
         if "python" in host:
             random.setstate(self.python)
-        numpy = sys.modules.get("numpy")
-        if numpy and self.numpy is not None and "numpy" in host:
-            numpy.random.set_state(self.numpy)
-        torch.set_rng_state(self.cpu)
+        if self.numpy is not None and "numpy" in host:
+            self.numpy.restore()
+        torch.default_generator.set_state(self.cpu)
         for device, state in self.devices:
             torch.get_device_module(device).set_rng_state(state, device)
         for generator, state in self.generators:
@@ -187,7 +199,7 @@ class RandomState:
 class _Search(NamedTuple):
     """Where modules hold generators (``self.noise = torch.Generator()``), and the size of the model at that time."""
 
-    size: tuple[int, int]  # the number of modules, and of all their attributes
+    size: tuple[int, int]
     places: tuple[tuple[int, str], ...]  # number of the module and name of the attribute
     is_repeated: bool
 
@@ -195,18 +207,18 @@ class _Search(NamedTuple):
 _SEARCHES: WeakKeyDictionary[nn.Module, _Search] = WeakKeyDictionary()
 
 
-def generators_of(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> tuple[torch.Generator, ...]:
+def generators_of(model: nn.Module, structure: Structure | None = None) -> tuple[torch.Generator, ...]:
     """The generators that are attributes of the model's modules, each once.
 
     All attributes are searched the first two times (a module may create its generator in the first pass), and again
-    whenever modules or attributes were added or removed. ``modules`` are all modules, if the caller has them already.
+    whenever modules or attributes were added or removed. ``structure`` is that of the model, if the caller has it.
     """
-    modules = list(model.modules()) if modules is None else modules
-    last, size = _SEARCHES.get(model), (len(modules), sum(map(len, map(vars, modules))))
+    structure = Structure(model) if structure is None else structure
+    modules, size, last = structure.modules, structure.size, _SEARCHES.get(model)
     if last is not None and last.is_repeated and last.size == size:
         found = [vars(modules[k]).get(name) for k, name in last.places]
         if all(isinstance(each, torch.Generator) for each in found):
-            return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+            return tuple(dict.fromkeys(found))
     attributes = ((k, name, value) for k, module in enumerate(modules) for name, value in vars(module).items())
     places = tuple((k, name) for k, name, value in attributes if isinstance(value, torch.Generator))
     _SEARCHES[model] = _Search(size, places, is_repeated=last is not None and last.size == size)
@@ -235,23 +247,26 @@ class Replay:
         randomness: Randomness = "shared",
         *,
         watch: bool = False,
+        structure: Structure | None = None,
     ) -> None:
         self._watch = watch
         self._end: tuple[RandomState | None, Any, ModelBuffers] | None = None
         self._devices = tuple(devices)
         self._randomness = randomness
-        modules = list(model.modules())  # one walk for both
-        self._generators = () if _recording else generators_of(model, modules)
-        self._start = None if _recording else self._now()
+        structure = Structure(model) if structure is None else structure
+        self._generators = () if _recording else generators_of(model, structure)
+        self._use: Use = use_of(model, structure)
+        self._start: RandomState | None = None
+        if not _recording:
+            self._start = RandomState.now(self._devices, self._generators, self._use.numpy_start)
         self._place = _recording.starts() if _recording else None
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
-        self._use: Use = use_of(model, modules)
-        self._buffers = ModelBuffers(model, modules)
+        self._buffers = ModelBuffers(model, structure)
         self._extras = 0
 
     def _now(self) -> RandomState:
-        return RandomState.now(self._devices, self._generators)
+        return RandomState.now(self._devices, self._generators, None if self._start is None else self._start.numpy)
 
     def rewind(self) -> None:
         """Restores the random streams and the buffers to the start of the step."""
@@ -289,6 +304,8 @@ class Replay:
         if _observer is not None:
             _observer.extra_pass(self._randomness, self._start)
         current, host = self._now(), self._use.streams()
+        # A model that draws from NumPy has its stream read in every step, whatever its memory shows.
+        self._use.numpy_start = current.numpy if current.numpy is self._start.numpy else None
         self._extras += 1
         try:
             if self._randomness == "shared":
@@ -305,4 +322,5 @@ class Replay:
 
 def accelerators(values: Iterable[Tensor]) -> tuple[torch.device, ...]:
     """The devices of these tensors except the CPU, each once."""
-    return tuple(dict.fromkeys(value.device for value in values if value.device.type not in ("cpu", "meta")))
+    found = dict.fromkeys(map(_device, values))
+    return tuple(device for device in found if device.type not in ("cpu", "meta"))

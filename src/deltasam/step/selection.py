@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, get_args
 
 from torch import Tensor, nn
@@ -65,13 +65,17 @@ def select(
     return chosen
 
 
-@contextmanager
-def differentiable(params: Mapping[str, Tensor]) -> Iterator[None]:
+def differentiable(params: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """Inside, frozen parameters among these require gradients, so that autograd can differentiate by them.
 
     Differentiate with ``torch.autograd.grad``: ``backward`` would leave them with a ``.grad``.
     """
     frozen = [p for p in params.values() if not p.requires_grad and p.is_leaf and p.device.type != "meta"]
+    return _unfrozen(frozen) if frozen else nullcontext()
+
+
+@contextmanager
+def _unfrozen(frozen: Sequence[Tensor]) -> Iterator[None]:
     try:
         for p in frozen:
             p.requires_grad_(True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from deltasam.parallel.ranks import Ranks
 from deltasam.step.batches import MicroBatches, batch_size, cut, ratio, shares, take, tensors
 from deltasam.step.counts import HostShares, counts_of
 from deltasam.step.randomness import Randomness, Replay, accelerators
+from deltasam.step.structure import Structure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,9 +61,13 @@ class StepBatch:
         self.model = model
         self.ranks = Ranks(model, gather=gather)
         self.inner: nn.Module = self.ranks.inner
-        self.named = dict(self.inner.named_parameters())
-        self.trainable = {name: p for name, p in self.named.items() if p.requires_grad}
-        self.batches = prepared(objective, self.inner, batch)
+        structure = Structure(self.inner)
+        self.named = structure.named
+        self.trainable = structure.trainable
+        given = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        self.batches = prepared(objective, self.inner, given)
+        if not all(map(is_, self.batches, given)):  # the objective has called the model, which may have changed it
+            structure = Structure(self.inner)
         self.sizes: list[int | None] = [None] * len(self.batches)
         self.objective = objective
         self._is_part = len(self.batches) > 1  # whether a pass sees only a part of the batch at a time
@@ -70,7 +76,7 @@ class StepBatch:
         self.as_whole: float | Tensor = 1.0  # losses of this part, as they are in the whole batch, over its own
         devices = accelerators([*self.named.values(), *tensors(self.batches)])
         self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
-        self._replay = self._from_here() if replay else None
+        self._replay = self._from_here(structure=structure) if replay else None
 
     @property
     def share(self) -> float | Tensor:

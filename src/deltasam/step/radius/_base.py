@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -123,7 +124,8 @@ class Radius(ABC):
     def sizes(self, climb: Climb) -> Sizes:
         """The sizes of the ascent: by default one number, rho over the norm."""
         steps = step_size(self.radius_of(climb), climb.norm)
-        return Sizes(steps, torch.where(steps == 0, torch.zeros_like(steps), steps * climb.norm).abs())
+        # Where the norm is not finite the step is zero, and so is the radius.
+        return Sizes(steps, (steps * climb.norm).nan_to_num(0.0, math.inf, -math.inf).abs())
 
     def is_zero(self) -> bool:
         """Whether nothing is perturbed, so that the step is plain training."""
