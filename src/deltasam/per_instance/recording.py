@@ -207,7 +207,7 @@ def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
 
 def _compiled(slots: ParameterSlots, request: _Request, region: Region, *, interpreted: bool = False) -> Recording:
     """A recording by the graph of a compiled model."""
-    losses, gradients = region.record(
+    losses, gradients, norms = region.record(
         slots,
         request.run,
         size=request.size,
@@ -218,7 +218,7 @@ def _compiled(slots: ParameterSlots, request: _Request, region: Region, *, inter
         interpreted=interpreted,
     )
     slots.compiled = partial(region.perturbed, slots, objective=request.objective, interpreted=interpreted)
-    return _recording(slots, request, losses, gradients)
+    return _recording(slots, request, losses, gradients, norms)
 
 
 def _compare_compiled(slots: ParameterSlots, request: _Request, region: Region, known: Recording) -> None:
@@ -282,11 +282,12 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             gradients = collect(state.calls, found, state.grouping, losses.device, fold=not request.separate)
             if is_new:
                 check = compare(slots, losses, state, found, gradients, scale)
-    return _recording(slots, request, losses.detach(), gradients), signature, check
+    return _recording(slots, request, losses.detach(), gradients, gradients.norms()), signature, check
 
 
-def _recording(slots: ParameterSlots, request: _Request, losses: Tensor, gradients: InstanceGradients) -> Recording:
-    norms = gradients.norms()
+def _recording(
+    slots: ParameterSlots, request: _Request, losses: Tensor, gradients: InstanceGradients, norms: Tensor
+) -> Recording:
     if norms.device.type == "cpu" and not bool(torch.isfinite(norms).all()):
         # 0 * inf is not 0. On other devices this test would synchronise, and the plain gradient of such a batch is
         # not finite either.

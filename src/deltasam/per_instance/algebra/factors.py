@@ -8,7 +8,9 @@ dimension of every tensor is the groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,8 +156,23 @@ def _grams(tensors: list[Tensor]) -> Tensor:
     return grams.view(len(tensors), -1, *grams.shape[1:])
 
 
+_UNSTACKED: ContextVar[bool] = ContextVar("unstacked", default=False)
+
+
+@contextmanager
+def unstacked() -> Iterator[None]:
+    """Nothing is stacked inside: a compiler fuses operations better than copies can."""
+    token = _UNSTACKED.set(True)
+    try:
+        yield
+    finally:
+        _UNSTACKED.reset(token)
+
+
 def stack_limit(device: torch.device) -> int:
     """How many elements to stack at most: on a GPU launches cost most, on the CPU copies."""
+    if _UNSTACKED.get():
+        return 0
     return 2**24 if device.type == "cuda" else 2**14
 
 

@@ -43,6 +43,23 @@ class Description(NamedTuple):
         vectors = {id(weights[name]): weights[name] for name in self.vectors if name in weights}
         return Perturbation(self.grouping, terms, vectors)
 
+    def gradients(
+        self, tensors: Sequence[Tensor], params: Mapping[str, Tensor], device: torch.device
+    ) -> InstanceGradients:
+        """The gradients made of these tensors, in the order of :func:`tensors_of`."""
+        rest = iter(tensors)
+        factors: dict[int, list[Factor]] = {}
+        for part in self.parts:
+            made = part.kind(*(next(rest) for _ in part.tensors), *part.rest)
+            factors.setdefault(id(params[part.name]), []).append(made)
+        vectors = {id(params[name]): params[name] for name in self.vectors}
+        return InstanceGradients(self.grouping, factors, vectors, device)
+
+
+def tensors_of(gradients: InstanceGradients) -> list[Tensor]:
+    """The tensors of all factors, one after the other."""
+    return [tensor for factors in gradients.factors.values() for factor in factors for tensor in _split(factor)[0]]
+
 
 def flatten(terms: Terms, names: Mapping[int, str]) -> tuple[list[Tensor], Description]:
     """The tensors of ``terms``, each once, and the rest; ``names`` are those of the parameters by ``id``."""

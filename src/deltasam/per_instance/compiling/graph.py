@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from deltasam.per_instance.algebra.calls import Call
+from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.compiling.collector import Collector, collected
 from deltasam.per_instance.compiling.flat import Description
 from deltasam.per_instance.compiling.interpreter import InstanceInterpreter, PlannedCall
 from deltasam.per_instance.interception.batch_rule import LayoutTable
@@ -30,14 +30,18 @@ class Recorder:
     outputs: int  # of the model
     inputs: int  # of the calls
     function: Function | None = None
+    collectors: dict[Hashable, Collector] = field(default_factory=dict)
 
 
 @dataclass
 class Recorded:
-    """What a recording found: the calls, and the taps to differentiate by."""
+    """What a recording found: taps to differentiate by, and ``collect(gradients of the taps, params, names, fold)``.
 
-    calls: list[Call]
+    That returns the gradients of the groups, and their norms.
+    """
+
     taps: list[Tensor]
+    collect: Callable[..., tuple[InstanceGradients, Tensor]]
 
 
 @dataclass(eq=False)
@@ -59,7 +63,6 @@ class TracedGraph:
     def record(
         self,
         inputs: Sequence[Any],
-        params: Mapping[str, Tensor],
         names: Mapping[int, str],
         grouping: Grouping,
         table: LayoutTable,
@@ -76,7 +79,13 @@ class TracedGraph:
             run = InstanceInterpreter(self.module, selected, grouping, table, constant=constant)
             outputs = run.run_pass(inputs)
             self._recorders[key] = Recorder(run.calls, run.taps, len(outputs), len(run.inputs))
-            return outputs, Recorded([call.call(params, run.inputs) for call in run.calls], run.taps)
+
+            def plainly(
+                found: Sequence[Tensor | None], params: Mapping[str, Tensor], names: Mapping[int, str], fold: bool
+            ) -> tuple[InstanceGradients, Tensor]:
+                return collected(run.calls, run.inputs, found, params, grouping, fold=fold)
+
+            return outputs, Recorded(run.taps, plainly)
         recorder = self._recorders[key]
         if recorder.function is None:
 
@@ -89,7 +98,18 @@ class TracedGraph:
             recorder.function = self._compiled(recording, [*inputs, *recorder.taps], results)
         found = recorder.function(*inputs, *recorder.taps)
         outputs, own = tuple(found[: recorder.outputs]), found[recorder.outputs :]
-        return outputs, Recorded([call.call(params, own) for call in recorder.calls], recorder.taps)
+
+        def compiled(
+            found: Sequence[Tensor | None], params: Mapping[str, Tensor], names: Mapping[int, str], fold: bool
+        ) -> tuple[InstanceGradients, Tensor]:
+            if all(d is None for d in found):
+                return collected(recorder.calls, own, found, params, grouping, fold=fold)
+            key = (fold, *(d is None for d in found))
+            if key not in recorder.collectors:
+                recorder.collectors[key] = Collector(recorder.calls, grouping, fold=fold)
+            return recorder.collectors[key](own, found, params, names, self._compiled)
+
+        return outputs, Recorded(recorder.taps, compiled)
 
     def perturbed(
         self,

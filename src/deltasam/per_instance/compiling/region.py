@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from deltasam._torch import any_compiled, call_uncompiled, compiled_call, is_compiler_loaded
-from deltasam.per_instance.algebra.gradient import InstanceGradients, collect
+from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.compiling.errors import NewGraphError, NotCompilableError
 from deltasam.per_instance.compiling.flat import flatten
@@ -102,8 +102,8 @@ class Region:
         objective: Hashable,
         fold: bool,
         interpreted: bool = False,
-    ) -> tuple[Tensor, InstanceGradients]:
-        """Losses and gradients of the instances at w, see :func:`deltasam.per_instance.recording.record`.
+    ) -> tuple[Tensor, InstanceGradients, Tensor]:
+        """Losses, gradients of the groups at w, and their norms, see :func:`deltasam.per_instance.recording.record`.
 
         Raises:
             NewGraphError: The graph was not compared with the proxies yet, and the pass is not an interpreted one.
@@ -125,9 +125,7 @@ class Region:
             self._candidate = (graph, trust)
             if not interpreted and trust not in graph.trusted:
                 raise NewGraphError
-            outputs, recorded = graph.record(
-                inputs, slots.params, slots.names, groupings[0], table, interpreted=interpreted
-            )
+            outputs, recorded = graph.record(inputs, slots.names, groupings[0], table, interpreted=interpreted)
             found.append(recorded)
             return outputs
 
@@ -142,8 +140,8 @@ class Region:
                 total = losses.sum() if scale is None else scale(losses.sum())
                 taps = found[0].taps
                 gradients = grad(total, taps, allow_unused=True) if taps else ()
-                collected = collect(found[0].calls, gradients, grouping, losses.device, fold=fold)
-        return losses.detach(), collected
+                collected, norms = found[0].collect(gradients, slots.params, slots.names, fold)
+        return losses.detach(), collected, norms
 
     @contextmanager
     def perturbed(
