@@ -261,7 +261,7 @@ def compiled_call(model: nn.Module) -> CompiledCall | None:
         context = next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "callback")), None)
     else:
         return None
-    backend = getattr(context, "callback", None)
+    backend: Any = getattr(context, "callback", None)
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     if name not in attributes or not callable(backend):

@@ -8,16 +8,14 @@ dimension of every tensor is the groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deltasam.per_instance.algebra.operations import add_product
+from deltasam.per_instance.algebra.operations import add_product, is_compiling
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,22 +154,9 @@ def _grams(tensors: list[Tensor]) -> Tensor:
     return grams.view(len(tensors), -1, *grams.shape[1:])
 
 
-_UNSTACKED: ContextVar[bool] = ContextVar("unstacked", default=False)
-
-
-@contextmanager
-def unstacked() -> Iterator[None]:
-    """Nothing is stacked inside: a compiler fuses operations better than copies can."""
-    token = _UNSTACKED.set(True)
-    try:
-        yield
-    finally:
-        _UNSTACKED.reset(token)
-
-
 def stack_limit(device: torch.device) -> int:
-    """How many elements to stack at most: on a GPU launches cost most, on the CPU copies."""
-    if _UNSTACKED.get():
+    """How many elements to stack at most: on a GPU launches cost most, on the CPU copies, for a compiler both."""
+    if is_compiling():
         return 0
     return 2**24 if device.type == "cuda" else 2**14
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.per_instance.algebra.factors import unstacked
 from deltasam.per_instance.algebra.gradient import InstanceGradients, collect
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.operations import compiling
 from deltasam.per_instance.compiling.flat import Description, flatten, tensors_of
 from deltasam.per_instance.compiling.interpreter import PlannedCall
 
@@ -93,7 +93,7 @@ class Collector:
         def function(*values: Any) -> tuple[Any, ...]:
             rest = iter(values[count:])
             ds = [next(rest) if is_there else None for is_there in present]
-            with unstacked():
+            with compiling():
                 made, norms = collected(calls, values[:count], ds, known[0], grouping, fold=fold)
             tensors = tensors_of(made)
             return (*(tensors[k] for k in wanted), norms)

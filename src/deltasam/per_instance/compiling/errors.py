@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class NotCompilableError(Exception):
+class NotCompilableError(RuntimeError):
     """The passes of this model run uncompiled; the message says why."""
 
 

@@ -25,6 +25,12 @@ class _Part(NamedTuple):
     rest: tuple[Any, ...]
     coefficients: int
 
+    def factor(self, tensors: list[Tensor]) -> Factor:
+        """The factor with these tensors."""
+        make: Any = self.kind
+        made: Factor = make(*tensors, *self.rest)
+        return made
+
 
 class Description(NamedTuple):
     """Everything about the perturbations of a pass that is not a tensor; equal ones share a compiled function."""
@@ -38,7 +44,7 @@ class Description(NamedTuple):
         terms: dict[int, list[tuple[Factor, Tensor]]] = {}
         for part in self.parts:
             if part.name in weights:  # a part of a model that was not called has no weights in the graph
-                made = part.kind(*(tensors[k] for k in part.tensors), *part.rest)
+                made = part.factor([tensors[k] for k in part.tensors])
                 terms.setdefault(id(weights[part.name]), []).append((made, tensors[part.coefficients]))
         vectors = {id(weights[name]): weights[name] for name in self.vectors if name in weights}
         return Perturbation(self.grouping, terms, vectors)
@@ -50,7 +56,7 @@ class Description(NamedTuple):
         rest = iter(tensors)
         factors: dict[int, list[Factor]] = {}
         for part in self.parts:
-            made = part.kind(*(next(rest) for _ in part.tensors), *part.rest)
+            made = part.factor([next(rest) for _ in part.tensors])
             factors.setdefault(id(params[part.name]), []).append(made)
         vectors = {id(params[name]): params[name] for name in self.vectors}
         return InstanceGradients(self.grouping, factors, vectors, device)

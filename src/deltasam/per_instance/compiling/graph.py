@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule
 
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
+from deltasam.per_instance.algebra.operations import compiling
 from deltasam.per_instance.compiling.collector import Collector, collected
 from deltasam.per_instance.compiling.flat import Description
 from deltasam.per_instance.compiling.interpreter import InstanceInterpreter, PlannedCall
@@ -92,7 +93,8 @@ class TracedGraph:
             def recording(*values: Any) -> tuple[Any, ...]:
                 own, taps = values[: len(inputs)], values[len(inputs) :]
                 run = InstanceInterpreter(self.module, selected, grouping, table, constant=constant, taps=taps)
-                return (*run.run_pass(own), *run.inputs)
+                with compiling():
+                    return (*run.run_pass(own), *run.inputs)
 
             results = recorder.outputs + recorder.inputs
             recorder.function = self._compiled(recording, [*inputs, *recorder.taps], results)
@@ -130,7 +132,8 @@ class TracedGraph:
             run = InstanceInterpreter(
                 self.module, selected, grouping, table, perturb=lambda w: description.perturbation(factors, w)
             )
-            return run.run_pass(own)
+            with compiling():
+                return run.run_pass(own)
 
         if interpreted:
             return perturbed(*inputs, *tensors)

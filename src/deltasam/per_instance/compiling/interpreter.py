@@ -172,8 +172,7 @@ class InstanceInterpreter(Interpreter):
         tensors = [value for value in values if isinstance(value, Tensor) and value.ndim]
         batch = [value for value in tensors if value.shape[0] == self._size]
         ndim = max(
-            [value.inner.ndim - 1 for value in values if isinstance(value, Hidden)]
-            + [value.ndim for value in tensors]
+            [value.inner.ndim - 1 for value in values if isinstance(value, Hidden)] + [value.ndim for value in tensors]
         )
         aligned = [self._aligned(value, ndim, bool(batch)) if isinstance(value, Hidden) else value for value in values]
         found = function(*aligned, **kwargs)
@@ -301,7 +300,7 @@ class InstanceInterpreter(Interpreter):
             return self.tapped(whole(x, weight.value, offset), call, x.detach())
         inner = Hidden(normal(x.inner)) if isinstance(x, Hidden) else normal(x)
         rows = self.split(inner, layout, features)
-        scale, shift = (None if each is None else self._vector(each) for each in (weight, bias))
+        scale, shift = self._vector(weight), None if bias is None else self._vector(bias)
         moved = rows * scale if shift is None else torch.addcmul(shift, rows, scale)
         return self.join(moved.to(rows.dtype), layout)
 
@@ -327,7 +326,7 @@ class InstanceInterpreter(Interpreter):
         return self.join(self._grouping.unrows(y), layout)
 
 
-# -- the rules: called with the interpreter and the arguments of the operation ------------------------------------------
+# -- the rules: called with the interpreter and the arguments of the operation ----------------------------------------
 
 
 def _linear(run: InstanceInterpreter, x: Any, weight: Any, bias: Any = None) -> Any:
