@@ -26,6 +26,7 @@ from helpers.instance_reference import gradient_errors, loop
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """How often graphs were recorded, perturbed and compiled, not counting comparisons."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     counts = {"record": 0, "perturbed": 0, "_compiled": 0}
 
     def counted(name: str) -> Any:
@@ -121,6 +122,7 @@ def test_one_compilation_per_shape_and_pass(way: str, runs: dict[str, int]) -> N
         PerInstanceSAM(rho=0.1).backward(compiled, batch, losses)
         assert gradient_errors({n: p.grad for n, p in model.named_parameters()}, exact.gradient) <= 1e-9
     assert runs == {"record": 5, "perturbed": 5, "_compiled": 6}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # the same trace for both passes
 
 
 @pytest.mark.parametrize(("size", "length", "group"), [(1, 5, 1), (5, 5, 1), (5, 1, 1), (2, 4, 2), (5, 3, 2)])

@@ -2,7 +2,7 @@
 
 ``torch.compile`` traces the model with ordinary parameters (``region``). An interpreter that knows the rules of the
 operations runs the graph of that trace (``interpreter``): once to compare it with the proxies (``comparison``), and
-once more while the compiler watches (``graph``), which then sees the plain operations of a recording, or of a perturbed
+once more while the compiler watches (``graph``), which then sees plain operations of a recording, or of a perturbed
 pass. The factors are outputs and inputs of these graphs (``flat``); their norms are compiled, too (``collector``).
 
 Whatever has no rule here runs uncompiled, with a warning that says why.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +132,7 @@ class Region:
         with torch.enable_grad(), self._calls_go_to(slots.model, open_pass):
             losses = run()
             if not found:
-                raise NotCompilableError("the objective does not call the compiled model")
+                raise NotCompilableError("the objective does not call the compiled model, or runs it uncompiled")
             grouping = groupings[0]
             if losses.shape[0] != grouping.size:
                 raise MisreadError("the number of losses is not that of the instances", size=int(losses.shape[0]))
@@ -197,6 +197,7 @@ def refusal(error: Exception) -> Exception:
 
 
 _REGIONS: WeakKeyDictionary[nn.Module, Region] = WeakKeyDictionary()
+_LOOKED_AT: WeakSet[nn.Module] = WeakSet()  # not compiled as a whole; a walk over the modules in every step takes long
 
 
 def region_of(model: nn.Module) -> Region | None:
@@ -205,8 +206,9 @@ def region_of(model: nn.Module) -> Region | None:
         return None
     place = compiled_call(model)
     if place is None:
-        if any_compiled(model.modules()):
+        if model not in _LOOKED_AT and any_compiled(model.modules()):
             warn_once(model, f"{UNCOMPILED}: compile the whole model (torch.compile(model)), not parts of it")
+        _LOOKED_AT.add(model)
         return None
     known = _REGIONS.get(model)
     if known is None or known.backend is not place.backend:
