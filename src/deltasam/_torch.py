@@ -269,6 +269,11 @@ def compiled_call(model: nn.Module) -> CompiledCall | None:
     return CompiledCall(attributes, name, uncompiled(model), backend)
 
 
+def replays_graphs(backend: Any) -> bool:
+    """Whether a compiler records CUDA graphs of its own (2.6), as in ``mode="reduce-overhead"``."""
+    return bool(getattr(backend, "config", {}).get("triton.cudagraphs", False))
+
+
 def call_uncompiled(module: Any, args: Any, kwargs: Any) -> Any:
     """Calls a module, with its hooks, but not what ``module.compile()`` has compiled (2.6)."""
     return module._call_impl(*args, **kwargs)

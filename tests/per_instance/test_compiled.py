@@ -223,6 +223,27 @@ def test_a_perturbed_pass_without_gradients_is_exact() -> None:
     torch.testing.assert_close(*values, rtol=1e-10, atol=0)
 
 
+def test_a_compiler_that_fails_on_the_perturbed_pass(runs: dict[str, int]) -> None:
+    def backend(module: Any, inputs: list[Any]) -> Any:
+        if any("perturbed" in str(node.target) for node in module.graph.nodes):
+            raise OSError("no space left")
+        return module.forward
+
+    model = Layers().double().train()
+    compiled = torch.compile(model, backend=backend)
+    with pytest.warns(UserWarning, match="run uncompiled: OSError: no space left"):
+        assert error(model, compiled, batch_of(3, 5)) <= 1e-9
+    assert error(model, compiled, batch_of(3, 5)) <= 1e-9  # without another warning
+    assert runs["perturbed"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modes_that_record_cuda_graphs_are_refused() -> None:
+    model = Layers().double().train()
+    with pytest.warns(UserWarning, match="use the default one, and Captured"):
+        assert error(model, torch.compile(model, mode="reduce-overhead"), batch_of(3, 5)) <= 1e-9
+
+
 @pytest.mark.parametrize("way", ["torch.compile", "module.compile"])
 def test_models_are_freed(way: str) -> None:
     model = Layers().double()

@@ -8,4 +8,4 @@ class NotCompilableError(RuntimeError):
 
 
 class NewGraphError(Exception):
-    """The graph of the model was not compared with the proxies yet."""
+    """The graph of the model was not compared with the proxies yet, or the compiler fails on its perturbed pass."""

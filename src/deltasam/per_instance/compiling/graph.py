@@ -14,8 +14,10 @@ from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.operations import compiling
 from deltasam.per_instance.compiling.collector import Collector, collected
+from deltasam.per_instance.compiling.errors import NewGraphError
 from deltasam.per_instance.compiling.flat import Description
 from deltasam.per_instance.compiling.interpreter import InstanceInterpreter, PlannedCall
+from deltasam.per_instance.errors import first_line
 from deltasam.per_instance.interception.batch_rule import LayoutTable
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
@@ -59,7 +61,7 @@ class TracedGraph:
     backend: Backend
     trusted: set[Hashable] = field(default_factory=set)
     _recorders: dict[Hashable, Recorder] = field(default_factory=dict)
-    _perturbed: dict[Hashable, Function] = field(default_factory=dict)
+    _perturbed: dict[Hashable, Function | NewGraphError] = field(default_factory=dict)
 
     def record(
         self,
@@ -140,8 +142,14 @@ class TracedGraph:
         key = (key, description, tuple((t.shape, t.dtype, t.stride()) for t in tensors))
         if key not in self._perturbed:
             results = len(next(iter(self.module.graph.find_nodes(op="output"))).args[0])
-            self._perturbed[key] = self._compiled(perturbed, [*inputs, *tensors], results)
-        return tuple(self._perturbed[key](*inputs, *tensors))
+            try:
+                self._perturbed[key] = self._compiled(perturbed, [*inputs, *tensors], results)
+            except Exception as error:  # noqa: BLE001 (a compiler may raise anything)
+                self._perturbed[key] = NewGraphError(f"{type(error).__name__}: {first_line(error)}")
+        function = self._perturbed[key]
+        if isinstance(function, NewGraphError):
+            raise function.with_traceback(None)
+        return tuple(function(*inputs, *tensors))
 
     def _compiled(self, function: Function, inputs: list[Any], results: int) -> Function:
         """What the compiler makes of a function, as a graph of one node: it traces the function itself."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from deltasam._torch import any_compiled, call_uncompiled, compiled_call, is_compiler_loaded
+from deltasam._torch import any_compiled, call_uncompiled, compiled_call, is_compiler_loaded, replays_graphs
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.compiling.errors import NewGraphError, NotCompilableError
@@ -63,11 +63,11 @@ class Region:
         self,
         model: nn.Module,
         open_pass: Callable[[Any], Pass],
-        uncompiled: Callable[[], AbstractContextManager[Any]] | None = None,
+        uncompiled: Callable[[str], AbstractContextManager[Any]] | None = None,
     ) -> Iterator[None]:
         """Calls of the model inside run the pass that ``open_pass(arguments)`` returns.
 
-        With a new graph the model runs in the context ``uncompiled()`` instead, if it is given.
+        With a new graph the model runs in the context ``uncompiled(why)`` instead, if it is given.
         """
         place = compiled_call(model)
         assert place is not None
@@ -77,10 +77,10 @@ class Region:
             self._pass = open_pass([*args, *kwargs.values()])
             try:
                 return self._call(place.inner, args, kwargs)
-            except NewGraphError:
+            except NewGraphError as why:
                 if uncompiled is None:
                     raise
-                with uncompiled():
+                with uncompiled(str(why)):
                     return call_uncompiled(place.inner, args, kwargs)
             finally:
                 self._pass = None
@@ -109,6 +109,10 @@ class Region:
             NewGraphError: The graph was not compared with the proxies yet, and the pass is not an interpreted one.
             NotCompilableError: The graph has an operation without a rule.
         """
+        if replays_graphs(self.backend):
+            raise NotCompilableError(
+                "torch.compile replays CUDA graphs in this mode; use the default one, and Captured"
+            )
         found: list[Recorded] = []
         groupings: list[Grouping] = []
         table = slots.memory.layout_table
@@ -153,11 +157,11 @@ class Region:
 
         def perturbed(graph: TracedGraph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             if not interpreted and trust not in graph.trusted:
-                raise NewGraphError
+                raise NewGraphError("the model was recorded with another kind of input, or in another mode")
             return graph.perturbed(inputs, slots.names, tensors, description, table, interpreted=interpreted)
 
-        def by_proxies() -> AbstractContextManager[Any]:
-            warn_once(slots.model, f"{UNCOMPILED}: it was recorded with another kind of input, or in another mode")
+        def by_proxies(why: str) -> AbstractContextManager[Any]:
+            warn_once(slots.model, f"{UNCOMPILED}: {why}")
             return slots.filled(description.grouping.size, description.grouping.m, terms, recording=False)
 
         with self._calls_go_to(slots.model, lambda _: perturbed, by_proxies):
