@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import compress
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -250,6 +250,44 @@ def any_compiled(modules: Iterable[nn.Module]) -> bool:
     return any(
         COMPILED_CHILD in children_of(m) or getattr(m, "_compiled_call_impl", None) is not None for m in modules
     )
+
+
+class CompiledCall(NamedTuple):
+    """Where a compiled model keeps the function that its calls go to, what that calls, and the compiler."""
+
+    attributes: dict[str, Any]
+    name: str
+    inner: nn.Module
+    backend: Callable[..., Any]
+
+
+def compiled_call(model: nn.Module) -> CompiledCall | None:
+    """How a model is called that was compiled as a whole (2.6); None if it was not, or if torch no longer tells."""
+    attributes = vars(model)
+    if COMPILED_CHILD in children_of(model):
+        name, context = "forward", attributes.get("dynamo_ctx")
+    elif attributes.get("_compiled_call_impl") is not None:
+        name = "_compiled_call_impl"
+        cells = getattr(attributes[name], "__closure__", None) or ()
+        context = next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "callback")), None)
+    else:
+        return None
+    backend: Any = getattr(context, "callback", None)
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    if name not in attributes or not callable(backend):
+        return None
+    return CompiledCall(attributes, name, uncompiled(model), backend)
+
+
+def replays_graphs(backend: Any) -> bool:
+    """Whether a compiler records CUDA graphs of its own (2.6), as in ``mode="reduce-overhead"``."""
+    return bool(getattr(backend, "config", {}).get("triton.cudagraphs", False))
+
+
+def call_uncompiled(module: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a module, with its hooks, but not what ``module.compile()`` has compiled (2.6)."""
+    return module._call_impl(*args, **kwargs)
 
 
 def is_compiler_loaded() -> bool:

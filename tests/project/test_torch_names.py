@@ -175,6 +175,13 @@ def test_the_names_of_this_torch() -> None:
     assert names.uncompiled(linear) is linear
     assert names.any_compiled([linear, compiled])
     assert not names.any_compiled([linear])
+    assert names.compiled_call(linear) is None
+    for each, name in ((compiled, "forward"), (linear, "_compiled_call_impl")):
+        linear.compile(mode="reduce-overhead")
+        call = names.compiled_call(each)
+        assert call is not None
+        assert (call.name, call.inner) == (name, linear)
+        assert names.replays_graphs(call.backend) == (each is linear)
 
 
 def clear_error(name: str) -> Any:

@@ -30,6 +30,7 @@ fails a comparison the engine falls back, with one warning, to a loop over the i
 ``interception/``   how an unchanged model gets there: proxies for parameters, the rules of operations, and where the
                     instances are in a tensor (``batch_rule``)
 ``verification/``   the comparisons on first use, and what an error means
+``compiling/``      both passes of a compiled model: rules for its graph, instead of proxies
 ``recording``       pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
 ``ascent``          adversaries by one or several ascent steps, or by the loop
 ``functions``       the public functions for one batch

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deltasam.per_instance.algebra.gradient import InstanceGradients, collect
+from deltasam.per_instance.compiling.comparison import (
+    coefficients,
+    compare_perturbed,
+    compare_recordings,
+    tolerance_of,
+)
+from deltasam.per_instance.compiling.errors import NewGraphError, NotCompilableError
+from deltasam.per_instance.compiling.region import Region, refusal, region_of
 from deltasam.per_instance.errors import (
     COMMON,
     InstancesMixedError,
@@ -29,6 +38,7 @@ from deltasam.per_instance.verification.moved_weights import check_perturbed_pas
 from deltasam.per_instance.verification.objective_kind import kind_of
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
+from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.precision import no_autocast
 from deltasam.step.selection import differentiable
 
@@ -139,8 +149,7 @@ def record(
     with slots.memory.corrections():
         for _ in range(_ATTEMPTS):
             try:
-                with differentiable(slots.params):
-                    return _attempt(slots, request)
+                return _attempt(slots, request)
             except MisreadError as misread:
                 why = misread.with_traceback(None)  # its frames hold the whole graph
                 slots.memory.correct(misread)
@@ -177,7 +186,75 @@ class _Request:
 
 
 def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
-    """One recording under the current layouts; a kind of pass that is new is compared with autograd."""
+    """One recording under the current layouts, compiled if the model is."""
+    region = None if slots.is_sharded else region_of(slots.model)
+    what = (request.objective, tuple(slots.params), bool(request.terms))
+    if region is None or what in region.refused:
+        return _by_proxies(slots, request)
+    why: Exception | None = NotCompilableError("several ascent steps") if request.terms else None
+    try:
+        if why is None:
+            return _compiled(slots, request, region)
+    except NewGraphError:
+        known = _by_proxies(slots, request)
+        if is_recorded(known.losses.device):  # nothing can be compared, nor compiled
+            return known
+        try:
+            _compare_compiled(slots, request, region, known)
+            return _compiled(slots, request, region)
+        except Exception as error:  # noqa: BLE001 (a compiler may raise anything)
+            why = refusal(error)
+    except Exception as error:  # noqa: BLE001 (as above)
+        why = refusal(error)
+    assert why is not None
+    recording = _by_proxies(slots, request)  # if this fails, too, the error is not the compiler's
+    region.refuse(slots.model, what, why)
+    return recording
+
+
+def _compiled(slots: ParameterSlots, request: _Request, region: Region, *, interpreted: bool = False) -> Recording:
+    """A recording by the graph of a compiled model."""
+    losses, gradients, norms = region.record(
+        slots,
+        request.run,
+        size=request.size,
+        group=request.group,
+        scale=request.scale,
+        objective=request.objective,
+        fold=not request.separate,
+        interpreted=interpreted,
+    )
+    slots.compiled = partial(region.perturbed, slots, objective=request.objective, interpreted=interpreted)
+    return _recording(slots, request, losses, gradients, norms)
+
+
+def _compare_compiled(slots: ParameterSlots, request: _Request, region: Region, known: Recording) -> None:
+    """Compares the graph of a compiled model, operation by operation, with a recording by proxies."""
+    scale = request.scale if request.scale is not None else torch.clone
+    tolerance = tolerance_of(known.losses, known.gradients)
+    c = coefficients(known.losses, known.norms, scale(torch.ones_like(known.losses[:1])))
+    found = []
+    try:
+        with ModelBuffers(slots.model).rewound():
+            mine = _compiled(slots, request, region, interpreted=True)
+            compare_recordings((mine.losses, mine.gradients), (known.losses, known.gradients), tolerance)
+            for recording in (mine, known):
+                with torch.enable_grad(), recording.perturbed(c):
+                    found.append(request.run().detach())
+                slots.compiled = None  # the second time by proxies
+        compare_perturbed(found[0], found[1], known.losses, tolerance)
+    finally:
+        slots.compiled = None
+    region.accept()
+
+
+def _by_proxies(slots: ParameterSlots, request: _Request) -> Recording:
+    """A recording by proxies; a kind of pass that is new is compared with autograd."""
+    with differentiable(slots.params):
+        return _verified(slots, request)
+
+
+def _verified(slots: ParameterSlots, request: _Request) -> Recording:
     recording, signature, check = _pass_at_w(slots, request)
     if check is not None:
         comparable = passes_compare(slots, request.run, check)
@@ -224,13 +301,18 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             )
             if is_new:
                 check = compare(slots, losses, state, found, gradients, scale)
-    norms = gradients.norms()
+    return _recording(slots, request, losses.detach(), gradients, gradients.norms()), signature, check
+
+
+def _recording(
+    slots: ParameterSlots, request: _Request, losses: Tensor, gradients: InstanceGradients, norms: Tensor
+) -> Recording:
     if norms.device.type == "cpu" and not bool(torch.isfinite(norms).all()):
         # 0 * inf is not 0. On other devices this test would synchronise, and the plain gradient of such a batch is
         # not finite either.
         gradients = gradients.without(~torch.isfinite(norms))
     each = gradients.norms_of_each() if request.separate else {}
-    return Recording(losses.detach(), gradients, norms, slots, each), signature, check
+    return Recording(losses, gradients, norms, slots, each)
 
 
 def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Hashable:
@@ -247,6 +329,10 @@ def perturbed(slots: ParameterSlots, terms: Terms) -> Iterator[None]:
     Plain autograd then gives :math:`\nabla \frac1N \sum_i l_i(w + \epsilon_i)`. The weights themselves are never
     written. Keep the context open during ``backward`` if activation checkpointing is on.
     """
+    if slots.compiled is not None:
+        with slots.compiled(terms):
+            yield
+        return
     grouping = terms[0][0].grouping
     with slots.filled(grouping.size, grouping.m, terms, recording=False):
         yield

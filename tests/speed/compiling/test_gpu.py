@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import SAM, Classification
+from deltasam import SAM, Classification, PerInstanceSAM
 from deltasam.speed.capture import Captured
 from deltasam.speed.compiling import _passes, compiled
 from deltasam.step.float32 import float32_kept
@@ -96,3 +96,38 @@ def test_captured_and_compiled_equals_compiled() -> None:
     found = gradients(model, captured, ready, steps=4, dtype=torch.bfloat16)
     assert captured.report.replayed > 0
     assert far(found, plain) < 0.02  # the perturbation is rounded with other random bits in every step
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["TF32", "bfloat16"])
+@pytest.mark.parametrize("make", [compiled, torch.compile], ids=["tuned", "default"])
+@pytest.mark.filterwarnings("error:the per-instance passes", "error:this step is not captured")
+def test_per_instance_captured_and_compiled_equals_eager(make: Any, dtype: Any) -> None:
+    model, method = bert(), PerInstanceSAM(rho=0.05)
+    torch._dynamo.reset()
+    exact = gradients(model, method, model)
+    with float32_kept():
+        torch.set_float32_matmul_precision("high")
+        eager = gradients(model, method, model, dtype=dtype)
+        ready = make(model)
+        plain = gradients(model, method, ready, steps=2, dtype=dtype)
+        captured = Captured(method)
+        found = gradients(model, captured, ready, steps=4, dtype=dtype)
+    assert captured.report.replayed > 0
+    assert far(found, plain) < (0.02 if dtype else 1e-3)
+    assert far(found, exact) < max(1.3 * far(eager, exact), 0.01)
+
+
+@pytest.mark.filterwarnings("error:the per-instance passes", "error:this step is not captured")
+def test_replayed_per_instance_passes_share_their_dropout_masks() -> None:
+    model = bert()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+    torch._dynamo.reset()
+    captured, ready, found = Captured(PerInstanceSAM(rho=1e-6)), torch.compile(model), []
+    for _ in range(4):
+        step = captured.backward(ready, batch(), Classification())
+        torch.testing.assert_close(step.perturbed_losses, step.losses, rtol=1e-3, atol=1e-3)
+        found.append(step.losses)
+    assert captured.report.replayed > 1
+    assert not torch.allclose(found[-1], found[-2])  # new masks in every step

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltasam.per_instance.algebra.operations import add_product
+from deltasam.per_instance.algebra.operations import add_product, is_compiling
 from deltasam.step.branches import is_recorded
 
 
@@ -182,7 +182,9 @@ def _grams(tensors: list[Tensor]) -> Tensor:
 
 
 def stack_limit(device: torch.device) -> int:
-    """How many elements to stack at most: on a GPU launches cost most, on the CPU copies."""
+    """How many elements to stack at most: on a GPU launches cost most, on the CPU copies, for a compiler both."""
+    if is_compiling():
+        return 0
     return 2**24 if device.type == "cuda" else 2**14
 
 

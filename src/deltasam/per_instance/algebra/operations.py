@@ -6,6 +6,9 @@ the operations of torch instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,12 +17,32 @@ from torch import Tensor
 from deltasam.step.branches import is_recorded
 
 
+_COMPILING: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """A compiler traces the operations inside: it fuses plain ones, so nothing is written in place or stacked."""
+    token = _COMPILING.set(True)
+    try:
+        yield
+    finally:
+        _COMPILING.reset(token)
+
+
+def is_compiling() -> bool:
+    """Whether this runs inside :func:`compiling`."""
+    return _COMPILING.get()
+
+
 def add_product(y: Tensor, a: Tensor, d: Tensor) -> Tensor:
     """``y + a d``, batched, written to the memory of y, which must have no other use; d takes no gradient.
 
     ``torch.baddbmm(y, a, d)`` would copy y first; in place, autograd would keep a history, because the output of a
     layer is a view. If a and d are less precise than y (bfloat16), they are multiplied in their precision.
     """
+    if is_compiling():
+        return y + torch.bmm(a, d)
     subclass = type(y) is not Tensor or type(a) is not Tensor  # may implement operations in its own way
     if subclass or (y.is_cuda and not is_recorded(y.device)):
         return torch.baddbmm(y, a, d) if d.dtype is y.dtype else y + torch.bmm(a, d)
@@ -36,7 +59,12 @@ def add_to_linear(move: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
     operation is added.
     """
     flat, rows = move.flatten(0, -2), x.flatten(0, -2)
-    if type(move) is not Tensor or type(x) is not Tensor or (move.is_cuda and not is_recorded(move.device)):
+    if (
+        is_compiling()
+        or type(move) is not Tensor
+        or type(x) is not Tensor
+        or (move.is_cuda and not is_recorded(move.device))
+    ):
         return torch.addmm(flat, rows, matrix.t()).view(move.shape)
     made: Tensor = _AddToLinear.apply(flat, rows, matrix.to(x.dtype))  # type: ignore[no-untyped-call]
     return made.view(move.shape)

@@ -52,6 +52,7 @@ class ParameterSlots:
         require_whole("the per-instance engine", list(params.values()))
         self.model = model
         self.params = params
+        self.compiled: Callable[[Any], AbstractContextManager[None]] | None = None  # opens its perturbed passes
         self.memory = memory_of(model)
         self.names = {id(p): name for name, p in params.items()}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -138,7 +139,7 @@ class ParameterSlots:
 
         def start_when_called(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if not states:
-                start(max(1, _leading([*args, *kwargs.values()])))  # the objective will reject an empty batch
+                start(max(1, leading([*args, *kwargs.values()])))  # the objective will reject an empty batch
 
         handle = None
         try:
@@ -191,15 +192,15 @@ def _by_parameter(terms: Sequence[tuple[InstanceGradients, Tensor]]) -> dict[int
     return table
 
 
-def _leading(values: list[Any]) -> int:
+def leading(values: list[Any]) -> int:
     """The leading dimension of the first tensor."""
     for value in values:
         if isinstance(value, Tensor) and value.ndim:
             return int(value.shape[0])
         if isinstance(value, Mapping):
-            return _leading(list(value.values()))
+            return leading(list(value.values()))
         if isinstance(value, (tuple, list)) and value:
-            return _leading(list(value))
+            return leading(list(value))
     raise SizeUnknownError("the number of instances is not visible in the model's inputs; pass size=N")
 
 
