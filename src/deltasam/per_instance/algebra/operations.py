@@ -16,7 +16,6 @@ from torch import Tensor
 
 from deltasam.step.branches import is_recorded
 
-
 _COMPILING: ContextVar[bool] = ContextVar("compiling", default=False)
 
 

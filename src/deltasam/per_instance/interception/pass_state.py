@@ -112,6 +112,8 @@ class PassState:
     def noted(self, weight: Tensor, bias: Tensor | None, y: Tensor, recorded: Tensor, layout: Layout) -> Tensor:
         """As :meth:`recorded` for the output of ``F.linear`` itself, whose base it covers."""
         if self.recording:
+            if self._dtypes.setdefault(id(weight), recorded.dtype) is not recorded.dtype:
+                self.together.add(id(weight))
             base = base_of(y)
             node = y.grad_fn if base is None else base.grad_fn
             if node is not None:
@@ -158,15 +160,15 @@ class PassState:
                 products, is_eager = perturbation.products, perturbation.is_eager
                 y = perturbed_linear(x, matrix, unwrapped(bias), *known, products, is_eager=is_eager)
                 return self.recorded(weight, bias, y, recorded, layout, transposed, own=own)
-        if self.perturbation is not None and x.dtype in (torch.bfloat16, torch.float16):
-            move = self.perturbation.linear_move(weight.parameter, _parameter(bias), x, matrix.shape[0], transposed)
+        if perturbation is not None and x.dtype in (torch.bfloat16, torch.float16):
+            move = perturbation.linear_move(weight.parameter, _parameter(bias), x, matrix.shape[0], transposed)
             if move is not None:
                 y = add_to_linear(move, x, matrix)
                 y = y if bias is None else y + unwrapped(bias).to(y.dtype)
                 return self.recorded(weight, bias, y, recorded, layout, transposed, own=own)
         y = F.linear(x, matrix, unwrapped(bias))
-        if self.perturbation is not None:
-            y = self.perturbation.linear(weight.parameter, _parameter(bias), x, y, transposed)
+        if perturbation is not None:
+            y = perturbation.linear(weight.parameter, _parameter(bias), x, y, transposed)
         return self.recorded(weight, bias, y, recorded, layout, transposed, own=own)
 
     def recorded(
