@@ -157,7 +157,7 @@ def _product(values: Tensor, factors: Tensor) -> Tensor:
 
 def collect(
     calls: list[Call],
-    gradients: Sequence[Tensor | None],
+    gradients: list[Tensor | None],
     grouping: Grouping,
     device: torch.device,
     *,

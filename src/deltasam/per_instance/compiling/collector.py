@@ -29,7 +29,8 @@ def collected(
     """The gradients of the groups, from the inputs of the calls and the gradients of their outputs, and the norms."""
     device = next((d.device for d in found if d is not None), torch.device("cpu"))
     made = [call.call(params, inputs) for call in calls]
-    gradients = collect(made, found, grouping, device, fold=fold)
+    together = {id(call.weight) for call in made}  # the graph adds products, it has no matrices per group
+    gradients = collect(made, list(found), grouping, device, fold=fold, together=together)
     return gradients, gradients.norms()
 
 
