@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def random_direction(params: Sequence[Tensor], seed: Seed) -> list[Tensor]:
         kinds.setdefault((p.device, p.dtype, *shard_number(p)), []).append(i)
     for number, ((device, dtype, *shard), members) in enumerate(kinds.items()):
         sizes = [-(-here[i].numel() // _ALIGNED) * _ALIGNED for i in members]
-        with main_memory(device):
+        # Float32 numbers that only become float64 are freed here: not memory that the main stream would use at once.
+        with nullcontext() if dtype is torch.float64 else main_memory(device):
             drawn = torch.empty(sum(sizes), device=device, dtype=torch.float32 if dtype is torch.float64 else dtype)
         flat = drawn.normal_(generator=seeded_generator(device, seed.child(number, *shard))).to(dtype)
         for i, stretch in zip(members, torch.split(flat, sizes), strict=True):

@@ -88,7 +88,7 @@ def test_the_whole_step(device: str) -> None:
     for whole in (True, False):
         model, batch, objective = TRANSFORMER.make()
         model = model.to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1, device=device))
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1, device=device), fused=True)
         captured = Captured(SAM(rho=0.1), optimizer=optimizer)
         torch.manual_seed(3)
         for number in range(5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -72,6 +73,7 @@ class RecordedStep:
                 nullcontext() if self._tables is None else self._tables.open(),
                 recorded(self._streams),
                 filled_constants(),
+                _without_warnings(),
                 torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
             ):
                 self._step = run(self._inputs)
@@ -98,6 +100,14 @@ class RecordedStep:
         values: dict[str, Any] = {f.name: getattr(self._step, f.name) for f in dataclasses.fields(self._step)}
         values.update({name: value.clone() for name, value in values.items() if isinstance(value, Tensor)})
         return Step(**values)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Inside, torch does not warn of an empty graph: the step failed before its first operation, and says why."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        yield
 
 
 @contextmanager

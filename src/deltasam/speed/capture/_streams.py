@@ -77,6 +77,9 @@ class Needs:
         return 0
 
 
+_ROOM, _ALIGNED = 2**16, 16  # bytes
+
+
 class GraphStreams:
     """The states a graph draws from: the default generator's, one for every extra pass, one for every seed."""
 
@@ -89,8 +92,9 @@ class GraphStreams:
         self._seeded = [(seed, torch.Generator(needs.device)) for seed in needs.seeds]
         # Where a later part has a state of its own, the default generator does not get to the end of the step.
         self._length = needs.length if any(needs.starts) else None
-        self._device = needs.device
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
+        # Made before the recording: in its pool, passes of the graph before the draw is read could use the same memory.
+        self._room = torch.empty(_ROOM, dtype=torch.uint8, device=needs.device)
         self._next_start = iter(self._starts)
         self._next_extra = iter(self._extras)
         self._next_seeded = iter(self._seeded)
@@ -143,7 +147,12 @@ class GraphStreams:
 
     def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
         """Memory that is filled before every replay; the graph keeps it as long as this object does."""
-        place = torch.empty_like(draw(0), device=self._device)
+        like = draw(0)
+        size = -(-like.nbytes // _ALIGNED) * _ALIGNED
+        if size > self._room.numel():
+            raise RuntimeError(f"the host draws more than {_ROOM} bytes")
+        place = self._room[: like.nbytes].view(like.dtype).view(like.shape)
+        self._room = self._room[size:]
         self._drawn.append((draw, place))
         return place
 
