@@ -93,7 +93,7 @@ class GraphStreams:
         # Where a later part has a state of its own, the default generator does not get to the end of the step.
         self._length = needs.length if any(needs.starts) else None
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
-        # Made before the recording: in its pool, passes of the graph before the draw is read could use the same memory.
+        # Made before the recording: in its pool, earlier passes of the graph could use the same memory.
         self._room = torch.empty(_ROOM, dtype=torch.uint8, device=needs.device)
         self._next_start = iter(self._starts)
         self._next_extra = iter(self._extras)
