@@ -22,7 +22,7 @@ CORE = ("methods", "weighting", "per_instance", "objectives", "step", "parallel"
 
 def core_modules() -> list[str]:
     found = (module.name for module in pkgutil.walk_packages(deltasam.__path__, "deltasam."))
-    kept = (name for name in found if name.split(".")[1] in CORE and not name.endswith("._kernel"))  # needs Triton
+    kept = (name for name in found if name.split(".")[1] in CORE and not name.endswith("_kernel"))  # needs Triton
     return ["deltasam", *kept]
 
 

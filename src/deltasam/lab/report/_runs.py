@@ -22,7 +22,7 @@ _RUN_FILES = {"config.yaml", "result.json"}
 # Copies of constants of `deltasam.lab.experiments`, which imports torch; tests compare them. Runs that differ only in
 # these options, or in the seed, are repetitions. `_LATER` holds options that older runs lack, with their old values.
 _NOT_VARIANT = ("seed", "data", "checkpoint_every", "capture", "on_out_of_memory", "workers")
-_LATER = {"PerInstanceSAM": {"factors": ("auto", "exact"), "at_once": (None,)}}
+_LATER = {"PerInstanceSAM": {"factors": ("auto", "exact"), "at_once": (None,), "max_extra_memory": (None,)}}
 _MAIN = {"LossBudget": "sigma", "LossShare": "share", "Relative": "r", "Layerwise": "rho"}  # of rules for the radius
 _SCHEMA = 1
 
