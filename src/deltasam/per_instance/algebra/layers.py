@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deltasam.per_instance.algebra.factors import LowRank, Products
+from deltasam.step.fused import rows as fused_rows
 
 
 def perturbed_linear(
@@ -48,6 +49,8 @@ def perturbed_linear(
         made: Tensor = _Linear.apply(x, matrix, bias, factor, c, products)  # type: ignore[no-untyped-call]
         return made
     d = factor.d
+    if bias is not None and x.dtype is torch.bfloat16:
+        fused_rows.warm("bias", d, bias)  # for the step that will be recorded
     if x.dtype is torch.float32 or x.dtype is torch.float64:
         product = products(x, factor.x, c, factor.bias, d.dtype)
         y = F.linear(x, matrix, bias)
@@ -67,6 +70,7 @@ def perturbed_norm(
     """
     shape, (scale, shift) = x.shape[-1:], moves
     if is_eager:
+        fused_rows.warm("norm", x, weight)  # for the step that will be recorded
         normal = torch.layer_norm(x, shape, None, None, eps)
         return torch.addcmul(shift, normal, scale) + torch.layer_norm(x, shape, weight, bias, eps)
     made: Tensor = _Norm.apply(x, weight, bias, weight + scale, bias + shift, eps)  # type: ignore[no-untyped-call]
@@ -86,6 +90,8 @@ class _Linear(torch.autograd.Function):
             product = products(x, factor.x, c, factor.bias, x.dtype)
             out = torch.bmm(product, d if d.dtype is x.dtype else d.to(x.dtype))
             out.view(-1, out.shape[2]).addmm_(x.reshape(-1, x.shape[2]), matrix.t())
+            if bias is not None and fused_rows.is_warm("bias", out, bias):
+                return fused_rows.add_bias_(out, bias)
             return out if bias is None else out.add_(bias)
         y = F.linear(x, matrix, bias)
         out = y.new_empty(0)
@@ -116,10 +122,15 @@ class _Linear(torch.autograd.Function):
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-        normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
+        of_rows = x.ndim == 3 and scale.shape == shift.shape == (x.shape[0], 1, x.shape[2])
+        ctx.scale, ctx.is_fused = scale, of_rows and fused_rows.is_warm("norm", x, scale)
+        if ctx.is_fused:
+            out, mean, rstd = fused_rows.norm(x, scale, shift, eps)
+        else:
+            normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
+            out = torch.addcmul(shift, normal, scale)
         ctx.save_for_backward(x, mean, rstd, weight, bias)
-        ctx.scale = scale
-        return torch.addcmul(shift, normal, scale)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -127,7 +138,9 @@ class _Norm(torch.autograd.Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         found: list[Tensor | None] = [None, None, None]
         backward = torch.ops.aten.native_layer_norm_backward
-        if of_x:
+        if of_x and ctx.is_fused and fused_rows.is_warm("norm", gradient, ctx.scale):
+            found[0] = fused_rows.norm_backward(gradient, x, ctx.scale, mean, rstd)
+        elif of_x:
             found[0] = backward(gradient * ctx.scale, x, x.shape[-1:], mean, rstd, None, None, [True, False, False])[0]
         if of_weight or of_bias:
             mask = [False, of_weight, of_bias]
