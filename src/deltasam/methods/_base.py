@@ -21,7 +21,7 @@ from deltasam.methods._step import Step, plain_step
 from deltasam.parallel.ranks import Scope
 from deltasam.parallel.shards import is_shard
 from deltasam.step.branches import is_recorded
-from deltasam.step.checks import check_scale, is_out_of_memory, shown, uses_a_graph_twice
+from deltasam.step.checks import check_scale, is_out_of_memory, readable, shown, uses_a_graph_twice
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.quantized import require_ordinary
 from deltasam.step.radius import Fixed, Progress, Radius, as_radius, on_device
@@ -234,9 +234,12 @@ class Method(ABC):
                 "`return make_step(passes, losses)` (from deltasam.methods import make_step)"
             )
         self.state["steps"] = self._count + 1
-        if step.skipped is not None:
-            before = self.state.get("skipped", 0)  # a tensor of integers, to which a boolean can be added
-            self.state["skipped"] = before + (step.skipped if isinstance(before, Tensor) else step.skipped.int())
+        if (skipped := step.skipped) is not None:
+            before = self.state.get("skipped")  # a tensor of integers, to which a boolean can be added
+            if not isinstance(before, Tensor):
+                self.state["skipped"] = (before or 0) + skipped.int()
+            elif not (readable(skipped) and not skipped):  # most often nothing is to be added
+                self.state["skipped"] = before + skipped
         return step
 
     def compute_step(self, passes: Passes) -> Step:

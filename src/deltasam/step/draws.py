@@ -168,4 +168,10 @@ _USES: WeakKeyDictionary[nn.Module, dict[bytes, Use]] = WeakKeyDictionary()
 def use_of(model: nn.Module, structure: Structure | None = None) -> Use:
     """The use of a model in its current mode; ``structure`` is that of the model, if the caller has it already."""
     modes = (Structure(model) if structure is None else structure).modes
-    return _USES.setdefault(model, {}).setdefault(modes, Use())
+    uses = _USES.get(model)
+    if uses is None:
+        uses = _USES[model] = {}
+    found = uses.get(modes)
+    if found is None:
+        found = uses[modes] = Use()
+    return found

@@ -29,7 +29,7 @@ from deltasam.step.moving import Moved, perturbed
 from deltasam.step.norms import dense, global_norm, masked_product, tensor_norms
 from deltasam.step.precision import arrived, grids_of, is_measured, no_autocast, note_grids
 from deltasam.step.quantized import require_ordinary
-from deltasam.step.radius import Climb, Radius, as_radius
+from deltasam.step.radius import Climb, Radius, as_radius, sizes_of
 from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Selection, differentiable, select
 from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
@@ -243,7 +243,9 @@ class Passes(StepBatch):
         moving = list(self.params.values()) if params is None else list(params)
         if norm is None:
             norm = global_norm([d for d in direction if isinstance(d, Tensor)]).to(self.device)
-        sizes = as_radius(rho).sizes(self._climb(direction, moving, norm, norms))
+        rule = as_radius(rho)
+        known = rule.known()
+        sizes = rule.sizes(self._climb(direction, moving, norm, norms)) if known is None else sizes_of(known, norm)
         if sizes.per_parameter:
             direction = _multiplied(direction, sizes.steps, consume=consume)
             consume, step = True, torch.ones_like(norm)
@@ -258,7 +260,7 @@ class Passes(StepBatch):
                 )
                 meant.clear()
             unscaled = norm if self._is_unscaled() else norm / self.scaled(torch.ones_like(norm))
-            skipped = sizes.steps == 0
+            skipped = sizes.steps.logical_not()
             skipped = skipped.all() if skipped.ndim else skipped
             yield Ascent(norm=unscaled, skipped=skipped, arrived=share, radius=sizes.radius)
 
