@@ -21,7 +21,7 @@ from deltasam.methods._step import Step, plain_step
 from deltasam.parallel.ranks import Scope
 from deltasam.parallel.shards import is_shard
 from deltasam.step.branches import is_recorded
-from deltasam.step.checks import check_scale, is_out_of_memory, readable, shown, uses_a_graph_twice
+from deltasam.step.checks import check_scale, is_out_of_memory, shown, uses_a_graph_twice
 from deltasam.step.passes import ObjectiveLike, Passes, Scaler, prepare_objective
 from deltasam.step.quantized import require_ordinary
 from deltasam.step.radius import Fixed, Progress, Radius, as_radius, on_device
@@ -238,7 +238,7 @@ class Method(ABC):
             before = self.state.get("skipped")  # a tensor of integers, to which a boolean can be added
             if not isinstance(before, Tensor):
                 self.state["skipped"] = (before or 0) + skipped.int()
-            elif not (readable(skipped) and not skipped):  # most often nothing is to be added
+            elif not (skipped.is_cpu and not skipped):  # most often nothing is to be added
                 self.state["skipped"] = before + skipped
         return step
 

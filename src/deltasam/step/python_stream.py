@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 _SIZE = 625 * 4  # bytes: the place of the next word, and the words
 _START = object.__basicsize__
-_IS_THERE = sys.implementation.name == "cpython" and random.Random.__base__.__basicsize__ >= _START + _SIZE
+_USUAL: Any = random.Random
+_IS_THERE = sys.implementation.name == "cpython" and _USUAL.__base__.__basicsize__ >= _START + _SIZE
 
 
 class PythonState(NamedTuple):
@@ -65,6 +66,6 @@ def read(earlier: PythonState | None = None) -> PythonState:
 def _memory() -> tuple[bytes, float | None] | None:
     """The place in the words of the stream, the words, and the normal number; None if the generator is not usual."""
     generator: Any = getattr(random.getstate, "__self__", None)
-    if not _IS_THERE or type(generator) is not random.Random:  # a user can replace the functions of the module
+    if not _IS_THERE or type(generator) is not _USUAL:  # a user can replace the functions of the module
         return None
     return ctypes.string_at(id(generator) + _START, _SIZE), generator.gauss_next

@@ -29,7 +29,7 @@ from deltasam.step.structure import Structure
 
 Randomness = Literal["shared", "independent"]
 
-_device = attrgetter("device")
+_device, _is_cpu = attrgetter("device"), attrgetter("is_cpu")
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class RandomState:
             python=python_stream.read(earlier[0]),
             numpy=numpy_stream.read(earlier[1]),
             cpu=torch.default_generator.get_state(),
-            devices=tuple((d, torch.get_device_module(d).get_rng_state(d)) for d in devices),
-            generators=tuple((generator, generator.get_state()) for generator in generators),
+            devices=tuple([(d, torch.get_device_module(d).get_rng_state(d)) for d in devices]),
+            generators=tuple([(generator, generator.get_state()) for generator in generators]),
         )
 
     def agrees_on_the_host(self, other: RandomState) -> bool:
@@ -333,5 +333,8 @@ class Replay:
 
 def accelerators(values: Iterable[Tensor]) -> tuple[torch.device, ...]:
     """The devices of these tensors except the CPU, each once."""
+    values = list(values)
+    if all(map(_is_cpu, values)):
+        return ()
     found = dict.fromkeys(map(_device, values))
     return tuple(device for device in found if device.type not in ("cpu", "meta"))

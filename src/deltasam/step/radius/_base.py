@@ -108,9 +108,12 @@ class Sizes:
         return self.steps.ndim > self.radius.ndim
 
 
-def sizes_of(rho: Number, norm: Tensor) -> Sizes:
-    """The sizes of an ascent with the radius rho along a direction with this norm, shape () or (G,)."""
-    if isinstance(rho, (int, float)) and norm.ndim == 0 and readable(norm):
+def sizes_of(rho: Number, norm: Tensor, *, on_the_host: bool = False) -> Sizes:
+    """The sizes of an ascent with the radius rho along a direction with this norm, shape () or (G,).
+
+    ``on_the_host``: the norm can be read.
+    """
+    if on_the_host and norm.ndim == 0 and isinstance(rho, (int, float)):
         return _sizes_on_the_host(rho, norm)
     steps = step_size(rho, norm)
     # Where the norm is not finite the step is zero, and so is the radius.
@@ -123,8 +126,9 @@ def _sizes_on_the_host(rho: float, norm: Tensor) -> Sizes:
     inverse = 1 / value if value else math.inf
     step = rho * inverse if inverse <= largest else 0.0
     step = step if abs(step) <= largest else 0.0  # not if it is nan
-    sizes = (step, abs(step * value) if step else 0.0)
-    return Sizes(*(torch.scalar_tensor(size, dtype=norm.dtype, device="cpu") for size in sizes))
+    radius = abs(step * value) if step else 0.0
+    steps = torch.scalar_tensor(step, dtype=norm.dtype, device="cpu")
+    return Sizes(steps, torch.scalar_tensor(radius, dtype=norm.dtype, device="cpu"))
 
 
 class Radius(ABC):
@@ -143,7 +147,7 @@ class Radius(ABC):
 
     def sizes(self, climb: Climb) -> Sizes:
         """The sizes of the ascent: by default one number, rho over the norm."""
-        return sizes_of(self.radius_of(climb), climb.norm)
+        return sizes_of(self.radius_of(climb), climb.norm, on_the_host=readable(climb.norm))
 
     def is_zero(self) -> bool:
         """Whether nothing is perturbed, so that the step is plain training."""
