@@ -129,7 +129,7 @@ def checks(make: Callable[[], tuple[nn.Module, Batch]]) -> dict[str, Callable[[]
     """What a step of SAM does once, besides the passes and the move."""
     model, _ = make()
     structure = Structure(model)
-    params = list(structure.named.values())
+    params, trainable = list(structure.named.values()), structure.trainable
     replay = Replay(model, ())
 
     def extra() -> None:
@@ -139,7 +139,7 @@ def checks(make: Callable[[], tuple[nn.Module, Batch]]) -> dict[str, Callable[[]
     return {
         "structure of the model": lambda: Structure(model).trainable,
         "shared memory": lambda: check_move(model, params, structure.named),
-        "hooks": lambda: without_steps(structure.trainable),
+        "hooks": lambda: without_steps(trainable),
         "random states and buffers: start": lambda: Replay(model, (), structure=structure),
         "random states and buffers: extra pass": extra,
     }

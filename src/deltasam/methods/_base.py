@@ -234,9 +234,12 @@ class Method(ABC):
                 "`return make_step(passes, losses)` (from deltasam.methods import make_step)"
             )
         self.state["steps"] = self._count + 1
-        if step.skipped is not None:
-            before = self.state.get("skipped", 0)  # a tensor of integers, to which a boolean can be added
-            self.state["skipped"] = before + (step.skipped if isinstance(before, Tensor) else step.skipped.int())
+        if (skipped := step.skipped) is not None:
+            before = self.state.get("skipped")  # a tensor of integers, to which a boolean can be added
+            if not isinstance(before, Tensor):
+                self.state["skipped"] = (before or 0) + skipped.int()
+            elif not (skipped.is_cpu and not skipped):  # most often nothing is to be added
+                self.state["skipped"] = before + skipped
         return step
 
     def compute_step(self, passes: Passes) -> Step:

@@ -70,8 +70,7 @@ def explain_missing_arguments(backward: Function) -> Function:
 
     @wraps(backward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        missing = [name for name in names[len(args) :] if name not in kwargs]
-        if missing:
+        if len(args) < len(names) and (missing := [name for name in names[len(args) :] if name not in kwargs]):
             raise TypeError(
                 f"{type(self).__name__}.backward is missing {', '.join(missing)}: call {_CALL} instead of "
                 "loss.backward(). The objective returns one loss per instance, shape (N,), for example "

@@ -172,7 +172,7 @@ def _span(p: Tensor) -> tuple[int, int, int]:
 
 _DTYPE = attrgetter("dtype")
 # What the answer of check_move depends on. Numbers and types only: nothing is kept alive.
-_READ = (id, type, _DTYPE, attrgetter("device"), Tensor.data_ptr, attrgetter("nbytes"), Tensor.is_contiguous)
+_READ = (id, type, _DTYPE, Tensor.get_device, Tensor.data_ptr, attrgetter("nbytes"), Tensor.is_contiguous)
 _PASSED: WeakKeyDictionary[nn.Module, list[list[Any]]] = WeakKeyDictionary()
 
 

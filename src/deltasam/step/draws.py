@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from deltasam.step.numpy_stream import NumpyState
+from deltasam.step.python_stream import PythonState
 from deltasam.step.structure import Structure
 
 STREAMS: Set[str] = frozenset(("python", "numpy"))
@@ -126,7 +127,8 @@ class Use:
         self._open = set(STREAMS)
         self._watching: dict[str, _PythonWatch | _NumpyWatch] = {}
         self._watches = 0
-        self.numpy_start: NumpyState | None = None  # of NumPy's stream in the last step, if no pass has moved it
+        #: The states of Python's and NumPy's streams in the last step, if no pass has moved them.
+        self.host_start: tuple[PythonState | None, NumpyState | None] = None, None
 
     def found(self) -> Set[str]:
         """The streams that it has drawn from so far, or may have."""
@@ -166,4 +168,10 @@ _USES: WeakKeyDictionary[nn.Module, dict[bytes, Use]] = WeakKeyDictionary()
 def use_of(model: nn.Module, structure: Structure | None = None) -> Use:
     """The use of a model in its current mode; ``structure`` is that of the model, if the caller has it already."""
     modes = (Structure(model) if structure is None else structure).modes
-    return _USES.setdefault(model, {}).setdefault(modes, Use())
+    uses = _USES.get(model)
+    if uses is None:
+        uses = _USES[model] = {}
+    found = uses.get(modes)
+    if found is None:
+        found = uses[modes] = Use()
+    return found

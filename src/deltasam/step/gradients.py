@@ -122,10 +122,10 @@ def _unchanged(hooked: Mapping[str, nn.Parameter]) -> Iterator[None]:
 
 
 def gradient(
-    targets: Sequence[nn.Parameter], trainable: Mapping[str, nn.Parameter], sharded: bool
+    targets: Sequence[nn.Parameter], sharded: Mapping[str, nn.Parameter] | None = None
 ) -> AbstractContextManager[Gradient]:
-    """Collects gradients; ``.grad`` is restored afterwards."""
-    return _sharded_gradient(targets, trainable) if sharded else nullcontext(Gradient(targets))
+    """Collects gradients. Hooks write to ``.grad`` of ``sharded`` parameters, which is restored afterwards."""
+    return nullcontext(Gradient(targets)) if sharded is None else _sharded_gradient(targets, sharded)
 
 
 @contextmanager

@@ -166,7 +166,8 @@ def _lending(
 def _stretches(tensors: list[Tensor]) -> Iterator[tuple[int, int]]:
     """Stretches of the list with small tensors in one, large ones alone: each is one call, and holds little memory."""
     start = held = 0
-    for k, size in enumerate(map(Tensor.numel, tensors)):
+    sizes = list(map(Tensor.numel, tensors))
+    for k, size in enumerate(sizes if sum(sizes) > _SMALL else ()):
         if held and held + size > _SMALL:
             yield start, k
             start, held = k, 0

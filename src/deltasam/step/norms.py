@@ -14,6 +14,7 @@ from deltasam._torch import foreach_norm
 from deltasam.parallel.shards import any_shard, local, total, totals
 
 _STRETCH = 2**16  # elements; float32 can add up as many one after the other
+_ALONE = {torch.float32}
 _device, _dtype, _is_sparse = attrgetter("device"), attrgetter("dtype"), attrgetter("is_sparse")
 
 
@@ -25,9 +26,10 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros((), device="cpu")
-    values = _values(tensors)
+    sharded = any_shard(tensors)
+    values = _values(tensors, sharded)
     norms = _norms(values, _wide_enough(values))
-    if any_shard(tensors):
+    if sharded:
         return total([(n.square(), t) for n, t in zip(norms, tensors, strict=True)]).sqrt()
     norm: Tensor = torch.linalg.vector_norm(_stacked(norms))
     return norm
@@ -35,14 +37,15 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """The 2-norm of every tensor, shape (K,), shards of other processes included; on the first one's device."""
-    values = _values(tensors)
+    sharded = any_shard(tensors)
+    values = _values(tensors, sharded)
     found = _stacked(_norms(values, _wide_enough(values)))
-    return totals(found.square(), tensors).sqrt() if any_shard(tensors) else found
+    return totals(found.square(), tensors).sqrt() if sharded else found
 
 
-def _values(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _values(tensors: Sequence[Tensor], sharded: bool) -> list[Tensor]:
     """The values of the tensors that this process holds; of a sparse tensor those that are not zero."""
-    if not any_shard(tensors) and not any(map(_is_sparse, tensors)):
+    if not sharded and not any(map(_is_sparse, tensors)):
         return list(tensors)
     return [t.coalesce().values() if t.is_sparse else local(t) for t in tensors]
 
@@ -55,7 +58,8 @@ def _stacked(norms: list[Tensor]) -> Tensor:
 
 def _wide_enough(tensors: Sequence[Tensor]) -> torch.dtype:
     """A dtype that holds the values of all tensors, float32 at least: the parts of a model may differ in theirs."""
-    return reduce(torch.promote_types, set(map(_dtype, tensors)), torch.float32)
+    dtypes = set(map(_dtype, tensors))
+    return torch.float32 if dtypes == _ALONE else reduce(torch.promote_types, dtypes, torch.float32)
 
 
 def _norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

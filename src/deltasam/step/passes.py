@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain, filterfalse
 from typing import Any
 
 import torch
@@ -29,13 +30,14 @@ from deltasam.step.moving import Moved, perturbed
 from deltasam.step.norms import dense, global_norm, masked_product, tensor_norms
 from deltasam.step.precision import arrived, grids_of, is_measured, no_autocast, note_grids
 from deltasam.step.quantized import require_ordinary
-from deltasam.step.radius import Climb, Radius, as_radius
+from deltasam.step.radius import Climb, Radius, as_radius, sizes_of
 from deltasam.step.randomness import Randomness, Seed
 from deltasam.step.selection import Selection, differentiable, select
 from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
 from deltasam.step.step_batch import StepBatch
 from deltasam.step.unperturbed import unperturbed_part, unperturbed_without
 
+_is_meta = operator.attrgetter("is_meta")
 _ROUNDING = 2**32  # separates the seeds of the rounding from those of random directions
 
 
@@ -125,7 +127,7 @@ class Passes(StepBatch):
         self.updated: set[str] = set()  # the buffers of the method that this step has updated
         #: The device of the step's scalars: that of the first parameter that may be perturbed.
         self.device: torch.device = next(
-            (p for p in self.params.values() if not p.is_meta), next(iter(self.trainable.values()))
+            chain(filterfalse(_is_meta, self.params.values()), self.trainable.values())
         ).device
         self.branches = Branches(self.device)
         self.scope, self._scale, self._seed = scope, scale, seed
@@ -194,7 +196,7 @@ class Passes(StepBatch):
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
             nullcontext() if self.params is self.trainable else differentiable(self.params),
-            gradient(targets, self.involved, self.ranks.sharded) as collected,
+            gradient(targets, self.involved if self.ranks.sharded else None) as collected,
         ):
             for k in range(len(self.batches)):
                 losses = self._evaluate(k, self.inner, graph=True, ascending=True, outputs=record)
@@ -243,7 +245,12 @@ class Passes(StepBatch):
         moving = list(self.params.values()) if params is None else list(params)
         if norm is None:
             norm = global_norm([d for d in direction if isinstance(d, Tensor)]).to(self.device)
-        sizes = as_radius(rho).sizes(self._climb(direction, moving, norm, norms))
+        rule = as_radius(rho)
+        known = rule.known()
+        if known is None:
+            sizes = rule.sizes(self._climb(direction, moving, norm, norms))
+        else:  # the move itself reads the size of a step on the CPU
+            sizes = sizes_of(known, norm, on_the_host=norm.is_cpu)
         if sizes.per_parameter:
             direction = _multiplied(direction, sizes.steps, consume=consume)
             consume, step = True, torch.ones_like(norm)
@@ -258,7 +265,7 @@ class Passes(StepBatch):
                 )
                 meant.clear()
             unscaled = norm if self._is_unscaled() else norm / self.scaled(torch.ones_like(norm))
-            skipped = sizes.steps == 0
+            skipped = sizes.steps.logical_not()
             skipped = skipped.all() if skipped.ndim else skipped
             yield Ascent(norm=unscaled, skipped=skipped, arrived=share, radius=sizes.radius)
 

@@ -59,8 +59,10 @@ def note_grids(
     cast if autocast casts for its type of layer.
     """
     around = _surroundings(model, objective, losses.device)
-    known = _known.setdefault(model, {}).setdefault(around, {})
-    if known.keys() >= set(map(id, params)) or torch.float32 not in map(_dtype, params):
+    known = _known.get(model, {}).get(around)
+    if known is None:
+        known = _known.setdefault(model, {}).setdefault(around, {})
+    if all(map(known.__contains__, map(id, params))) or torch.float32 not in map(_dtype, params):
         return
     taking_part = (p for p, grad in zip(params, grads, strict=True) if grad is not None)
     new = [p for p in taking_part if id(p) not in known and p.dtype is torch.float32]

@@ -20,15 +20,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from deltasam.step import numpy_stream
+from deltasam.step import numpy_stream, python_stream
 from deltasam.step.draws import STREAMS, Use, are_equal, use_of
 from deltasam.step.model_buffers import ModelBuffers
 from deltasam.step.numpy_stream import NumpyState
+from deltasam.step.python_stream import PythonState
 from deltasam.step.structure import Structure
 
 Randomness = Literal["shared", "independent"]
 
-_device = attrgetter("device")
+_device, _is_cpu = attrgetter("device"), attrgetter("is_cpu")
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def drawn_on_the_host(device: torch.device, draw: Callable[[int], Tensor], step:
 class RandomState:
     """All random streams that a model can draw from: Python, NumPy (if loaded), torch on all devices, its own."""
 
-    python: Any
+    python: PythonState
     numpy: NumpyState | None
     cpu: Tensor
     devices: tuple[tuple[torch.device, Tensor], ...]
@@ -141,32 +142,40 @@ class RandomState:
         cls,
         devices: Iterable[torch.device],
         generators: Iterable[torch.Generator] = (),
-        numpy: NumpyState | None = None,
+        earlier: tuple[PythonState | None, NumpyState | None] = (None, None),
     ) -> RandomState:
         """Reads the streams of the CPU, of the accelerators ``devices``, and of the model's ``generators``.
 
-        ``numpy`` is an earlier state of NumPy's stream, which is not read again if it has not moved since.
+        ``earlier`` are states of Python's and NumPy's streams, which are not read again if they have not moved since.
         """
         return cls(
-            python=random.getstate(),
-            numpy=numpy_stream.read(numpy),
+            python=python_stream.read(earlier[0]),
+            numpy=numpy_stream.read(earlier[1]),
             cpu=torch.default_generator.get_state(),
-            devices=tuple((d, torch.get_device_module(d).get_rng_state(d)) for d in devices),
-            generators=tuple((generator, generator.get_state()) for generator in generators),
+            devices=tuple([(d, torch.get_device_module(d).get_rng_state(d)) for d in devices]),
+            generators=tuple([(generator, generator.get_state()) for generator in generators]),
         )
 
     def agrees_on_the_host(self, other: RandomState) -> bool:
         """Whether nothing was drawn between the two states from the streams of the host."""
-        if self.python != other.python or not torch.equal(self.cpu, other.cpu):
+        if self.python.state != other.python.state or not torch.equal(self.cpu, other.cpu):
             return False
         # If NumPy was loaded in between, there was no stream to draw from before.
         return self.numpy is None or other.numpy is None or are_equal(self.numpy.state, other.numpy.state)
 
-    def restore(self, host: Set[str] = STREAMS) -> None:
-        """Restores the streams to this state; of Python's and NumPy's only those in ``host``."""
-        if "python" in host:
-            random.setstate(self.python)
-        if self.numpy is not None and "numpy" in host:
+    @property
+    def host(self) -> tuple[PythonState, NumpyState | None]:
+        """Python's and NumPy's streams."""
+        return self.python, self.numpy
+
+    def restore(self, host: Set[str] = STREAMS, current: RandomState | None = None) -> None:
+        """Restores the streams to this state; of Python's and NumPy's only those in ``host``.
+
+        ``current`` is the state in which they are, if the caller has just read it.
+        """
+        if "python" in host and (current is None or current.python is not self.python):
+            self.python.restore()
+        if self.numpy is not None and "numpy" in host and (current is None or current.numpy is not self.numpy):
             self.numpy.restore()
         torch.default_generator.set_state(self.cpu)
         for device, state in self.devices:
@@ -258,7 +267,7 @@ class Replay:
         self._use: Use = use_of(model, structure)
         self._start: RandomState | None = None
         if not _recording:
-            self._start = RandomState.now(self._devices, self._generators, self._use.numpy_start)
+            self._start = RandomState.now(self._devices, self._generators, self._use.host_start)
         self._place = _recording.starts() if _recording else None
         if _observer is not None and self._start is not None:
             _observer.replay_starts(self._start)
@@ -266,7 +275,8 @@ class Replay:
         self._extras = 0
 
     def _now(self) -> RandomState:
-        return RandomState.now(self._devices, self._generators, None if self._start is None else self._start.numpy)
+        assert self._start is not None
+        return RandomState.now(self._devices, self._generators, self._start.host)
 
     def rewind(self) -> None:
         """Restores the random streams and the buffers to the start of the step."""
@@ -304,12 +314,13 @@ class Replay:
         if _observer is not None:
             _observer.extra_pass(self._randomness, self._start)
         current, host = self._now(), self._use.streams()
-        # A model that draws from NumPy has its stream read in every step, whatever its memory shows.
-        self._use.numpy_start = current.numpy if current.numpy is self._start.numpy else None
+        # A stream that the model draws from is read in every step, whatever its memory shows.
+        (python, numpy), (python_start, numpy_start) = current.host, self._start.host
+        self._use.host_start = python if python is python_start else None, numpy if numpy is numpy_start else None
         self._extras += 1
         try:
             if self._randomness == "shared":
-                self._start.restore(host)
+                self._start.restore(host, current)
             else:
                 self._start.fork(self._extras, host)
             with self._use.watched(), self._buffers.rewound():
@@ -322,5 +333,8 @@ class Replay:
 
 def accelerators(values: Iterable[Tensor]) -> tuple[torch.device, ...]:
     """The devices of these tensors except the CPU, each once."""
+    values = list(values)
+    if all(map(_is_cpu, values)):
+        return ()
     found = dict.fromkeys(map(_device, values))
     return tuple(device for device in found if device.type not in ("cpu", "meta"))

@@ -9,9 +9,8 @@ are read anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import chain, compress
-from operator import attrgetter, is_, itemgetter
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -23,7 +22,7 @@ _Attributes = list[dict[str, Any]]  # of every module, vars(module)
 
 _ITERATORS = ("modules", "named_modules", "parameters", "named_parameters", "buffers", "named_buffers")
 _attributes_of, _requires_grad = attrgetter("__dict__"), attrgetter("requires_grad")
-_mode_in = itemgetter("training")
+_mode_in, _values = itemgetter("training"), methodcaller("values")
 
 
 class _Slots:
@@ -32,7 +31,7 @@ class _Slots:
     def __init__(self, owners: _Attributes) -> None:
         filled = list(filter(None, owners))
         self.layout = list(map(len, owners)), list(chain.from_iterable(filled))
-        self.values = list(chain.from_iterable([own.values() for own in filled]))
+        self.values = list(chain.from_iterable(map(_values, filled)))
 
 
 class _Walk:
@@ -42,22 +41,23 @@ class _Walk:
         children, parameters = (_Slots([kind(vars(m)) for m in modules]) for kind in (children_in, parameters_in))
         place = {id(module): k for k, module in enumerate(modules)} | {id(None): -1}
         self._below = [ref(module) for module in modules[1:]]
-        self._children = [place[id(child)] for child in children.values]
+        self._children = itemgetter(0, 0, *(place[id(child)] for child in children.values))  # always a tuple
         self._layouts = children.layout, parameters.layout
         prefixes = [f"{name}." if name else "" for name, _ in model.named_modules()]
         pairs = zip(prefixes, modules, strict=True)
         self._names = [prefix + name for prefix, module in pairs for name in parameters_in(vars(module))]
         self._keys: list[int] = []  # of the parameters: which of them are the same, or None
         self._is_listed: list[bool] = []
+        self._are_listed = False  # all of them
 
     def modules(self, model: nn.Module) -> tuple[list[Any], _Attributes] | None:
         """All modules and their attributes, if they are the same ones in the same places; else None."""
         found: list[Any] = [model, *[each() for each in self._below]]
-        if any(each is None for each in found):
+        if any(map(is_, found, repeat(None))):
             return None
         attributes = list(map(_attributes_of, found))
         now, places = _Slots(list(map(children_in, attributes))), [*found, None]
-        same = now.layout == self._layouts[0] and all(map(is_, now.values, [places[k] for k in self._children]))
+        same = now.layout == self._layouts[0] and all(map(is_, now.values, self._children(places)[2:]))
         return (found, attributes) if same else None
 
     def named(self, attributes: _Attributes) -> dict[str, nn.Parameter] | None:
@@ -69,7 +69,9 @@ class _Walk:
         if keys != self._keys:  # a tied parameter is listed once, None is not
             first = {key: k for k, key in reversed(list(enumerate(keys)))}
             self._is_listed = [first[key] == k and key != id(None) for k, key in enumerate(keys)]
-            self._keys = keys
+            self._keys, self._are_listed = keys, all(self._is_listed)
+        if self._are_listed:
+            return dict(zip(self._names, now.values, strict=True))
         return dict(zip(compress(self._names, self._is_listed), compress(now.values, self._is_listed), strict=True))
 
 
@@ -96,6 +98,7 @@ class Structure:
         found = None if walk is None else walk.modules(model)
         named = None if walk is None or found is None else walk.named(found[1])
         self._attributes: _Attributes | None = None  # None: the modules are not ordinary
+        self._modes: bytes | None = None
         if found is not None and named is not None:
             self.modules, self.named = found[0], named
             self._attributes = found[1]
@@ -107,27 +110,29 @@ class Structure:
             _WALKS[model] = _Walk(model, self.modules)
             self._attributes = list(map(_attributes_of, self.modules))
 
-    @cached_property
+    @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that require gradients, by name."""
         flags = list(map(_requires_grad, self.named.values()))
         return self.named.copy() if all(flags) else dict(compress(self.named.items(), flags))
 
-    @cached_property
+    @property
     def modes(self) -> bytes:
         """Which modules are in training mode: in another one a pass may write other buffers and draw other numbers."""
-        if self._attributes is None:
-            return bytes(module.training for module in self.modules)
-        return bytes(map(_mode_in, self._attributes))
+        if self._modes is None:
+            known = self._attributes
+            modes = (module.training for module in self.modules) if known is None else map(_mode_in, known)
+            self._modes = bytes(modes)
+        return self._modes
 
-    @cached_property
+    @property
     def buffers(self) -> list[dict[str, Any]]:
         """The dictionaries in which modules hold their buffers, except empty ones."""
         if self._attributes is None:
             return [own for own in map(buffers_of, self.modules) if own]
         return list(filter(None, map(buffers_in, self._attributes)))
 
-    @cached_property
+    @property
     def size(self) -> tuple[int, int]:
         """The number of modules, and of all their attributes."""
         attributes = map(_attributes_of, self.modules) if self._attributes is None else self._attributes

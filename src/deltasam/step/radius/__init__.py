@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from deltasam.step.radius._base import Climb, Fixed, Number, Radius, Rho, Sizes
+from deltasam.step.radius._base import Climb, Fixed, Number, Radius, Rho, Sizes, sizes_of
 from deltasam.step.radius._given import as_radius, check_radius
 from deltasam.step.radius._groups import Groups
 from deltasam.step.radius._layerwise import Layerwise, Relative
@@ -39,4 +39,5 @@ __all__ = [
     "as_radius",
     "check_radius",
     "on_device",
+    "sizes_of",
 ]

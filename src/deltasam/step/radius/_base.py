@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from deltasam.step.checks import readable
 from deltasam.step.norms import global_norm, step_size, tensor_norms
 from deltasam.step.quantized import layer_of
 from deltasam.step.radius._progress import Progress
@@ -107,6 +108,29 @@ class Sizes:
         return self.steps.ndim > self.radius.ndim
 
 
+def sizes_of(rho: Number, norm: Tensor, *, on_the_host: bool = False) -> Sizes:
+    """The sizes of an ascent with the radius rho along a direction with this norm, shape () or (G,).
+
+    ``on_the_host``: the norm can be read.
+    """
+    if on_the_host and norm.ndim == 0 and isinstance(rho, (int, float)):
+        return _sizes_on_the_host(rho, norm)
+    steps = step_size(rho, norm)
+    # Where the norm is not finite the step is zero, and so is the radius.
+    return Sizes(steps, (steps * norm).nan_to_num(0.0, math.inf, -math.inf).abs())
+
+
+def _sizes_on_the_host(rho: float, norm: Tensor) -> Sizes:
+    """The same in numbers of Python: seven small kernels less."""
+    value, largest = float(norm), torch.finfo(norm.dtype).max
+    inverse = 1 / value if value else math.inf
+    step = rho * inverse if inverse <= largest else 0.0
+    step = step if abs(step) <= largest else 0.0  # not if it is nan
+    radius = abs(step * value) if step else 0.0
+    steps = torch.scalar_tensor(step, dtype=norm.dtype, device="cpu")
+    return Sizes(steps, torch.scalar_tensor(radius, dtype=norm.dtype, device="cpu"))
+
+
 class Radius(ABC):
     """A rule that gives the radius of every step. Rules are frozen dataclasses; numbers in them may be tensors."""
 
@@ -123,9 +147,7 @@ class Radius(ABC):
 
     def sizes(self, climb: Climb) -> Sizes:
         """The sizes of the ascent: by default one number, rho over the norm."""
-        steps = step_size(self.radius_of(climb), climb.norm)
-        # Where the norm is not finite the step is zero, and so is the radius.
-        return Sizes(steps, (steps * climb.norm).nan_to_num(0.0, math.inf, -math.inf).abs())
+        return sizes_of(self.radius_of(climb), climb.norm, on_the_host=readable(climb.norm))
 
     def is_zero(self) -> bool:
         """Whether nothing is perturbed, so that the step is plain training."""
