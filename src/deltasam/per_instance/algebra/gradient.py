@@ -17,10 +17,12 @@ from deltasam.per_instance.algebra.factors import (
     LowRank,
     Packed,
     Rows,
+    Stack,
     dot,
     squares_of,
     stack_limit,
     sum_of_squares,
+    waits_for_host,
     wide_dtype,
 )
 from deltasam.per_instance.algebra.grouping import Grouping
@@ -35,6 +37,7 @@ class InstanceGradients:
     factors: dict[int, list[Factor]]  # by parameter (``id``): the factors whose sum is its gradient
     vectors: dict[int, Tensor]  # scales and shifts of norms whose only factor is part of a pack, by ``id``
     device: torch.device  # of the losses
+    stacks: tuple[Stack, ...] = ()  # that hold inputs of the factors
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
@@ -103,6 +106,10 @@ class InstanceGradients:
         def last(factor: Factor) -> Factor:
             return replace(factor, once=True) if isinstance(factor, Dense) and factor.own else factor
 
+        for stack in self.stacks:
+            stack.once = True
+        if not any(type(factor) is Dense for found in self.factors.values() for factor in found):
+            return self
         return replace(self, factors={name: [last(f) for f in found] for name, found in self.factors.items()})
 
     def kept_of_matrices(self) -> int:
@@ -139,7 +146,7 @@ class InstanceGradients:
                     return Dense(clean(factor.dense()))  # no longer packed: such steps are rare
 
         factors = {name: [cleaned(f) for f in found] for name, found in self.factors.items()}
-        return replace(self, factors=factors, vectors={})
+        return replace(self, factors=factors, vectors={}, stacks=())
 
     def _total(self, terms: list[Tensor]) -> Tensor:
         """The sum of terms (G,); zeros if no perturbed parameter took part in the losses."""
@@ -216,7 +223,39 @@ def collect(
                         _add_bias(factors, call, d)
     vectors = _add_norms(factors, norms)
     _pack(factors, vectors)
-    return InstanceGradients(grouping, factors, vectors, device)
+    inputs.clear()
+    stacks = _stack(factors) if waits_for_host(device) else ()
+    return InstanceGradients(grouping, factors, vectors, device, stacks)
+
+
+def _stack(factors: dict[int, list[Factor]]) -> tuple[Stack, ...]:
+    """Stacks the inputs of layers whose weight has one use, so that one operation multiplies them with c."""
+    alike: dict[Any, dict[int, list[list[Factor]]]] = {}  # by shape and by input: the lists whose factors have it
+    odd: set[int] = set()
+    for found in factors.values():
+        for factor in found:
+            if type(factor) is LowRank:
+                x = factor.x
+                alike.setdefault((x.shape, x.dtype, x.device), {}).setdefault(id(x), []).append(found)
+                if len(found) > 1 or factor.transposed or x.dtype is torch.float16:  # c X could leave its range
+                    odd.add(id(x))
+    stacks: list[Stack] = []
+    for (shape, _, device), members in alike.items():
+        usual = [lists for name, lists in members.items() if name not in odd]
+        several = max(2, 4 * stack_limit(device) // max(1, shape.numel()))
+        for start in range(0, len(usual), several):
+            some = usual[start : start + several]
+            stacks.append(stack := Stack(torch.stack([_low_rank(lists[0]).x for lists in some])))
+            for place, (lists, x) in enumerate(zip(some, stack.values.unbind(0), strict=True)):
+                for found in lists:  # now, so that the memory of these inputs is free before the next stack
+                    found[0] = LowRank(x, (old := _low_rank(found)).d, old.bias, False, stack, place)
+    return tuple(stacks)
+
+
+def _low_rank(found: list[Factor]) -> LowRank:
+    (factor,) = found
+    assert isinstance(factor, LowRank)
+    return factor
 
 
 def _forms(
