@@ -265,7 +265,7 @@ def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
     scale = rest_of(factor, c).view(-1, 1, 1).to(y.dtype)
     match factor:
         case Rows():
-            same = (ids.unsqueeze(2) == factor.ids.unsqueeze(1)).to(y.dtype) * scale
+            same = (ids.unsqueeze(2) == factor.ids.unsqueeze(1)) * scale
             return torch.baddbmm(y, same, factor.d.to(y.dtype))
         case LowRank(transposed=False):
             picked = _columns(factor.d, ids).transpose(1, 2).to(y.dtype) * scale

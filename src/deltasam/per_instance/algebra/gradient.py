@@ -153,7 +153,9 @@ class InstanceGradients:
         if not terms:
             return torch.zeros(self.grouping.groups, device=self.device)
         wide = wide_dtype(terms[0].dtype)
-        return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
+        where = terms[0].device
+        same = all(term.dtype is wide and term.device == where for term in terms)
+        return torch.stack(terms if same else [term.to(where, wide) for term in terms]).sum(0)
 
 
 def _product(values: Tensor, factors: Tensor) -> Tensor:
@@ -216,7 +218,8 @@ def collect(
                     assert call.inputs is not None
                     key = (id(call.inputs), d.dtype)
                     if key not in inputs:
-                        inputs[key] = call.inputs, call.inputs.to(d.dtype)
+                        x = call.inputs
+                        inputs[key] = x, x if x.dtype is d.dtype else x.to(d.dtype)
                     folded = partners[name] is not None and call.bias is not None
                     factors.setdefault(name, []).append(LowRank(inputs[key][1], d, folded, call.transposed))
                     if not folded:
@@ -278,7 +281,7 @@ def _forms(
             rounding = roundings[kind] = roundings.get(kind) or rounding_of(*kind)
             layers[name] = Layer(
                 groups=d.shape[0],
-                rows=sum(each.shape[1] for _, each in found),
+                rows=d.shape[1] if len(found) == 1 else sum(each.shape[1] for _, each in found),
                 inputs=call.inputs.shape[2],
                 outputs=d.shape[2],
                 itemsize=d.element_size(),

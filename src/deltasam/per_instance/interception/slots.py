@@ -74,14 +74,12 @@ class ParameterSlots:
                 self._hooked.append(vars(module))
             if children_of(module) and (attributes := casting(module)) is not None:
                 self._changes.append((attributes, SWITCH, unless_autocast))
-            own = parameters_of(module)
-            for name, p in own.items():
-                if p is None:
-                    continue
-                if id(p) in names:
-                    self._slots.append((own, name, p))
-                else:
-                    others.append(p)
+            if own := parameters_of(module):
+                for name, p in own.items():
+                    if id(p) in names:
+                        self._slots.append((own, name, p))
+                    elif p is not None:
+                        others.append(p)
         places = _places([*params.values(), *others], len(params))
         is_known = places is not None and places == self.memory.places
         if not is_known:  # once, until another memory or selection comes
