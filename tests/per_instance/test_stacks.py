@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from deltasam.per_instance.algebra import factors, gradient, perturbation
 
 
 @pytest.fixture
-def stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[factors.Stack]]:
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[factors.Stack]:
     """The stacks that are multiplied with coefficients, in steps that take a CPU for a GPU that waits for the host."""
     scaled: list[factors.Stack] = []
     scale = factors.Stack.scale
@@ -26,7 +24,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[factors.Stack]]:
     for module in (factors, gradient, perturbation):
         monkeypatch.setattr(module, "waits_for_host", lambda device: True)
     monkeypatch.setattr(factors.Stack, "scale", noted)
-    yield scaled
+    return scaled
 
 
 class Block(nn.Module):
@@ -91,7 +89,8 @@ def test_a_step_is_that_of_the_loop(name: str, group: int, stacks: list[factors.
         found.append([step.perturbed_losses, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(found[0], found[2])
     torch.testing.assert_close(found[1], found[2])
-    assert stacks and all(stack.values.ndim == 4 for stack in stacks)
+    assert stacks
+    assert all(stack.values.ndim == 4 for stack in stacks)
 
 
 def test_gradients_that_serve_several_passes_keep_their_inputs(stacks: list[factors.Stack]) -> None:
@@ -104,12 +103,14 @@ def test_gradients_that_serve_several_passes_keep_their_inputs(stacks: list[fact
             losses.append(objective(model, x).detach())
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
     torch.testing.assert_close(losses[2], recording.losses)
-    assert not stacks and bool((losses[0] - losses[2]).abs().min() > 0)
+    assert not stacks
+    assert bool((losses[0] - losses[2]).abs().min() > 0)
 
 
 def test_gradients_for_one_pass_refuse_a_second_one(stacks: list[factors.Stack]) -> None:
     stack = factors.Stack(torch.ones(2, 3, 4, 5), once=True)
     stack.scale(torch.arange(3.0))
-    assert stack.scaled is not None and [part.shape for part in stack.scaled] == [torch.Size((3, 5, 4))] * 2
+    assert stack.scaled is not None
+    assert [part.shape for part in stack.scaled] == [torch.Size((3, 5, 4))] * 2
     with pytest.raises(AssertionError, match="one pass"):
         stack.scale(torch.arange(3.0))

@@ -58,7 +58,7 @@ class LowRank:
 
     @property
     def scaled(self) -> Tensor | None:
-        """c X^T, (G, in, S), if x was multiplied with the coefficients already."""
+        """The transposed inputs times c, (G, in, S), if x was multiplied with the coefficients already."""
         return None if self.stack is None or self.stack.scaled is None else self.stack.scaled[self.place]
 
     def dense(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,9 +48,9 @@ class Memory:
             self.layouts.clear()
             raise
 
-    def proxies(self, params: Iterable[Tensor], *, are_known: bool) -> dict[int, Proxy]:
+    def proxies(self, params: Sequence[Tensor], *, are_known: bool) -> dict[int, Proxy]:
         """A proxy for each parameter, by ``id``; an earlier one if the parameter is still the same."""
-        if are_known:
+        if are_known and self._proxies.keys() >= set(map(id, params)):
             return {name: proxy for name, (proxy, _) in self._proxies.items()}
         kept, self._proxies = self._proxies, {}
         for p in params:

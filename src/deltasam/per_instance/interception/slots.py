@@ -32,7 +32,13 @@ from deltasam.step.quantized import layer_of
 
 _MOST_COMPARED = 2**26  # elements of frozen parameters: 256 MB of gradients in float32
 
-_READ = (id, type, *map(attrgetter, ("device", "dtype", "shape")), Tensor.data_ptr, Tensor.is_contiguous)
+_READ: tuple[Callable[[Any], Any], ...] = (
+    id,
+    type,
+    *map(attrgetter, ("device", "dtype", "shape")),
+    Tensor.data_ptr,
+    Tensor.is_contiguous,
+)
 
 
 class ParameterSlots:
@@ -80,12 +86,7 @@ class ParameterSlots:
                         self._slots.append((own, name, p))
                     elif p is not None:
                         others.append(p)
-        places = _places([*params.values(), *others], len(params))
-        is_known = places is not None and places == self.memory.places
-        if not is_known:  # once, until another memory or selection comes
-            if sharing(params.values(), others):
-                require_apart(params.values(), dict(model.named_parameters()))  # names them in the error
-            self.memory.places = places
+        is_known = self._was_checked(others)
         quantized = [(layer, p) for p in params.values() if (layer := layer_of(p)) is not None]
         replaced = [*(p for _, _, p in self._slots), *(p for _, p in quantized)]
         self._proxies = self.memory.proxies(replaced, are_known=is_known)
@@ -95,6 +96,16 @@ class ParameterSlots:
         # Noted here, because a pass changes both.
         self.frozen = {name for name, p in params.items() if not p.requires_grad}
         self._beside = {id(p) for layer, _ in quantized for p in layer.parameters(recurse=False)}
+
+    def _was_checked(self, others: list[Tensor]) -> bool:
+        """Whether these parameters were here in the last step; if not, refuses those that share memory."""
+        places = _places([*self.params.values(), *others], len(self.params))
+        if places is not None and places == self.memory.places:
+            return True
+        if sharing(self.params.values(), others):
+            require_apart(self.params.values(), dict(self.model.named_parameters()))  # names them in the error
+        self.memory.places = places
+        return False
 
     @cached_property
     def compared(self) -> dict[str, Tensor]:
