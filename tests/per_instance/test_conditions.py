@@ -242,3 +242,21 @@ def test_an_instance_without_a_finite_gradient_is_not_perturbed() -> None:
     assert torch.isfinite(torch.cat([p.grad.flatten() for p in model.parameters()])).all()
     assert torch.allclose(rise[[1, 2]], torch.zeros(2).double(), atol=1e-12)
     assert (rise[[0, 3]] > 1e-3).all()
+
+
+def test_a_later_step_sees_parameters_that_are_replaced_and_refuses_those_that_come_to_share_memory() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double(), torch.randn(4, 3).double()
+
+    def run() -> Tensor:
+        return model(x).pow(2).sum(1)
+
+    for change in (None, "memory", "parameter"):
+        if change == "memory":
+            model[0].weight.data = torch.randn(3, 3).double()
+        if change == "parameter":
+            model[2].weight = nn.Parameter(torch.randn(3, 3).double())
+        recording, exact = record(model, run), loop(model, run, 0.1)
+        assert relative(recording.norms, exact.norms) < 1e-9
+    model[2].weight.data = model[0].weight.data
+    with pytest.raises(ValueError, match="share"):
+        record(model, run)

@@ -202,8 +202,8 @@ class PerInstanceSAM(Method):
 
     def _check_memory(self, part: Passes, found: Recording) -> None:
         """Warns once if the smallest forms of the layers take more than ``max_extra_memory``."""
-        most, kept, size = self.max_extra_memory, found.gradients.kept_of_matrices(), found.losses.shape[0]
-        if most is not None and kept > most:
+        most, size = self.max_extra_memory, found.losses.shape[0]
+        if most is not None and (kept := found.gradients.kept_of_matrices()) > most:
             fits = max(self.group, int(size * most / kept) // self.group * self.group)
             warn_once(
                 part.inner,

@@ -39,6 +39,8 @@ class Call(NamedTuple):
     def arranged(self, gradient: Tensor) -> Tensor:
         """A gradient of the output as (G, S, *features)."""
         if self.form == "matrix" and self.inputs is not None:
-            rows = self.inputs.shape[:2]
-            return gradient.reshape(*rows, gradient.numel() // max(1, rows.numel()))
+            groups, rows, _ = self.inputs.shape
+            if gradient.ndim == 3 and gradient.shape[0] == groups and gradient.shape[1] == rows:
+                return gradient
+            return gradient.reshape(groups, rows, gradient.numel() // max(1, groups * rows))
         return gradient if self.arrange is None else self.arrange(gradient)

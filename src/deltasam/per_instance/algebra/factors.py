@@ -19,6 +19,24 @@ from deltasam.per_instance.algebra.operations import add_product, is_compiling
 from deltasam.step.branches import is_recorded
 
 
+@dataclass(eq=False)
+class Stack:
+    """Inputs of layers of one shape side by side, ``(layers, G, S, in)``: one operation serves them all.
+
+    ``once``: the next perturbed pass is the last one, and multiplies them with its coefficients.
+    """
+
+    values: Tensor
+    once: bool = False
+    scaled: tuple[Tensor, ...] | None = None  # c X^T of every layer, from then on
+
+    def scale(self, c: Tensor) -> None:
+        """Multiplies the inputs with the coefficients (G,), in place."""
+        assert self.scaled is None, "these gradients were for one pass"
+        values = self.values.mul_(c.to(self.values.device).view(-1, 1, 1))
+        self.scaled = values.mT.unbind(0)
+
+
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """``d^T x`` (``transposed``: ``x^T d``), the gradient of a weight that is used as a matrix.
@@ -28,12 +46,20 @@ class LowRank:
         d: Gradients of the outputs, ``(G, S, out)``.
         bias: Whether the bias of the layer is folded in, as one more input that is always 1.
         transposed: Whether the weight is stored as ``(in, out)``, as GPT-2's ``Conv1D`` does.
+        stack: What x is part ``place`` of, in eager steps on a GPU. Only for the only use of a weight.
     """
 
     x: Tensor
     d: Tensor
     bias: bool
     transposed: bool
+    stack: Stack | None = None
+    place: int = 0
+
+    @property
+    def scaled(self) -> Tensor | None:
+        """The transposed inputs times c, (G, in, S), if x was multiplied with the coefficients already."""
+        return None if self.stack is None or self.stack.scaled is None else self.stack.scaled[self.place]
 
     def dense(self) -> Tensor:
         """The gradients written out, ``(G, *shape of the parameter)``."""
@@ -154,18 +180,20 @@ def _low_rank_norms(members: list[LowRank]) -> list[Tensor]:
     first = members[0]
     dtype = torch.float32 if first.d.dtype is torch.float16 else first.d.dtype
     size = first.x.numel() + first.d.numel()
-    wait = first.d.is_cuda and not is_recorded(first.d.device)  # for the host: launches cost more than copies
+    wait = waits_for_host(first.d.device)  # launches cost more than copies
     limit = 4 * stack_limit(first.d.device) if wait else stack_limit(first.d.device)
     several = max(1, limit // max(1, size)) if size < _LARGE or wait else 1
     terms: list[Tensor] = []
     known: dict[int, Tensor] = {}
     for start in range(0, len(members), several):
         some = members[start : start + several]
-        inputs = {id(f.x): f.x.to(dtype) for f in some if id(f.x) not in known}  # query, key and value share one
+        inputs = {id(f.x): f.x for f in some if id(f.x) not in known}  # query, key and value share one
+        if first.x.dtype is not dtype:
+            inputs = {name: x.to(dtype) for name, x in inputs.items()}
         known = {name: gram for name, gram in known.items() if name in {id(f.x) for f in some}}
         known.update(zip(inputs, _grams([*inputs.values()]), strict=True))
         ours = [known[id(f.x)] for f in some]
-        gram = _grams([f.d.to(dtype) for f in some])
+        gram = _grams([f.d if f.d.dtype is dtype else f.d.to(dtype) for f in some])
         product = torch.stack(ours) if len(ours) > 1 else ours[0].unsqueeze(0)
         product = torch.addcmul(gram, product, gram) if first.bias else product * gram
         terms.append(product.sum((0, 2, 3), dtype=wide_dtype(dtype)))
@@ -181,11 +209,21 @@ def _grams(tensors: list[Tensor]) -> Tensor:
     return grams.view(len(tensors), -1, *grams.shape[1:])
 
 
+def waits_for_host(device: torch.device) -> bool:
+    """Whether a GPU waits while the host launches every operation: an eager step."""
+    return device.type == "cuda" and not is_compiling() and not is_recorded(device)
+
+
 def stack_limit(device: torch.device) -> int:
     """How many elements to stack at most: on a GPU launches cost most, on the CPU copies, for a compiler both."""
     if is_compiling():
         return 0
     return 2**24 if device.type == "cuda" else 2**14
+
+
+def rest_of(factor: Factor, c: Tensor) -> Tensor:
+    """The coefficients, (G,), of a factor written out: ones if its inputs were multiplied with them already."""
+    return torch.ones_like(c) if type(factor) is LowRank and factor.scaled is not None else c
 
 
 def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Products, transposed: bool) -> Tensor:
@@ -197,14 +235,14 @@ def add_linear(y: Tensor, x: Tensor, factor: Factor, c: Tensor, products: Produc
         case LowRank() if factor.transposed == transposed:
             d = factor.d
             narrow = d.dtype is torch.bfloat16 and y.dtype in (torch.float32, torch.float64)
-            product = products(x, factor.x, c, factor.bias, d.dtype if narrow else y.dtype)
+            product = products(x, factor.x, c, factor.bias, d.dtype if narrow else y.dtype, factor.scaled)
             return add_product(y, product, d if narrow or d.dtype == y.dtype else d.to(y.dtype))
         case Rows() if not transposed:
             along = products(x, factor.d, c, False, x.dtype)
             return y.scatter_add(2, factor.ids.unsqueeze(1).expand(-1, along.shape[1], -1), along.to(y.dtype))
         case _:
             matrix = factor.dense().flatten(2)
-            matrix = (matrix * c.view(-1, 1, 1).to(matrix.dtype)).to(y.dtype)
+            matrix = (matrix * rest_of(factor, c).view(-1, 1, 1).to(matrix.dtype)).to(y.dtype)
             return torch.baddbmm(y, x.to(y.dtype), matrix if transposed else matrix.transpose(1, 2))
 
 
@@ -212,21 +250,22 @@ def linear_move(x: Tensor, factor: Factor, c: Tensor, products: Products, transp
     """``c x E^T`` (``transposed``: ``c x E``) in the dtype of x, (G, S, out); see :func:`add_linear`."""
     match factor:
         case LowRank() if factor.transposed == transposed:
-            return torch.bmm(products(x, factor.x, c, factor.bias, x.dtype), factor.d.to(x.dtype))
+            product = products(x, factor.x, c, factor.bias, x.dtype, factor.scaled)
+            return torch.bmm(product, factor.d.to(x.dtype))
         case Rows() if not transposed:
             return add_linear(x.new_zeros(*x.shape[:2], out), x, factor, c, products, transposed)
         case _:
             matrix = factor.dense().flatten(2)
-            matrix = (matrix * c.view(-1, 1, 1).to(matrix.dtype)).to(x.dtype)
+            matrix = (matrix * rest_of(factor, c).view(-1, 1, 1).to(matrix.dtype)).to(x.dtype)
             return torch.bmm(x, matrix if transposed else matrix.transpose(1, 2))
 
 
 def add_rows(y: Tensor, ids: Tensor, factor: Factor, c: Tensor) -> Tensor:
     """``y + c E[ids]`` for the perturbation ``c E`` of a table; ids is ``(G, S)``, y is ``(G, S, out)``."""
-    scale = c.view(-1, 1, 1).to(y.dtype)
+    scale = rest_of(factor, c).view(-1, 1, 1).to(y.dtype)
     match factor:
         case Rows():
-            same = (ids.unsqueeze(2) == factor.ids.unsqueeze(1)).to(y.dtype) * scale
+            same = (ids.unsqueeze(2) == factor.ids.unsqueeze(1)) * scale
             return torch.baddbmm(y, same, factor.d.to(y.dtype))
         case LowRank(transposed=False):
             picked = _columns(factor.d, ids).transpose(1, 2).to(y.dtype) * scale
@@ -247,14 +286,23 @@ class Products:
         self._product = torch.empty(0)
         self._scales: dict[tuple[int, torch.dtype], Tensor] = {}
 
-    def __call__(self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool, dtype: torch.dtype) -> Tensor:
-        """The product of inputs ``x`` with the ``recorded`` ones, remembered until the next input."""
+    def __call__(
+        self, x: Tensor, recorded: Tensor, c: Tensor, bias: bool, dtype: torch.dtype, scaled: Tensor | None = None
+    ) -> Tensor:
+        """The product of inputs ``x`` with the ``recorded`` ones, remembered until the next input.
+
+        ``scaled`` is c X^T if the recorded ones contain c already.
+        """
         of, how = self._of, (bias, dtype, torch.is_grad_enabled())  # computed without a graph it has no gradient
         known = of is not None and of[0] is x and of[1] is recorded and of[2] is c and of[3:] == how
         if not known:
             scale = self.scale(c, x.dtype)
-            product = torch.bmm(x, (recorded if recorded.dtype is x.dtype else recorded.to(x.dtype)).mT)
-            product = torch.addcmul(scale, product, scale) if bias else product * scale
+            if scaled is not None:
+                right = scaled if scaled.dtype is x.dtype else scaled.to(x.dtype)
+                product = torch.baddbmm(scale, x, right) if bias else torch.bmm(x, right)
+            else:
+                product = torch.bmm(x, (recorded if recorded.dtype is x.dtype else recorded.to(x.dtype)).mT)
+                product = torch.addcmul(scale, product, scale) if bias else product * scale
             self._product = product if dtype is x.dtype else product.to(dtype)
             self._of = (x, recorded, c, *how)
         return self._product

@@ -17,10 +17,12 @@ from deltasam.per_instance.algebra.factors import (
     LowRank,
     Packed,
     Rows,
+    Stack,
     dot,
     squares_of,
     stack_limit,
     sum_of_squares,
+    waits_for_host,
     wide_dtype,
 )
 from deltasam.per_instance.algebra.grouping import Grouping
@@ -35,6 +37,7 @@ class InstanceGradients:
     factors: dict[int, list[Factor]]  # by parameter (``id``): the factors whose sum is its gradient
     vectors: dict[int, Tensor]  # scales and shifts of norms whose only factor is part of a pack, by ``id``
     device: torch.device  # of the losses
+    stacks: tuple[Stack, ...] = ()  # that hold inputs of the factors
 
     def dot(self, other: InstanceGradients) -> Tensor:
         """Inner products with another set of gradients, per group, ``(G,)``."""
@@ -103,6 +106,10 @@ class InstanceGradients:
         def last(factor: Factor) -> Factor:
             return replace(factor, once=True) if isinstance(factor, Dense) and factor.own else factor
 
+        for stack in self.stacks:
+            stack.once = True
+        if not any(type(factor) is Dense for found in self.factors.values() for factor in found):
+            return self
         return replace(self, factors={name: [last(f) for f in found] for name, found in self.factors.items()})
 
     def kept_of_matrices(self) -> int:
@@ -139,14 +146,16 @@ class InstanceGradients:
                     return Dense(clean(factor.dense()))  # no longer packed: such steps are rare
 
         factors = {name: [cleaned(f) for f in found] for name, found in self.factors.items()}
-        return replace(self, factors=factors, vectors={})
+        return replace(self, factors=factors, vectors={}, stacks=())
 
     def _total(self, terms: list[Tensor]) -> Tensor:
         """The sum of terms (G,); zeros if no perturbed parameter took part in the losses."""
         if not terms:
             return torch.zeros(self.grouping.groups, device=self.device)
         wide = wide_dtype(terms[0].dtype)
-        return torch.stack([term.to(terms[0].device, wide) for term in terms]).sum(0)
+        where = terms[0].device
+        same = all(term.dtype is wide and term.device == where for term in terms)
+        return torch.stack(terms if same else [term.to(where, wide) for term in terms]).sum(0)
 
 
 def _product(values: Tensor, factors: Tensor) -> Tensor:
@@ -209,14 +218,47 @@ def collect(
                     assert call.inputs is not None
                     key = (id(call.inputs), d.dtype)
                     if key not in inputs:
-                        inputs[key] = call.inputs, call.inputs.to(d.dtype)
+                        x = call.inputs
+                        inputs[key] = x, x if x.dtype is d.dtype else x.to(d.dtype)
                     folded = partners[name] is not None and call.bias is not None
                     factors.setdefault(name, []).append(LowRank(inputs[key][1], d, folded, call.transposed))
                     if not folded:
                         _add_bias(factors, call, d)
     vectors = _add_norms(factors, norms)
     _pack(factors, vectors)
-    return InstanceGradients(grouping, factors, vectors, device)
+    inputs.clear()
+    stacks = _stack(factors) if waits_for_host(device) else ()
+    return InstanceGradients(grouping, factors, vectors, device, stacks)
+
+
+def _stack(factors: dict[int, list[Factor]]) -> tuple[Stack, ...]:
+    """Stacks the inputs of layers whose weight has one use, so that one operation multiplies them with c."""
+    alike: dict[Any, dict[int, list[list[Factor]]]] = {}  # by shape and by input: the lists whose factors have it
+    odd: set[int] = set()
+    for found in factors.values():
+        for factor in found:
+            if type(factor) is LowRank:
+                x = factor.x
+                alike.setdefault((x.shape, x.dtype, x.device), {}).setdefault(id(x), []).append(found)
+                if len(found) > 1 or factor.transposed or x.dtype is torch.float16:  # c X could leave its range
+                    odd.add(id(x))
+    stacks: list[Stack] = []
+    for (shape, _, device), members in alike.items():
+        usual = [lists for name, lists in members.items() if name not in odd]
+        several = max(2, 4 * stack_limit(device) // max(1, shape.numel()))
+        for start in range(0, len(usual), several):
+            some = usual[start : start + several]
+            stacks.append(stack := Stack(torch.stack([_low_rank(lists[0]).x for lists in some])))
+            for place, (lists, x) in enumerate(zip(some, stack.values.unbind(0), strict=True)):
+                for found in lists:  # now, so that the memory of these inputs is free before the next stack
+                    found[0] = LowRank(x, (old := _low_rank(found)).d, old.bias, False, stack, place)
+    return tuple(stacks)
+
+
+def _low_rank(found: list[Factor]) -> LowRank:
+    (factor,) = found
+    assert isinstance(factor, LowRank)
+    return factor
 
 
 def _forms(
@@ -239,7 +281,7 @@ def _forms(
             rounding = roundings[kind] = roundings.get(kind) or rounding_of(*kind)
             layers[name] = Layer(
                 groups=d.shape[0],
-                rows=sum(each.shape[1] for _, each in found),
+                rows=d.shape[1] if len(found) == 1 else sum(each.shape[1] for _, each in found),
                 inputs=call.inputs.shape[2],
                 outputs=d.shape[2],
                 itemsize=d.element_size(),

@@ -52,12 +52,14 @@ def perturbed_linear(
     if bias is not None and x.dtype is torch.bfloat16:
         fused_rows.warm("bias", d, bias)  # for the step that will be recorded
     if x.dtype is torch.float32 or x.dtype is torch.float64:
-        product = products(x, factor.x, c, factor.bias, d.dtype)
+        product = products(x, factor.x, c, factor.bias, d.dtype, factor.scaled)
         y = F.linear(x, matrix, bias)
         return torch.baddbmm(y, product, d) if d.dtype is y.dtype else y + torch.bmm(product, d)
-    move = torch.bmm(products(x, factor.x, c, factor.bias, x.dtype), d if d.dtype is x.dtype else d.to(x.dtype))
-    y = torch.addmm(move.flatten(0, 1), x.flatten(0, 1), matrix.t()).view(move.shape)
-    return y if bias is None else y + bias.to(y.dtype)
+    product = products(x, factor.x, c, factor.bias, x.dtype, factor.scaled)
+    move = torch.bmm(product, d if d.dtype is x.dtype else d.to(x.dtype))
+    shape = move.shape
+    y = torch.addmm(move.view(-1, shape[2]), x.reshape(-1, x.shape[2]), matrix.t())
+    return (y if bias is None else y.add_(bias)).view(shape)  # in place: the bias needs no cast of its own
 
 
 def perturbed_norm(

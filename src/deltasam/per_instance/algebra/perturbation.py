@@ -18,11 +18,12 @@ from deltasam.per_instance.algebra.factors import (
     add_linear,
     add_rows,
     linear_move,
+    rest_of,
+    waits_for_host,
     wide_dtype,
 )
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.own_weights import own_product, own_values, rounding_of
-from deltasam.step.branches import is_recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Perturbation:
     def is_eager(self) -> bool:
         """Whether a GPU computes the pass, and the host launches every operation."""
         c = next((terms[0][1] for terms in self.terms.values() if terms), None)
-        return c is not None and c.is_cuda and not is_recorded(c.device)
+        return c is not None and waits_for_host(c.device)
 
     def low_rank(self, weight: Tensor, bias: Tensor | None, transposed: bool) -> tuple[LowRank, Tensor] | None:
         """The factor of a weight and its coefficients, if it is the only one of the weight and of the bias."""
@@ -169,5 +170,5 @@ class Perturbation:
             move = self._moves[key][:, factor.start : factor.start + factor.shape.numel()]
         else:
             dense = factor.dense()
-            move = dense.to(wide_dtype(dense.dtype)) * c.view(-1, *(1,) * (dense.ndim - 1))
+            move = dense.to(wide_dtype(dense.dtype)) * rest_of(factor, c).view(-1, *(1,) * (dense.ndim - 1))
         return self.grouping.spread(move) if spread else move

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ class Memory:
     verified: set[Hashable] = field(default_factory=set)  # signatures of passes that were compared with autograd
     warned: set[str] = field(default_factory=set)
     rows: dict[Hashable, int] = field(default_factory=dict)  # of the batch per instance, by kind of objective
+    places: list[list[Any]] | None = None  # of the parameters in memory that were found to be apart
     _proxies: dict[int, tuple[Proxy, tuple[Any, ...]]] = field(default_factory=dict)
 
     def correct(self, misread: MisreadError) -> None:
@@ -47,8 +48,10 @@ class Memory:
             self.layouts.clear()
             raise
 
-    def proxies(self, params: Iterable[Tensor]) -> dict[int, Proxy]:
+    def proxies(self, params: Sequence[Tensor], *, are_known: bool) -> dict[int, Proxy]:
         """A proxy for each parameter, by ``id``; an earlier one if the parameter is still the same."""
+        if are_known and self._proxies.keys() >= set(map(id, params)):
+            return {name: proxy for name, (proxy, _) in self._proxies.items()}
         kept, self._proxies = self._proxies, {}
         for p in params:
             known, now = kept.get(id(p)), (p.data_ptr(), p.shape, p.dtype, p.device)

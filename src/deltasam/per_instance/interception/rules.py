@@ -107,7 +107,7 @@ def embedding(
     padding = None if padding_idx is None else padding_idx % table.shape[0]
     layout = state.layout(ids, weight, 0)
     split = layout.split(ids.unsqueeze(-1) if ids.ndim == 0 else ids, 0)
-    rows = state.grouping.rows(split.unsqueeze(-1)).squeeze(-1)
+    rows = split if state.grouping.m == 1 else state.grouping.rows(split.unsqueeze(-1)).squeeze(-1)
     if layout.kind == "shared":
         y = state.grouping.rows(F.embedding(split[:1], table, padding_idx).expand(layout.size, -1, -1))
     else:

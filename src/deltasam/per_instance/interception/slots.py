@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from itertools import chain, starmap
-from operator import setitem
+from operator import attrgetter, setitem
 from typing import Any
 
 import torch
@@ -31,6 +31,14 @@ from deltasam.step.checks import require_apart, sharing
 from deltasam.step.quantized import layer_of
 
 _MOST_COMPARED = 2**26  # elements of frozen parameters: 256 MB of gradients in float32
+
+_READ: tuple[Callable[[Any], Any], ...] = (
+    id,
+    type,
+    *map(attrgetter, ("device", "dtype", "shape")),
+    Tensor.data_ptr,
+    Tensor.is_contiguous,
+)
 
 
 class ParameterSlots:
@@ -72,23 +80,32 @@ class ParameterSlots:
                 self._hooked.append(vars(module))
             if children_of(module) and (attributes := casting(module)) is not None:
                 self._changes.append((attributes, SWITCH, unless_autocast))
-            own = parameters_of(module)
-            for name, p in own.items():
-                if p is None:
-                    continue
-                if id(p) in names:
-                    self._slots.append((own, name, p))
-                else:
-                    others.append(p)
-        if sharing(params.values(), others):
-            require_apart(params.values(), dict(model.named_parameters()))  # names them in the error
+            if own := parameters_of(module):
+                for name, p in own.items():
+                    if id(p) in names:
+                        self._slots.append((own, name, p))
+                    elif p is not None:
+                        others.append(p)
+        is_known = self._was_checked(others)
         quantized = [(layer, p) for p in params.values() if (layer := layer_of(p)) is not None]
-        self._proxies = self.memory.proxies([*(p for _, _, p in self._slots), *(p for _, p in quantized)])
+        replaced = [*(p for _, _, p in self._slots), *(p for _, p in quantized)]
+        self._proxies = self.memory.proxies(replaced, are_known=is_known)
+        self._filled = [(own, name, self._proxies[id(p)]) for own, name, p in self._slots]
         for layer, p in quantized:
             self._changes.append((vars(layer), "forward", perturbed_forward(layer, self._proxies[id(p)])))
         # Noted here, because a pass changes both.
         self.frozen = {name for name, p in params.items() if not p.requires_grad}
         self._beside = {id(p) for layer, _ in quantized for p in layer.parameters(recurse=False)}
+
+    def _was_checked(self, others: list[Tensor]) -> bool:
+        """Whether these parameters were here in the last step; if not, refuses those that share memory."""
+        places = _places([*self.params.values(), *others], len(self.params))
+        if places is not None and places == self.memory.places:
+            return True
+        if sharing(self.params.values(), others):
+            require_apart(self.params.values(), dict(self.model.named_parameters()))  # names them in the error
+        self.memory.places = places
+        return False
 
     @cached_property
     def compared(self) -> dict[str, Tensor]:
@@ -127,13 +144,15 @@ class ParameterSlots:
             # FSDP takes the gradients of a layer when its backward is over; those of a pack come later.
             packed = len(terms) == 1 and not self.is_sharded
             vectors = terms[0][0].vectors if packed else {}
+            for stack in terms[0][0].stacks if len(terms) == 1 and not recording else ():
+                if stack.once:
+                    stack.scale(terms[0][1])
             perturbation = Perturbation(grouping, _by_parameter(terms), vectors) if terms else None
             state = PassState(grouping, self.names, self.memory, perturbation, recording)
             states.append(state)
             for proxy in self._proxies.values():
                 proxy.state = state
-            for own, name, p in self._slots:
-                own[name] = self._proxies[id(p)]
+            deque(starmap(setitem, self._filled), maxlen=0)
             deque(starmap(setitem, self._changes), maxlen=0)
             shortened.extend(shorten(self._with_shortcuts, state))
 
@@ -169,6 +188,14 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
                 found[id(child)] = child
                 left.append(child)
     return list(found.values())
+
+
+def _places(params: list[Tensor], chosen: int) -> list[list[Any]] | None:
+    """Where parameters are in memory, the chosen ones first; None if it is not known. Keeps nothing alive."""
+    try:
+        return [[chosen], *(list(map(read, params)) for read in _READ)]
+    except RuntimeError:  # a parameter without plain memory, such as a sparse one
+        return None
 
 
 def first_of_each_kind(names: Iterable[str]) -> set[str]:
