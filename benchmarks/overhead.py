@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
+import platform
 import pstats
 import time
 from collections import Counter
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deltasam import ERM, SAM
+from deltasam.lab.commit import commit
 from deltasam.step.checks import check_move
 from deltasam.step.gradients import without_steps
 from deltasam.step.randomness import Replay
@@ -186,8 +189,10 @@ def profile(step: Callable[[], None], times: int) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="steps of the MLP; a tenth as many of BERT")
+    parser.add_argument("--out", type=Path, default=Path("results/speed/overhead"), help="folder of the file")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    written: dict[str, float] = {}
     for make, times in ((mlp, options.steps), (bert, max(options.steps // 10, 5))):
         count = len(list(make()[0].parameters()))
         print(f"\n{make.__name__}, {count} parameters")
@@ -197,6 +202,11 @@ def main() -> None:
             print(f"  {name:<40} {ms:9.3f} ms {ms / found['plain']:6.2f} plain steps")
         print(f"  {'own code: SAM minus SAM by hand':<40} {found['SAM'] - found['SAM by hand']:9.3f} ms")
         parts = timed(checks(make), 10 * times)
+        which = f"{make.__name__}, {count} parameters"
+        written |= {f"{which}: {name}": ms for name, ms in found.items()}
+        written |= {f"{which}: own code (SAM minus SAM by hand)": found["SAM"] - found["SAM by hand"]}
+        written |= {f"{which}: checks, in all": sum(parts.values())}
+        written |= {f"{which}: {name}": ms for name, ms in parts.items()}
         print(f"  {'checks, in all':<40} {sum(parts.values()):9.3f} ms")
         for name, ms in parts.items():
             print(f"    {name:<38} {ms:9.3f} ms")
@@ -204,6 +214,10 @@ def main() -> None:
         for name, ms in profile(candidates["SAM"], times).most_common():
             if ms >= 0.005:
                 print(f"    {name:<50} {ms:9.3f} ms")
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": platform.machine(), "torch": torch.__version__, "commit": commit()}
+    record = {"milliseconds": written, "machine": machine}
+    (options.out / "cpu.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
