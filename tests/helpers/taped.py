@@ -30,6 +30,7 @@ from deltasam.per_instance.algebra import operations as _operations
 from deltasam.speed.capture import _captured, _graph
 from deltasam.speed.capture._streams import Needs
 from deltasam.step import fused, moving
+from deltasam.step.radius import _base as _radii
 from deltasam.step.randomness import Seed
 from deltasam.step.rounding import add_rounded
 
@@ -144,6 +145,9 @@ class Streams:
         self._next = iter(self._seeded)
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
 
+    def make_room(self) -> None:
+        """Draws are kept where they are made."""
+
     def register(self, graph: Any) -> None:
         pass
 
@@ -218,7 +222,7 @@ def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(move_kernel=Kernel(), mirrored_move_kernel=MirroredKernel(), tl=torch)
     monkeypatch.setitem(sys.modules, "deltasam.step.fused._kernel", kernels)
     monkeypatch.setattr(fused, "can_mirror", lambda device: True)
-    for module in (moving, _base, _buffers, _esam, _ascent, _operations, _record):
+    for module in (moving, _base, _buffers, _esam, _ascent, _operations, _record, _radii):
         monkeypatch.setattr(module, "is_recorded", is_recorded)
     take = fused.Tables.take
 

@@ -58,6 +58,7 @@ class RecordedStep:
         self._graph = torch.cuda.CUDAGraph()
         self._tables = Tables(needs.device) if is_ready(needs.device) else None
         self._streams.register(self._graph)
+        self._streams.make_room()
         self.placed: list[str] = []
         self.numbers: Numbers | None = None  # of the radius
         self.shares: HostShares | None = None  # of micro-batches, if the host counts them

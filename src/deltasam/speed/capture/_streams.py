@@ -93,8 +93,8 @@ class GraphStreams:
         # Where a later part has a state of its own, the default generator does not get to the end of the step.
         self._length = needs.length if any(needs.starts) else None
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
-        # Made before the recording: in its pool, earlier passes of the graph could use the same memory.
-        self._room = torch.empty(_ROOM, dtype=torch.uint8, device=needs.device)
+        self._device = needs.device
+        self._room = torch.empty(0, dtype=torch.uint8)
         self._next_start = iter(self._starts)
         self._next_extra = iter(self._extras)
         self._next_seeded = iter(self._seeded)
@@ -106,6 +106,10 @@ class GraphStreams:
         """Registers these states with the graph, which advances them in every replay."""
         for state in (*(state for _, state in self._aligned()), *(generator for _, generator in self._seeded)):
             graph.register_generator_state(state)
+
+    def make_room(self) -> None:
+        """Memory for draws of the host, made before the recording: its pool shares memory with earlier passes."""
+        self._room = torch.empty(_ROOM, dtype=torch.uint8, device=self._device)
 
     def finish(self) -> None:
         """After a recording: the default generator has its own state again."""

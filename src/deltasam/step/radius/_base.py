@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from deltasam.step.branches import is_recorded
 from deltasam.step.checks import readable
 from deltasam.step.norms import global_norm, step_size, tensor_norms
 from deltasam.step.quantized import layer_of
@@ -113,7 +114,7 @@ def sizes_of(rho: Number, norm: Tensor, *, on_the_host: bool = False) -> Sizes:
 
     ``on_the_host``: the norm can be read.
     """
-    if on_the_host and norm.ndim == 0 and isinstance(rho, (int, float)):
+    if on_the_host and norm.ndim == 0 and isinstance(rho, (int, float)) and not is_recorded(norm.device):
         return _sizes_on_the_host(rho, norm)
     steps = step_size(rho, norm)
     # Where the norm is not finite the step is zero, and so is the radius.
