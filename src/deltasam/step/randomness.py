@@ -91,6 +91,11 @@ _recording: Recording | None = None
 _observer: Observer | None = None
 
 
+def is_observed() -> bool:
+    """Whether this step is observed, in order to record the next one like it."""
+    return _observer is not None
+
+
 @contextmanager
 def recorded(by: Recording) -> Iterator[None]:
     """Steps inside draw from these streams. One step is recorded at a time; methods do not notice."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deltasam.per_instance.algebra.factors import LowRank, Products
 from deltasam.step.fused import rows as fused_rows
+from deltasam.step.randomness import is_observed
 
 
 def perturbed_linear(
@@ -49,8 +50,8 @@ def perturbed_linear(
         made: Tensor = _Linear.apply(x, matrix, bias, factor, c, products)  # type: ignore[no-untyped-call]
         return made
     d = factor.d
-    if bias is not None and x.dtype is torch.bfloat16:
-        fused_rows.warm("bias", d, bias)  # for the step that will be recorded
+    if bias is not None and x.dtype is torch.bfloat16 and is_observed():
+        fused_rows.warm("bias", d, bias)  # compiles, which the recording of the next step would not survive
     if x.dtype is torch.float32 or x.dtype is torch.float64:
         product = products(x, factor.x, c, factor.bias, d.dtype, factor.scaled)
         y = F.linear(x, matrix, bias)
@@ -72,7 +73,8 @@ def perturbed_norm(
     """
     shape, (scale, shift) = x.shape[-1:], moves
     if is_eager:
-        fused_rows.warm("norm", x, weight)  # for the step that will be recorded
+        if is_observed():
+            fused_rows.warm("norm", x, weight)
         normal = torch.layer_norm(x, shape, None, None, eps)
         return torch.addcmul(shift, normal, scale) + torch.layer_norm(x, shape, weight, bias, eps)
     made: Tensor = _Norm.apply(x, weight, bias, weight + scale, bias + shift, eps)  # type: ignore[no-untyped-call]
