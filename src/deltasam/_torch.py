@@ -57,6 +57,19 @@ def _kernel(name: str) -> Any:
 foreach_add: Any = _kernel("_foreach_add")
 #: ``foreach_copy_(values, sources, non_blocking=False)``
 foreach_copy_: Any = _kernel("_foreach_copy_")
+_foreach_clone: Any = getattr(torch, "_foreach_clone", None)  # not in 2.6; without it a tensor at a time is allocated
+
+
+def foreach_clone(values: list[Tensor]) -> list[Tensor]:
+    """A copy of each tensor, which has no graph."""
+    with torch.no_grad():
+        if _foreach_clone is not None:
+            return list(_foreach_clone(values))
+        made = list(map(torch.empty_like, values))
+        foreach_copy_(made, values)
+    return made
+
+
 #: ``foreach_lerp(values, ends, weight)``: weight 0 is ``values``, 1 is ``ends``, 2 the other side of ``ends``.
 foreach_lerp: Any = _kernel("_foreach_lerp")
 #: The same, in place.

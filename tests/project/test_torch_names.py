@@ -117,6 +117,17 @@ def test_a_missing_kernel_is_an_error_at_first_use(name: str, monkeypatch: pytes
         getattr(names, name)([torch.ones(1)], [torch.ones(1)], 2.0)
 
 
+@pytest.mark.parametrize("without", [False, True])
+def test_copies_of_many_tensors(without: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = loaded(monkeypatch, (torch, "_foreach_clone")) if without else deltasam._torch
+    values = [torch.randn(2, 3, requires_grad=True), torch.randn(4, 2).T, torch.tensor([-0.0, float("nan")])]
+    made = names.foreach_clone(values)
+    for copy, value in zip(made, values, strict=True):
+        assert copy.data_ptr() != value.data_ptr()
+        assert (copy.stride(), copy.requires_grad) == (value.stride(), False)
+        assert torch.equal(copy.view(torch.int32), value.detach().view(torch.int32))
+
+
 @pytest.mark.parametrize(("step", "expected"), [(0.5, [3.5, 5.0]), (0.0, [1.0, 2.0])])
 def test_the_fused_ascent(step: float, expected: list[float]) -> None:
     weights, direction = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 6.0 if step else float("inf")])

@@ -234,3 +234,24 @@ def test_the_kernel_itself_in_tritons_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_one_sweep_finds_the_same_tensors_as_one_question_after_the_other() -> None:
+    flat = torch.zeros(4 * 64)
+    tensors = [flat[0:8], flat[8:15], flat[17:25], flat[32:32], flat[32:48].view(4, 4), flat[64:80].view(1, 16)]
+    assert [k for k, t in enumerate(tensors) if t.data_ptr() % 16] == [2]
+    directions = [torch.ones_like(t) for t in tensors]
+    odd = [
+        ([], []),
+        ([flat[0:16].view(4, 4).T], [torch.ones(4, 4)]),
+        ([torch.zeros(8, dtype=torch.bfloat16)], [torch.ones(8, dtype=torch.bfloat16)]),
+        ([torch.zeros(4, 4)], [torch.eye(4).to_sparse()]),
+        ([nn.Parameter(torch.zeros(8))], [torch.ones(8)]),
+    ]
+    for more, others in odd:
+        weights, direction = [*tensors, *more], [*directions, *others]
+        grids: list[Any] = ["bf16"] * len(weights)
+        pairs = enumerate(zip(weights, direction, strict=True))
+        wanted = [k for k, (w, d) in pairs if fused._fits(w, d, "bf16", CPU)]
+        assert fused._fitting(weights, direction, grids, CPU) == wanted
+        assert wanted[:3] == [0, 4, 5]

@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -278,3 +279,16 @@ def test_parameters_without_plain_memory_are_checked_in_every_step() -> None:
     model.p1.data = model.p0.data
     with pytest.raises(ValueError, match="share memory"):
         check_move(model, moved, named)
+
+
+def test_a_compiled_model_is_walked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wrapper computes ``training``, which is not among its attributes."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Dropout(), nn.Linear(3, 1))
+    compiled: Any = torch.compile(model, backend="eager")
+    first = Structure(compiled)
+    monkeypatch.setattr(nn.Module, "named_parameters", None)
+    again = Structure(compiled)
+    assert again.named.keys() == first.named.keys()
+    assert again.modes == bytes(module.training for module in compiled.modules())
+    model[1].eval()
+    assert Structure(compiled).modes == bytes([1, 1, 1, 0, 1])

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam._torch import foreach_add, foreach_copy_, foreach_lerp, foreach_lerp_, fused_ascent_
-from deltasam.parallel.shards import local, shard_number
+from deltasam._torch import foreach_add, foreach_clone, foreach_copy_, foreach_lerp, foreach_lerp_, fused_ascent_
+from deltasam.parallel.shards import any_shard, local, shard_number
 from deltasam.step import fused
 from deltasam.step.branches import is_recorded
 from deltasam.step.fused.noise import Noise, fill
@@ -27,7 +27,7 @@ from deltasam.step.randomness import Seed, seeded_generator
 from deltasam.step.rounding import STORED, Grid, Rounding, add_rounded
 
 _SMALL = 2**18  # elements that are moved in one call
-_data, _dtype, _is_cpu = attrgetter("data"), attrgetter("dtype"), attrgetter("is_cpu")
+_data, _device, _dtype, _is_cpu = map(attrgetter, ("data", "device", "dtype", "is_cpu"))
 
 
 class Moved:
@@ -123,10 +123,14 @@ def _rounding(params: list[nn.Parameter], used: Sequence[Grid | None] | None, se
     known = [None] * len(params) if used is None else used
     if not any(known) and STORED.keys().isdisjoint(map(_dtype, params)):
         return None
-    grids = [STORED.get(p.dtype, grid) for p, grid in zip(params, known, strict=True)]
+    grids = list(map(STORED.get, map(_dtype, params), known))
     if not any(grids):
         return None
-    shards = {local(p.data).device: shard_number(p) for p, grid in zip(params, grids, strict=True) if grid}
+    rounded = list(compress(params, grids))
+    if any_shard(rounded):
+        shards = {local(p.data).device: shard_number(p) for p in rounded}
+    else:
+        shards = dict.fromkeys(map(_device, rounded), ())
     generators = {
         device: seeded_generator(device, seed.child(number, *shard))
         for number, (device, shard) in enumerate(shards.items())
@@ -196,8 +200,9 @@ def _in_place(
     params: list[nn.Parameter], direction: list[Any], step: Tensor, rounding: Rounding | None = None
 ) -> Iterator[Moved]:
     """On accelerators: the values change in place, and are restored from a copy."""
-    weights = [local(p.data) for p in params]
-    direction[:] = [local(d) for d in direction]
+    weights = list(map(_data, params))
+    if any_shard(weights) or any_shard(direction):
+        weights, direction[:] = list(map(local, weights)), list(map(local, direction))
     origin = _copies(weights)
     try:
         with torch.no_grad():
@@ -243,12 +248,7 @@ def _recorded(
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    if not tensors:  # torch refuses an empty list
-        return []
-    made = [torch.empty_like(t) for t in tensors]
-    with torch.no_grad():
-        foreach_copy_(made, tensors)
-    return made
+    return foreach_clone(tensors) if tensors else []  # torch refuses an empty list
 
 
 def _noisy(direction: Sequence[Any]) -> list[int]:

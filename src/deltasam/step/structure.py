@@ -22,7 +22,7 @@ _Attributes = list[dict[str, Any]]  # of every module, vars(module)
 
 _ITERATORS = ("modules", "named_modules", "parameters", "named_parameters", "buffers", "named_buffers")
 _attributes_of, _requires_grad = attrgetter("__dict__"), attrgetter("requires_grad")
-_mode_in, _values = itemgetter("training"), methodcaller("values")
+_mode_in, _mode_of, _values = itemgetter("training"), attrgetter("training"), methodcaller("values")
 
 
 class _Slots:
@@ -120,9 +120,11 @@ class Structure:
     def modes(self) -> bytes:
         """Which modules are in training mode: in another one a pass may write other buffers and draw other numbers."""
         if self._modes is None:
-            known = self._attributes
-            modes = (module.training for module in self.modules) if known is None else map(_mode_in, known)
-            self._modes = bytes(modes)
+            try:
+                self._modes = bytes(map(_mode_in, self._attributes or ()))
+            except KeyError:  # a module that computes it, such as one that torch.compile has made
+                self._modes = b""
+            self._modes = self._modes or bytes(map(_mode_of, self.modules))
         return self._modes
 
     @property
@@ -148,7 +150,6 @@ def _are_ordinary(modules: Sequence[nn.Module]) -> bool:
         for own in map(vars, modules):
             if not all(isinstance(kind(own), dict) for kind in (children_in, parameters_in, buffers_in)):
                 return False
-            _mode_in(own)
     except KeyError:
         return False
     return True

@@ -13,6 +13,8 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from itertools import accumulate
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,11 @@ _MOST = 1024  # tensors of a launch
 _ROOM = 9 * _MOST * 8  # numbers of a recording: eight launches, if each is full
 _CODES: dict[Grid | None, int] = {None: 0, "bf16": 1, "fp16": 2, "tf32": 3}
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # as Triton names them
+# What most tensors are, and how to ask: the questions are in this order, because a sparse tensor has no strides.
+_USUAL: tuple[tuple[Callable[[Tensor], Any], Any], ...] = (
+    (type, Tensor), (attrgetter("layout"), torch.strided), (attrgetter("dtype"), torch.float32),
+    (Tensor.is_contiguous, True),
+)  # fmt: skip
 _log = logging.getLogger(__name__)
 
 Take = Callable[[Sequence[Sequence[int]]], Tensor | None]
@@ -143,7 +150,7 @@ def _launch(
     if step.dtype is not torch.float32 or not _is_aligned(step):
         return []
     grids = [None] * len(weights) if grids is None else grids
-    fits = [k for k, (w, d) in enumerate(zip(weights, direction, strict=True)) if _fits(w, d, grids[k], step.device)]
+    fits = _fitting(weights, direction, grids, step.device)
     done = []
     for dtype in dict.fromkeys(weights[k].dtype for k in fits):
         alike = [k for k in fits if weights[k].dtype is dtype]
@@ -159,6 +166,19 @@ def _launch(
                 for k, out in zip(some, into, strict=True):
                     outs[k] = out
     return done
+
+
+def _fitting(
+    weights: Sequence[Tensor], direction: Sequence[Tensor], grids: Sequence[Grid | None], device: torch.device
+) -> list[int]:
+    """The indices of the tensors that the kernel supports; of float32 in one sweep, because eager steps ask again."""
+    both = [*weights, *direction]
+    if {t.device for t in both} != {device} or not all(set(map(read, both)) == {usual} for read, usual in _USUAL):
+        pairs = enumerate(zip(weights, direction, strict=True))
+        return [k for k, (w, d) in pairs if _fits(w, d, grids[k], device)]
+    starts = list(map(Tensor.data_ptr, both))
+    each = zip(map(Tensor.numel, weights), starts, starts[len(weights) :], strict=False)
+    return [k for k, (size, w, d) in enumerate(each) if size and not size % 4 and not (w | d) % 16]
 
 
 def _fits(w: Tensor, d: Tensor, grid: Grid | None, device: torch.device) -> bool:
@@ -191,12 +211,13 @@ def _launcher(
     *columns: Sequence[int],
 ) -> Callable[[], None] | None:
     """Writes the table of a kernel, seven columns and perhaps more, and returns a function that launches it."""
-    blocks = [-(-w.numel() // _BLOCK) for w in weights]
+    sizes = list(map(Tensor.numel, weights))
+    blocks = [-(-size // _BLOCK) for size in sizes]
     ends = list(accumulate(blocks))
     begins = [end - own for end, own in zip(ends, blocks, strict=True)]
-    addresses = [[t.data_ptr() for t in tensors] for tensors in (weights, sources, outs)]
+    addresses = [list(map(Tensor.data_ptr, tensors)) for tensors in (weights, sources, outs)]
     codes = [_CODES[grid] for grid in grids]
-    table = take([ends, begins, [w.numel() for w in weights], *addresses, codes, *columns])
+    table = take([ends, begins, sizes, *addresses, codes, *columns])
     if table is None:
         return None
     module = import_module("deltasam.step.fused._kernel")
