@@ -133,8 +133,8 @@ def train(course: Course, each: Training) -> Trained:
     batches = course.batches(each.way)
     start = time.perf_counter()
     shapes = {tuple(batch["input_ids"].shape): batch for batch in batches}
-    for batch in list(shapes.values())[: 1 if each.way == "eager" else None]:
-        for _ in range(PREPARING):
+    for batch in shapes.values():  # an eager step of a new shape, too, takes long: kernels are chosen
+        for _ in range(1 if each.way == "eager" else PREPARING):
             step(batch)
     course.synchronize()
     prepared = time.perf_counter() - start

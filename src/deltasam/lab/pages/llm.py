@@ -18,7 +18,8 @@ PARTS = {"": "whole model", "LoRA": "LoRA"}
 METRICS = {"score": "metric", "nll": "NLL x 100", "ece": "ECE x 100", "forgetting": "forgetting x 100",
            "score_8bit": "8 bits", "score_4bit": "4 bits", "score_3bit": "3 bits"}  # fmt: skip
 _FULL = [PLAIN, *(arm_name(method) for method in ("SAM", "PerInstanceSAM", "RandomPerturbation"))]
-KINDS = {"": _FULL, "LoRA": [*_FULL, "BiLoRA", *(f"{kind}, frozen weights" for kind in _FULL[1:])]}
+_FROZEN = [f"{arm_name(method)}, frozen weights" for method in ("PerInstanceSAM", "RandomPerturbation", "BiLoRA")]
+KINDS = {"": _FULL, "LoRA": [*_FULL[:3], *_FROZEN]}
 _FORGETTING = "forgetting: NLL on general text"
 _RADII = {False: 0.01, True: 0.005}  # of arms that perturb what they train, and of those on frozen weights
 
