@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from deltasam import MicroBatches
 from deltasam.integrations import MethodOptimizer
 from deltasam.methods import ERM, GSAM, SAM, DeltaSAM, Method, PerInstanceSAM
+from deltasam.per_instance.compiling.region import region_of
 from helpers.problems import grads, relative_error
 
 
@@ -92,3 +94,25 @@ def test_closures_whose_ascent_is_not_synchronised_are_refused(method: Method) -
     model = DistributedDataParallel(network(), static_graph=True)
     with pytest.raises(ValueError, match=r"static_graph=True.*scope='local' in a closure"):
         by_closure(model, method, torch.randn(4, 3, dtype=torch.float64))
+
+
+def test_a_compiled_wrapper_is_mentioned_once() -> None:
+    """Per-instance passes call the model inside DDP, which is not compiled if DDP was."""
+    x, method = torch.randn(4, 3, dtype=torch.float64), PerInstanceSAM()
+    wrapped: nn.Module = torch.compile(DistributedDataParallel(network()), backend="eager")  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match=r"run uncompiled: DistributedDataParallel was compiled"):
+        method.backward(wrapped, x, objective)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.backward(wrapped, x, objective)
+        inside = DistributedDataParallel(torch.compile(network(), backend="aot_eager"))  # type: ignore[arg-type]
+        method.backward(inside, x, objective)
+
+
+def test_compiled_shards_are_mentioned_once() -> None:
+    model: nn.Module = torch.compile(network(), backend="eager")  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match="fully_shard"):
+        assert region_of(model, sharded=True) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert region_of(model, sharded=True) is None

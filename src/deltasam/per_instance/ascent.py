@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.gradient import InstanceGradients
+from deltasam.per_instance.compiling.region import warn_about_wrapper
 from deltasam.per_instance.errors import UncoveredError
 from deltasam.per_instance.interception.memory import warn_once
 from deltasam.per_instance.interception.slots import ParameterSlots
@@ -92,6 +93,7 @@ def count_pass(part: Passes) -> Iterator[None]:
     """Counts a forward and a backward of the step, unless the model is not covered: the loop counts its own passes."""
     part.count.forwards += 1
     part.count.backwards += 1
+    warn_about_wrapper(part.model, part.inner)
     try:
         yield
     except UncoveredError:

@@ -187,7 +187,7 @@ class _Request:
 
 def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
     """One recording under the current layouts, compiled if the model is."""
-    region = None if slots.is_sharded else region_of(slots.model)
+    region = region_of(slots.model, sharded=slots.is_sharded)
     what = (request.objective, tuple(slots.params), bool(request.terms))
     if region is None or what in region.refused:
         return _by_proxies(slots, request)

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from deltasam._torch import any_compiled, call_uncompiled, compiled_call, is_compiler_loaded, replays_graphs
+from deltasam._torch import (
+    any_compiled,
+    call_uncompiled,
+    compiled_call,
+    is_compiler_loaded,
+    replays_graphs,
+    uncompiled,
+)
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.compiling.errors import NewGraphError, NotCompilableError
@@ -204,17 +211,28 @@ _REGIONS: WeakKeyDictionary[nn.Module, Region] = WeakKeyDictionary()
 _LOOKED_AT: WeakSet[nn.Module] = WeakSet()  # not compiled as a whole; a walk over the modules in every step takes long
 
 
-def region_of(model: nn.Module) -> Region | None:
+def region_of(model: nn.Module, *, sharded: bool = False) -> Region | None:
     """The compiled call of a model; None, with a warning if there is something compiled, if it has none."""
     if not is_compiler_loaded():
         return None
-    place = compiled_call(model)
+    place = None if sharded else compiled_call(model)
     if place is None:
         if model not in _LOOKED_AT and any_compiled(model.modules()):
-            warn_once(model, f"{UNCOMPILED}: compile the whole model (torch.compile(model)), not parts of it")
+            why = (
+                "its parameters are gathered outside of the graph (fully_shard)" if sharded
+                else "compile the whole model (torch.compile(model)), not parts of it"
+            )  # fmt: skip
+            warn_once(model, f"{UNCOMPILED}: {why}")
         _LOOKED_AT.add(model)
         return None
     known = _REGIONS.get(model)
     if known is None or known.backend is not place.backend:
         known = _REGIONS[model] = Region(place.backend)
     return known
+
+
+def warn_about_wrapper(model: nn.Module, inner: nn.Module) -> None:
+    """Warns if what was compiled is a wrapper (DDP) around the model, whose own calls are not compiled then."""
+    if model is not inner and is_compiler_loaded() and compiled_call(model) is not None:
+        remedy = "compile the model inside: DistributedDataParallel(torch.compile(model))"
+        warn_once(inner, f"{UNCOMPILED}: {type(uncompiled(model)).__name__} was compiled; {remedy}")
