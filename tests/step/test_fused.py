@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.step import fused
+from deltasam.step.fused.noise import Noise
 from deltasam.step.moving import _in_place, _recorded, perturbed
 
 CPU = torch.device("cpu")
@@ -241,12 +242,13 @@ def test_one_sweep_finds_the_same_tensors_as_one_question_after_the_other() -> N
     tensors = [flat[0:8], flat[8:15], flat[17:25], flat[32:32], flat[32:48].view(4, 4), flat[64:80].view(1, 16)]
     assert [k for k, t in enumerate(tensors) if t.data_ptr() % 16] == [2]
     directions = [torch.ones_like(t) for t in tensors]
-    odd = [
+    odd: list[tuple[list[Tensor], list[Any]]] = [
         ([], []),
         ([flat[0:16].view(4, 4).T], [torch.ones(4, 4)]),
         ([torch.zeros(8, dtype=torch.bfloat16)], [torch.ones(8, dtype=torch.bfloat16)]),
         ([torch.zeros(4, 4)], [torch.eye(4).to_sparse()]),
         ([nn.Parameter(torch.zeros(8))], [torch.ones(8)]),
+        ([torch.zeros(8)], [Noise(torch.ones(1), 8, False, torch.tensor(0))]),
     ]
     for more, others in odd:
         weights, direction = [*tensors, *more], [*directions, *others]

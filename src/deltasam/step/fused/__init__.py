@@ -27,7 +27,7 @@ _MOST = 1024  # tensors of a launch
 _ROOM = 9 * _MOST * 8  # numbers of a recording: eight launches, if each is full
 _CODES: dict[Grid | None, int] = {None: 0, "bf16": 1, "fp16": 2, "tf32": 3}
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # as Triton names them
-# What most tensors are, and how to ask: the questions are in this order, because a sparse tensor has no strides.
+# How to ask what most tensors are. In this order: noise has nothing of a tensor, and a sparse tensor has no strides.
 _USUAL: tuple[tuple[Callable[[Tensor], Any], Any], ...] = (
     (type, Tensor), (attrgetter("layout"), torch.strided), (attrgetter("dtype"), torch.float32),
     (Tensor.is_contiguous, True),
@@ -173,7 +173,8 @@ def _fitting(
 ) -> list[int]:
     """The indices of the tensors that the kernel supports; of float32 in one sweep, because eager steps ask again."""
     both = [*weights, *direction]
-    if {t.device for t in both} != {device} or not all(set(map(read, both)) == {usual} for read, usual in _USUAL):
+    usual = all(set(map(read, both)) == {answer} for read, answer in _USUAL)  # in this order, until one is not
+    if not usual or {t.device for t in both} != {device}:
         pairs = enumerate(zip(weights, direction, strict=True))
         return [k for k, (w, d) in pairs if _fits(w, d, grids[k], device)]
     starts = list(map(Tensor.data_ptr, both))
