@@ -274,6 +274,9 @@ class CompiledCall(NamedTuple):
     backend: Callable[..., Any]
 
 
+_BACKENDS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")  # what wraps a backend; the second name in 2.6
+
+
 def compiled_call(model: nn.Module) -> CompiledCall | None:
     """How a model is called that was compiled as a whole (2.6); None if it was not, or if torch no longer tells."""
     attributes = vars(model)
@@ -286,8 +289,8 @@ def compiled_call(model: nn.Module) -> CompiledCall | None:
     else:
         return None
     backend: Any = getattr(context, "callback", None)
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
+    while (inner := next((getattr(backend, own) for own in _BACKENDS if hasattr(backend, own)), None)) is not None:
+        backend = inner
     if name not in attributes or not callable(backend):
         return None
     return CompiledCall(attributes, name, uncompiled(model), backend)
