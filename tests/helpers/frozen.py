@@ -201,7 +201,7 @@ OTHER_KINDS: dict[str, dict[str, Any]] = {
     "LoKrConfig": {"r": 2},
     "IA3Config": {"feedforward_modules": ["down"]},
     "VeraConfig": {"r": 2},
-    "OFTConfig": {"oft_block_size": 2},
+    "OFTConfig": {"oft_block_size": 2, "r": 0},  # peft before 0.15 has another default
 }
 
 

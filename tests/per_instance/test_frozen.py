@@ -122,10 +122,13 @@ def test_other_kinds_of_adapters(kind: str) -> None:
     if not hasattr(peft, kind):
         pytest.skip(f"this version of peft has no {kind}")
     torch.manual_seed(0)
+    if kind == "OFTConfig":
+        pytest.importorskip("peft", "0.15")  # earlier versions detach the frozen weight
     check_small(small(kind=kind, **OTHER_KINDS[kind]))
 
 
 def test_embeddings_and_convolutions() -> None:
+    pytest.importorskip("peft", "0.15")  # Conv1d
     check_small(small(("words", "mix", "down")))
 
 

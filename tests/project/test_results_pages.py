@@ -109,7 +109,9 @@ def test_a_difference_on_cola_against_scipy() -> None:
     holm = np.maximum.accumulate([min(1, (6 - rank) * p) for rank, p in enumerate(ps)])
     own = permutation_p(others[0], sam)
     difference = others[0] - sam
-    bca = stats.bootstrap((difference,), np.mean, n_resamples=50_000, rng=np.random.default_rng(0)).confidence_interval
+    bca = stats.bootstrap(
+        (difference,), np.mean, n_resamples=50_000, random_state=np.random.default_rng(0)
+    ).confidence_interval
     cell = committed("glue-differences.md")["δ-SAM - SAM"][3]
     mean, low, high, n, p = map(float, re.findall(r"-?[\d.]+", cell))
     assert (mean, n) == (round(difference.mean(), 2), 10)
@@ -119,7 +121,9 @@ def test_a_difference_on_cola_against_scipy() -> None:
 
 def test_a_mean_on_mrpc_against_scipy() -> None:
     found = scores("glue", "mrpc", "PerInstanceSAM", 0.005)
-    bca = stats.bootstrap((found,), np.mean, n_resamples=50_000, rng=np.random.default_rng(0)).confidence_interval
+    bca = stats.bootstrap(
+        (found,), np.mean, n_resamples=50_000, random_state=np.random.default_rng(0)
+    ).confidence_interval
     mean, low, high = map(float, re.findall(r"[\d.]+", committed("glue-scores.md")["per-instance SAM"][0]))
     assert mean == round(found.mean(), 1)
     assert (low, high) == pytest.approx(tuple(bca), abs=0.1)

@@ -31,6 +31,7 @@ def casts(model: nn.Module) -> list[torch.dtype]:
 
 
 def test_the_output_is_the_same_without_the_casts() -> None:
+    pytest.importorskip("peft", "0.15")  # earlier versions always cast
     model, x = adapted(), torch.randn(3, 8, dtype=torch.bfloat16)
     seen = casts(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):

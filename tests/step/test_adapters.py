@@ -60,6 +60,7 @@ def test_the_base_may_be_trained() -> None:
 
 
 def test_embeddings_and_convolutions_carry_adapters_too() -> None:
+    pytest.importorskip("peft", "0.15")  # Conv1d
     model = small(("words", "mix"))
     assert short(select(model, "base")) == {"words.base_layer.weight", "mix.base_layer.weight"}
     adapters = short(select(model, "adapters"))

@@ -44,6 +44,7 @@ def test_an_interrupted_run_resumes_and_ends_as_the_former_version_would(former:
 
 
 def test_a_finished_run_is_found_loaded_and_evaluated(former: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", "5.0")  # wrote its tokenizer, which earlier versions cannot load
     folder = former / "finished"
     config, loaded = load_run(folder)
     assert run(config, folder).primary_value == 0.625
