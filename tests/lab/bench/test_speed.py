@@ -149,6 +149,7 @@ def test_sam_of_davda54s_kind_computes_sam(speed: dict[str, Any]) -> None:
     assert theirs.weight.data_ptr() != before
 
 
+@pytest.mark.slow
 def test_other_sources_are_measured_in_turn(tmp_path: Path) -> None:
     """The files of both are made by processes that import each its own sources."""
     pytest.importorskip("transformers")
@@ -182,6 +183,7 @@ def test_names_of_the_bench_are_there_on_first_use() -> None:
         import_module("deltasam.lab.bench").mesure  # noqa: B018
 
 
+@pytest.mark.slow
 def test_measurements_get_ready_side_by_side_and_take_turns(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "speed.py"), "--part", "adamw", *TINY]
