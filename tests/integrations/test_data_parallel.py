@@ -66,6 +66,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
 
 
 @needs_fsdp2
+@pytest.mark.slow
 def test_accelerate_launch_of_a_plain_loop(tmp_path: Path) -> None:
     cases = {"ddp-loop": "DistributedDataParallel", "fsdp-loop": "FSDPSequential"}
     launch(ACCELERATE, "accelerate_run.py", str(tmp_path), *cases)

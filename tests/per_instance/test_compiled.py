@@ -84,8 +84,8 @@ def error(model: nn.Module, call: Any, batch: Any, objective: Any = losses, rho:
     return gradient_errors({n: p.grad for n, p in model.named_parameters()}, exact.gradient)
 
 
-@pytest.mark.parametrize("name", ["BERT", "Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "RoBERTa", "GPT-2", "BERT, masked-LM head (tied)", "BERT with LoRA (peft)",
+@pytest.mark.parametrize("name", ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "BERT", "RoBERTa", "GPT-2", "BERT, masked-LM head (tied)", "BERT with LoRA (peft)",
 ))])  # fmt: skip
 @pytest.mark.filterwarnings("error:the per-instance passes")
 def test_models_are_exact_and_run_compiled(name: str, runs: dict[str, int]) -> None:
@@ -106,7 +106,7 @@ def test_models_are_exact_and_run_compiled(name: str, runs: dict[str, int]) -> N
     assert runs == {"record": 2, "perturbed": 2, "_compiled": 3}
 
 
-@pytest.mark.parametrize("way", ["torch.compile", "module.compile"])
+@pytest.mark.parametrize("way", [pytest.param("torch.compile", marks=pytest.mark.slow), "module.compile"])
 @pytest.mark.filterwarnings("error:the per-instance passes")
 def test_one_compilation_per_shape_and_pass(way: str, runs: dict[str, int]) -> None:
     model = Layers().double().train()

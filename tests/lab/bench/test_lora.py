@@ -201,6 +201,7 @@ def test_the_plot_shows_the_time_relative_to_plain_lora(measured: Report, tmp_pa
     assert "eager SAM" not in drawn
 
 
+@pytest.mark.slow
 def test_a_gradient_of_the_base_shows_in_the_memory() -> None:
     """SAM on the base needs a gradient of every matrix, or a copy: more than on the adapters."""
     wide = changed(hidden=128, rank=1, length=4, rounds=1, methods=("sam:params=adapters", "sam:params=base"))

@@ -56,6 +56,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bert_folder(tmp_path_factory.mktemp("models") / "bert")
 
 
+@pytest.mark.slow
 def test_train_and_evaluate_with_plugins(bert: Path, tmp_path: Path, here: Here) -> None:
     run = tmp_path / "run"
     own = ("method.weighting={name: by-loss, power: 2}", "regularisers=[Times]")

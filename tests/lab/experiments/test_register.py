@@ -168,6 +168,7 @@ def test_a_cell_that_is_run_again_replaces_its_class() -> None:
     assert register(register(task)) is task
 
 
+@pytest.mark.slow
 def test_processes_of_a_sweep_know_it_whatever_their_environment(
     forkserver: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
