@@ -22,7 +22,7 @@ _Attributes = list[dict[str, Any]]  # of every module, vars(module)
 
 _ITERATORS = ("modules", "named_modules", "parameters", "named_parameters", "buffers", "named_buffers")
 _attributes_of, _requires_grad = attrgetter("__dict__"), attrgetter("requires_grad")
-_mode_in, _mode_of, _values = itemgetter("training"), attrgetter("training"), methodcaller("values")
+_training, _values = attrgetter("training"), methodcaller("values")
 
 
 class _Slots:
@@ -120,11 +120,7 @@ class Structure:
     def modes(self) -> bytes:
         """Which modules are in training mode: in another one a pass may write other buffers and draw other numbers."""
         if self._modes is None:
-            try:
-                self._modes = bytes(map(_mode_in, self._attributes or ()))
-            except KeyError:  # a module that computes it, such as one that torch.compile has made
-                self._modes = b""
-            self._modes = self._modes or bytes(map(_mode_of, self.modules))
+            self._modes = bytes(map(_training, self.modules))  # compiled modules compute it: it is not in vars(module)
         return self._modes
 
     @property

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from deltasam.lab.experiments._attention import right_attention
+from deltasam.lab.experiments._attention import attention_without_nan
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, version: str, capability: int) -> None:
@@ -27,7 +27,7 @@ def test_off_only_where_it_is_wrong(
 ) -> None:
     pretend(monkeypatch, version, capability)
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with right_attention():
+    with attention_without_nan():
         assert torch.backends.cuda.cudnn_sdp_enabled() == (enabled and before)
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
@@ -35,7 +35,7 @@ def test_off_only_where_it_is_wrong(
 def test_on_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "2.13.0", 9)
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with pytest.raises(RuntimeError), right_attention():
+    with pytest.raises(RuntimeError), attention_without_nan():
         raise RuntimeError
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
@@ -45,7 +45,7 @@ def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        with right_attention():
+        with attention_without_nan():
             assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
@@ -60,6 +60,6 @@ def test_gradients_of_very_negative_logits_are_finite() -> None:
     for each in (q, k, v):
         each.requires_grad_()
     mask = torch.ones(64, 64, dtype=torch.bool, device="cuda").tril()[None, None]
-    with right_attention():
+    with attention_without_nan():
         scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
     assert all(bool(each.grad.isfinite().all()) for each in (q, k, v))

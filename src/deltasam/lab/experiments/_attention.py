@@ -11,7 +11,7 @@ _HOPPER = 9  # compute capability
 
 
 @contextmanager
-def right_attention() -> Iterator[None]:
+def attention_without_nan() -> Iterator[None]:
     """Switches cuDNN's attention off where its backward pass returns NaN; torch takes another kernel.
 
     On Hopper GPUs, since torch 2.11, gradients of queries are NaN if a mask is given, the texts have 64, 192, 320, ...

@@ -15,7 +15,7 @@ import torch
 
 from deltasam.integrations.storage import explain_storage_errors, remove_partial, sealed, write_text
 from deltasam.lab.experiments._adapters import add_adapters, check_installed
-from deltasam.lab.experiments._attention import right_attention
+from deltasam.lab.experiments._attention import attention_without_nan
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._data_record import changed_since, changed_split, record_rows
 from deltasam.lab.experiments._environment import device_name, environment, peak_memory
@@ -199,7 +199,7 @@ def run(
         )
     # Trainer takes the folder of event files from this variable only.
     logs = _variable("TENSORBOARD_LOGGING_DIR", str(place.path / "tensorboard")) if tensorboard else nullcontext()
-    with explain_storage_errors(folder), _precision(config.precision), right_attention(), logs:
+    with explain_storage_errors(folder), _precision(config.precision), attention_without_nan(), logs:
         model = _checked_model(prepared)
         place.claim(config)
         with lock_run(folder):
