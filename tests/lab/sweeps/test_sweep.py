@@ -129,9 +129,13 @@ def test_wrong_input_is_not_retried_and_the_other_runs_continue(bert: str, tmp_p
 
 def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp_path: Path, here: Sweep) -> None:
     grid = {"sam": {"method.rho": [0.01, 0.05]}}
-    file, out = write(tmp_path / "s.yaml", bert, grid=grid, tune={"seeds": [1]}, seeds=[2]), tmp_path / "out"
+    options = {"tune": {"seeds": [1]}, "seeds": [2], "risk": {"rows": 8}, "keep": "results"}
+    file, out = write(tmp_path / "s.yaml", bert, grid=grid, **options), tmp_path / "out"
     code, text, err = here(file, "--output", out)
     assert code == 0, text + err
+    assert len(results(out)) == 4
+    assert len(list(out.glob("*-s2-*/analysis/adversarial-risk.json"))) == 2  # of the final runs only
+    assert not list(out.glob("*-s1-*/analysis"))
     assert "\n3 runs, 0 already finished" in f"\n{text}"  # with ERM, which has one point only
     assert "with the chosen points: 2 runs, 1 already finished" in text
     for path in out.glob("*/result.json"):

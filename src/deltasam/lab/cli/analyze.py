@@ -45,13 +45,14 @@ class _Analysis(OnRuns):
 
     def _measured(self, folder: Path) -> tuple[str, list[dict[str, Any]]]:
         """Returns the name of a run and its rows of the table."""
-        from deltasam.lab.experiments import load_run
+        from deltasam.lab.experiments import attention_without_nan, load_run
         from deltasam.step.names import pluralized
 
         config, loaded = load_run(folder, split=self.split, rows=self.rows, data=self.data_folder)
         batches = loaded.batches(self.batch_size)
         print_note(f"  {pluralized(len(loaded.rows), 'row')} of {loaded.origin} in {len(batches)} batches")
-        return config.run_name, self.measure(loaded.model, batches, loaded.objective)
+        with attention_without_nan():  # the condition bf16 of the weights
+            return config.run_name, self.measure(loaded.model, batches, loaded.objective)
 
     def measure(self, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:
         """Returns the rows of the table for one model."""

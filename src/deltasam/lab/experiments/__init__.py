@@ -8,6 +8,7 @@
 ``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one resumes.
 """
 
+from deltasam.lab.experiments._attention import attention_without_nan
 from deltasam.lab.experiments._config import RunConfig, option_hint
 from deltasam.lab.experiments._environment import environment
 from deltasam.lab.experiments._errors import ConfigError, DivergedError, LockedError, RunStoppedError
@@ -44,6 +45,7 @@ __all__ = [
     "RunFolder",
     "RunStoppedError",
     "Schedule",
+    "attention_without_nan",
     "environment",
     "load",
     "load_preset",

@@ -36,7 +36,7 @@ class Tune:
 
 @dataclass(frozen=True, kw_only=True)
 class Risk:
-    """Options of the adversarial risk measured after each run: the arguments of ``record_risk``.
+    """Options of the adversarial risk measured after each final run: the arguments of ``record_risk``.
 
     Attributes:
         rho: Radius.
@@ -73,7 +73,7 @@ class Sweep:
         grid: The settings to vary for each method, such as ``method.rho``, with their values.
         seeds: Seeds of the runs that are reported.
         tune: How a point of the grid is chosen; None runs every point with every seed.
-        risk: Options of the adversarial risk to measure after each run, see :class:`Risk`, or None.
+        risk: Options of the adversarial risk to measure after each final run, see :class:`Risk`, or None.
         keep: What is kept of a finished run: ``results``, ``weights``, or ``checkpoints``, which includes the others.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def run_sweep(
     folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     announce(stage)
-    trained = _run_missing(sweep, stage, folder, pool, watch, failed)
+    trained = _run_missing(sweep, stage, folder, pool, watch, failed, without_risk=_only_for_choosing(sweep, tuning))
     tuned = [pair for planned in tuning if (pair := _finished(planned, folder)) is not None]
     chosen = select(tuned)
     for planned, _ in tuned:
@@ -100,6 +100,7 @@ def _run_missing(
     pool: LocalPool | RayPool,
     watch: Callable[[Event], None],
     failed: dict[str, str],
+    without_risk: Collection[str] = (),
 ) -> int:
     jobs = [
         Job(
@@ -107,7 +108,7 @@ def _run_missing(
             config=planned.config.to_plain(),
             folder=folder,
             keep=sweep.keep,
-            risk=sweep.risk,
+            risk=None if planned.config.run_id in without_risk else sweep.risk,
             plugins=",".join(named_plugins()),
         )
         for planned in runs
@@ -126,6 +127,13 @@ def _run_missing(
     finally:
         events.close()  # ends the workers
     return trained
+
+
+def _only_for_choosing(sweep: Sweep, tuning: Sequence[Planned]) -> set[str]:
+    """Tuning runs that cannot be among the final ones, so that nobody asks for their risk."""
+    if sweep.tune is None or (not sweep.tune.common and set(sweep.tune.seeds) & set(sweep.seeds)):
+        return set()
+    return {planned.config.run_id for planned in tuning}
 
 
 def _is_missing(place: Path, sweep: Sweep) -> bool:
