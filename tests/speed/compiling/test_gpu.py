@@ -125,10 +125,11 @@ def test_replayed_per_instance_passes_share_their_dropout_masks() -> None:
             module.p = 0.3
     torch._dynamo.reset()
     captured, ready, found = Captured(PerInstanceSAM(rho=1e-6)), torch.compile(model), []
+    data = batch()  # once: it sets the seed
     with float32_kept():
         torch.set_float32_matmul_precision("high")  # Inductor warns otherwise
         for _ in range(4):
-            step = captured.backward(ready, batch(), Classification())
+            step = captured.backward(ready, data, Classification())
             torch.testing.assert_close(step.perturbed_losses, step.losses, rtol=1e-3, atol=1e-3)
             found.append(step.losses)
     assert captured.report.replayed > 1

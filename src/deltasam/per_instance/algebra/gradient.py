@@ -213,7 +213,7 @@ def collect(
                 case "dense":
                     factors.setdefault(name, []).append(Dense(grouping.total(d)))
                 case "rows":
-                    factors.setdefault(name, []).append(_rows(call, d))
+                    factors.setdefault(name, []).append(_table(call, d))
                 case "matrix" if forms[name] == "low-rank":
                     assert call.inputs is not None
                     key = (id(call.inputs), d.dtype)
@@ -317,11 +317,16 @@ def _add_bias(factors: dict[int, list[Factor]], call: Call, d: Tensor) -> None:
         _accumulate(factors, id(call.bias), d.sum(1, dtype=wide_dtype(d.dtype)))
 
 
-def _rows(call: Call, d: Tensor) -> Rows:
+def _table(call: Call, d: Tensor) -> Rows | Dense:
+    """The gradient of a table: written out if it has no more rows than lookups, since pairs of lookups are S x S.
+
+    Relative positions are a table of few rows with T x T lookups.
+    """
     assert call.inputs is not None
     if call.padding is not None:
         d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
-    return Rows(call.inputs, d, call.weight.shape[0])
+    rows = Rows(call.inputs, d, call.weight.shape[0])
+    return Dense(rows.dense()) if rows.rows <= d.shape[1] else rows
 
 
 def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:
