@@ -80,7 +80,10 @@ def test_subsets_of_a_task_are_two_setups(tmp_path: Path) -> None:
 
 
 def test_setups_count_the_same_and_missing_ones_are_counted() -> None:
-    assert shown({"a": [1.0, 1.0, 1.0], "b": [3.0]}, 3) == "2.00 [2.00, 2.00] (2 of 3 setups)"
+    three, other = [1.0, 1.0, 1.0], [3.0, 3.0, 3.0]
+    assert shown({"a": three, "b": other}, 3) == "2.00 [2.00, 2.00] (2 of 3 setups)"
+    assert shown({"a": three, "b": [3.0]}, 2) == "1.00 [1.00, 1.00] (1 of 2 setups)", "one seed is no setup"
+    assert shown({"a": [1.0], "b": [3.0]}, 2) == "2.00", "nor are two of them, but there is nothing else"
     assert shown({"a": [1.0, 2.0]}) == "1.50 (n = 2)", "two seeds have no interval"
     assert shown({"a": [1.0, 1.0, 1.0]}, digits=1) == "1.0 [1.0, 1.0]"
     assert shown({}, 3) == "-"

@@ -16,7 +16,7 @@ import pandas as pd
 
 from deltasam.lab.pages import base as base_size
 from deltasam.lab.pages import calibration, directions, llm, rounding, runs, shift, stress
-from deltasam.lab.pages.effects import Groups, shown
+from deltasam.lab.pages.effects import Groups, counted, shown
 from deltasam.lab.pages.evidence import arm_name, paired
 from deltasam.lab.pages.runs import by_metric, scores, trained
 from deltasam.lab.pages.selections import FIRST_ALL, SECOND_ALL
@@ -104,7 +104,7 @@ QUESTIONS: dict[str, Question] = {
 
 def answers(results: Path, questions: dict[str, Question] = QUESTIONS) -> str:
     """Name of a question -> verdict, effect with its interval, p; as JSON, which the pages insert by name."""
-    found = {name: question.groups(results) for name, question in questions.items()}
+    found = {name: counted(question.groups(results)) for name, question in questions.items()}
     tests = {name: _test(groups) for name, groups in found.items() if groups}
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
     texts = {}

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.lines import Line2D
 
-from deltasam.lab.pages.effects import NO_RUNS, Groups
+from deltasam.lab.pages.effects import NO_RUNS, Groups, counted
 from deltasam.lab.pages.evidence import PLAIN
 from deltasam.lab.pages.figures import CYCLE, GREY, STYLE, panels, svg
 from deltasam.lab.pages.statistics import Ends, mean_and_ends, stratified_interval
@@ -23,6 +23,7 @@ _LONG = 30  # characters, of which three columns do not fit below the figure
 
 def ends(groups: Groups) -> Ends:
     """The mean over the setups with its interval."""
+    groups = counted(groups)
     if len(groups) == 1:
         return mean_and_ends(*groups.values())
     return stratified_interval(groups)

@@ -21,6 +21,7 @@ ARMS = [arm_name(method) for method in (
 
 ENCODERS = ("bert-small-wiki", "minilm-l6")
 NO_RUNS = "No runs yet."
+FEWEST = 3  # seeds of a setup in a mean over setups
 
 
 def arms_of(frame: pd.DataFrame, planned: Sequence[str] = ARMS) -> list[str]:
@@ -31,8 +32,17 @@ def arms_of(frame: pd.DataFrame, planned: Sequence[str] = ARMS) -> list[str]:
     return [arm for kind in kinds for arm in known.get(kind, [kind])]
 
 
+def counted(groups: Groups) -> Groups:
+    """The setups that count in a mean over setups: those with three seeds or more, if any has.
+
+    One or two seeds have no interval of their own, and would make the one of the mean too narrow.
+    """
+    enough = {setup: found for setup, found in groups.items() if len(found) >= FEWEST}
+    return enough or groups
+
+
 def shown(groups: Groups, setups: int = 0, digits: int = 2) -> str:
-    """The mean over the setups, each of which counts the same, with its interval; ``-`` if there is nothing.
+    """The mean over the setups that count, each of them the same, with its interval; ``-`` if there is nothing.
 
     One or two seeds of a single setup have no interval.
 
@@ -43,10 +53,11 @@ def shown(groups: Groups, setups: int = 0, digits: int = 2) -> str:
     """
     if not groups:
         return "-"
+    groups = counted(groups)
     count = "" if len(groups) >= setups else f" ({len(groups)} of {setups} setups)"
     if len(groups) == 1:
         (only,) = groups.values()
-        if len(only) < 3:
+        if len(only) < FEWEST:
             return f"{np.mean(only):.{digits}f} (n = {len(only)}){count}"
         return interval(only, digits) + count
     mean, low, high = stratified_interval(groups)
@@ -55,8 +66,8 @@ def shown(groups: Groups, setups: int = 0, digits: int = 2) -> str:
 
 
 def mean(groups: Groups, digits: int = 2) -> str:
-    """The mean over the setups, without an interval."""
-    return f"{np.mean([np.mean(found) for found in groups.values()]):.{digits}f}" if groups else "-"
+    """The mean over the setups that count, without an interval."""
+    return f"{np.mean([np.mean(found) for found in counted(groups).values()]):.{digits}f}" if groups else "-"
 
 
 def effect_table(
@@ -66,7 +77,7 @@ def effect_table(
     if frame.empty:
         return NO_RUNS
     base = of_arm(frame, second)
-    wanted = {metric: len(values(base, metric)) for metric in metrics}
+    wanted = {metric: len(counted(values(base, metric))) for metric in metrics}
     rows = [[second, *(mean(values(base, metric)) for metric in metrics)]]
     for arm in arms_of(frame, arms):
         if arm != second:
