@@ -187,4 +187,9 @@ def candidates_of(part: str, options: Any) -> list[Any] | None:
     if part not in LEFT_OUT:
         return None
     found = candidates(options.methods, ways=options.ways, third_party=False, embeddings=embeddings)
-    return [each for each in found if not LEFT_OUT[part](each)]
+    kept = [each for each in found if not LEFT_OUT[part](each)]
+    if part == "compiled":
+        from speed_peers import BY_HAND
+
+        kept.append(BY_HAND)
+    return kept

@@ -1,4 +1,4 @@
-"""Steps of SAM from other packages, as candidates of ``deltasam.lab.bench``."""
+"""Steps of SAM from other packages and written by hand, as candidates of ``deltasam.lab.bench``."""
 
 from __future__ import annotations
 
@@ -73,6 +73,29 @@ def _pytorch_optimizer(bench: Any, optimizer: Any) -> Callable[[], None]:
     return work
 
 
+def _by_hand(bench: Any, optimizer: Any) -> Callable[[], None]:
+    """The least that SAM takes on the host: two passes, and five operations over all parameters at once."""
+    model, params = bench.compiled(), [p for p in bench.model.parameters() if p.requires_grad]
+    stepper = optimizer.over(bench.model)
+
+    def work() -> None:
+        _backward(bench, model)
+        with torch.no_grad():
+            grads, moved = zip(*[(p.grad, p) for p in params if p.grad is not None], strict=True)
+            scale = RHO / torch.stack(torch._foreach_norm(grads)).norm()
+            old = [p.clone() for p in moved]
+            torch._foreach_add_(moved, torch._foreach_mul(grads, scale))
+        stepper.zero_grad()
+        _backward(bench, model)
+        with torch.no_grad():
+            torch._foreach_copy_(moved, old)
+        stepper.step()
+        stepper.zero_grad()
+
+    return work
+
+
+BY_HAND = Candidate("SAM by hand compiled", "third_party", _by_hand)
 PEERS = (
     Candidate("pytorch_optimizer.SAM", "third_party", _pytorch_optimizer),
     Candidate("SAM of davda54's kind", "third_party", _two_steps),

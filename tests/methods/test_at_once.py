@@ -48,6 +48,11 @@ def test_parts_give_the_step_of_the_batch(at_once: int, group: int, engine: str)
         torch.testing.assert_close(getattr(parts[1], name), getattr(whole[1], name), rtol=1e-9, atol=1e-12)
 
 
+def test_a_sweep_over_parts_is_one_pass() -> None:
+    whole, parts = (taken(data(), at_once=most)[1] for most in (None, 2))
+    assert (parts.forwards, parts.backwards) == (whole.forwards, whole.backwards) == (2, 2)
+
+
 def test_micro_batches_are_cut_further() -> None:
     batch = data()
     halves = MicroBatches({k: v[s] for k, v in batch.items()} for s in (slice(0, 4), slice(4, N)))

@@ -17,7 +17,8 @@ class Step:
 
     Attributes:
         losses: :math:`l_i(w)`, shape (N,).
-        forwards: Number of forward passes. Passes that only verify something, or that fail, are not counted.
+        forwards: Number of forward passes; a sweep over micro-batches is one. Passes that only verify something, or
+            that fail, are not counted.
         backwards: Number of backward passes, counted likewise.
         perturbed_losses: :math:`l_i(w + \epsilon)`, shape (N,), or None if nothing was perturbed.
         weights: g, shape (N,), if the method weights the instances.
@@ -98,10 +99,11 @@ def make_step(
         ascent: What ``passes.ascend`` yielded.
         weights: g, shape (N,), if the method weights the instances.
     """
+    forwards, backwards = passes.count.sweeps
     return Step(
         losses=losses,
-        forwards=passes.count.forwards,
-        backwards=passes.count.backwards,
+        forwards=forwards,
+        backwards=backwards,
         perturbed_losses=perturbed,
         weights=weights,
         grad_norm=None if ascent is None else ascent.norm,

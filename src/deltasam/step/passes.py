@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, filterfalse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ from deltasam.step.step_batch import ObjectiveLike as ObjectiveLike
 from deltasam.step.step_batch import StepBatch
 from deltasam.step.unperturbed import unperturbed_part, unperturbed_without
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _is_meta = operator.attrgetter("is_meta")
 _ROUNDING = 2**32  # separates the seeds of the rounding from those of random directions
 
@@ -51,10 +54,20 @@ def prepare_objective(objective: ObjectiveLike, model: nn.Module) -> None:
 
 @dataclass
 class Count:
-    """How many passes a step has made so far; a sweep over micro-batches is one pass."""
+    """How many passes a step has made so far.
+
+    A sweep over micro-batches is one pass. Where each of them gets all its passes, those of the second one and of the
+    others are counted here, too, and again in ``repeated``.
+    """
 
     forwards: int = 0
     backwards: int = 0
+    repeated: tuple[int, int] = (0, 0)
+
+    @property
+    def sweeps(self) -> tuple[int, int]:
+        """Forwards and backwards over the batch."""
+        return self.forwards - self.repeated[0], self.backwards - self.repeated[1]
 
 
 @dataclass(frozen=True)
@@ -328,6 +341,16 @@ class Passes(StepBatch):
             finally:
                 self._moved = None
                 self.ranks.reshard()
+
+    def parts(self, *, without_side_effects: bool = False) -> Iterator[Self]:
+        """As :meth:`StepBatch.parts`; all parts together count as one sweep."""
+        count = self.count
+        for k, part in enumerate(super().parts(without_side_effects=without_side_effects)):
+            forwards, backwards = count.forwards, count.backwards
+            yield part
+            if k:
+                made = count.forwards - forwards, count.backwards - backwards
+                count.repeated = count.repeated[0] + made[0], count.repeated[1] + made[1]
 
     def accumulate(self, *, keep_side_effects: bool = False, cotangents: Cotangents | None = None) -> Tensor:
         """Adds the gradient of the mean loss to ``.grad`` and returns the losses. One forward, one backward.
