@@ -51,7 +51,8 @@ class TRAM(Method):
 
     Cost: 3 forwards, 2 backwards; one extra copy of the parameters, a second one that is kept for TRAM-theta
     (``previous``, in :meth:`state_dict`), and the logits of the batch. A step whose d is 0 is plain training and
-    counts as skipped: for TRAM-theta the first one.
+    counts as skipped: for TRAM-theta the first one, and every further call between two updates. Accumulate over
+    :class:`~deltasam.MicroBatches` instead, which is one call.
 
     Attributes:
         rho: Factor on the distance; 1 is the method itself, 0 is plain training.
