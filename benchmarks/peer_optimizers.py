@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from deltasam import Classification
 from deltasam.methods import Method
 
 Batch = tuple[Tensor, Tensor]
@@ -55,6 +56,15 @@ def losses(model: nn.Module, batch: Batch) -> Tensor:
     return found
 
 
+class Losses(Classification):
+    """The same as an objective: some of our methods ask it for the predictions."""
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        found = super().losses(outputs.float(), batch)
+        seen.loss = found.detach().mean()
+        return found
+
+
 def mixed(model: nn.Module) -> AbstractContextManager[Any]:
     """bfloat16 autocast for models that have ``mixed = True``."""
     return torch.autocast("cpu", torch.bfloat16, enabled=getattr(model, "mixed", False))
@@ -80,11 +90,11 @@ def ours(name: str, kind: type[Method]) -> Candidate:
     def build(model: nn.Module, options: dict[str, Any], lr: float) -> Made:
         where = {"embeddings": "embeddings"} if "embeddings" in kind.__dataclass_fields__ else {}
         method = kind(**where, **(options if "rho" in kind.__dataclass_fields__ else {}))
-        optimizer = adamw(model, lr)
+        optimizer, objective = adamw(model, lr), Losses()
 
         def step(batch: Batch) -> None:
             with mixed(model):
-                method.backward(model, batch, losses)
+                method.backward(model, batch, objective)
             seen.note(model)
             optimizer.step()
             optimizer.zero_grad()

@@ -234,7 +234,7 @@ def test_captured_steps_see_few_shapes_and_are_the_same_run(bert: str, tmp_path:
     rows = made.task.encode(prepared.train_rows, prepared.tokenizer, seed=made.seed)
     collate = prepared.collator()
     assert {collate([rows[i] for i in range(k, k + 8)])["input_ids"].shape for k in (0, 8, 16)} == {(8, 32)}
-    run(made, tmp_path / "captured")
+    assert run(made, tmp_path / "captured").captured_steps == 0
     run(config(bert, **plain), tmp_path / "ordinary")
     one, other = weights(tmp_path / "captured"), weights(tmp_path / "ordinary")
     assert all(torch.allclose(one[name], other[name], atol=2e-3) for name in one)

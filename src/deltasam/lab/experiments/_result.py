@@ -41,6 +41,7 @@ class Result:
         forward_passes: Forward passes of the training.
         backward_passes: Backward passes of the training.
         skipped_steps: Steps without a perturbation because the gradient was zero or not finite.
+        captured_steps: Updates that were replayed from CUDA graphs since the last interruption.
         peak_memory_bytes: Peak memory of the GPU, or of the process on a CPU.
         device: Name of the device.
         config: The resolved configuration.
@@ -75,6 +76,7 @@ class Result:
     config: dict[str, Any] = field(repr=False)
     environment: dict[str, str] = field(repr=False)
     reliability: dict[str, list[list[float]]] = field(default_factory=dict, repr=False)
+    captured_steps: int = 0
 
     @property
     def score(self) -> float:

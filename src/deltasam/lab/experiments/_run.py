@@ -356,6 +356,7 @@ def _result(
         forward_passes=trainer.forwards,
         backward_passes=trainer.backwards,
         skipped_steps=trainer.method.skipped,
+        captured_steps=0 if trainer.captured is None else trainer.captured.report.replayed,
         peak_memory_bytes=peak_memory(),
         device=device_name(),
         config=config.to_plain(),

@@ -23,7 +23,7 @@ REQUIRED: dict[str, type] = {
     "train_seconds": float, "eval_seconds": float, "forward_passes": int, "backward_passes": int,
     "skipped_steps": int, "peak_memory_bytes": int, "device": str, "config": dict, "environment": dict,
 }  # fmt: skip
-OPTIONAL: dict[str, type] = {"schema": int, "reliability": dict}
+OPTIONAL: dict[str, type] = {"schema": int, "reliability": dict, "captured_steps": int}
 SCHEMA = 1
 LARGEST = 1_000_000  # bytes; logs are smaller, weights are larger
 
