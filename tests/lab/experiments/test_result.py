@@ -25,9 +25,10 @@ def test_the_last_evaluation_counts_and_the_best_is_recorded(higher: bool, best:
     trainer = SimpleNamespace(
         state=SimpleNamespace(log_history=[*log, {"loss": 1.0, "step": 4}], global_step=4),
         model=SimpleNamespace(parameters=list), forwards=8, backwards=4, method=SimpleNamespace(skipped=0),
+        captured=SimpleNamespace(report=SimpleNamespace(replayed=3)),
     )  # fmt: skip
     found = _result(prepared, trainer, {}, 2.0, 1.0, Measured({"forgetting": 0.5}))
     assert (found.primary_value, found.metrics) == (0.5, {"score": 0.5, "forgetting": 0.5})
     assert (found.best_value, found.best_step) == (best, step)
     assert (found.train_seconds, found.eval_seconds, found.train_rows, found.eval_rows) == (2.0, 1.0, 3, 2)
-    assert (found.forward_passes, found.backward_passes) == (8, 4)
+    assert (found.forward_passes, found.backward_passes, found.captured_steps) == (8, 4, 3)
