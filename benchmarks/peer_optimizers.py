@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from deltasam import Classification
 from deltasam.methods import Method
@@ -50,19 +49,16 @@ class Seen:
 seen = Seen()
 
 
-def losses(model: nn.Module, batch: Batch) -> Tensor:
-    found = cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
-    seen.loss = found.detach().mean()
-    return found
-
-
 class Losses(Classification):
-    """The same as an objective: some of our methods ask it for the predictions."""
+    """Cross-entropy in float32; its mean is noted."""
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
         found = super().losses(outputs.float(), batch)
         seen.loss = found.detach().mean()
         return found
+
+
+losses = Losses()
 
 
 def mixed(model: nn.Module) -> AbstractContextManager[Any]:
@@ -90,11 +86,11 @@ def ours(name: str, kind: type[Method]) -> Candidate:
     def build(model: nn.Module, options: dict[str, Any], lr: float) -> Made:
         where = {"embeddings": "embeddings"} if "embeddings" in kind.__dataclass_fields__ else {}
         method = kind(**where, **(options if "rho" in kind.__dataclass_fields__ else {}))
-        optimizer, objective = adamw(model, lr), Losses()
+        optimizer = adamw(model, lr)
 
         def step(batch: Batch) -> None:
             with mixed(model):
-                method.backward(model, batch, objective)
+                method.backward(model, batch, losses)
             seen.note(model)
             optimizer.step()
             optimizer.zero_grad()

@@ -56,8 +56,8 @@ def prepare_objective(objective: ObjectiveLike, model: nn.Module) -> None:
 class Count:
     """How many passes a step has made so far.
 
-    A sweep over micro-batches is one pass. Where each of them gets all its passes, those of the second one and of the
-    others are counted here, too, and again in ``repeated``.
+    A sweep over micro-batches is one pass. Methods that finish one micro-batch before the next repeat their passes for
+    each of them: ``forwards`` and ``backwards`` count all of these, ``repeated`` those after the first micro-batch.
     """
 
     forwards: int = 0

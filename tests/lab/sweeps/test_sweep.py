@@ -129,7 +129,7 @@ def test_wrong_input_is_not_retried_and_the_other_runs_continue(bert: str, tmp_p
 
 def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp_path: Path, here: Sweep) -> None:
     grid = {"sam": {"method.rho": [0.01, 0.05]}}
-    options = {"tune": {"seeds": [1]}, "seeds": [2], "risk": {"rows": 8}, "keep": "results"}
+    options = {"tune": {"seeds": [1]}, "seeds": [2], "risk": {"rows": 8}}
     file, out = write(tmp_path / "s.yaml", bert, grid=grid, **options), tmp_path / "out"
     code, text, err = here(file, "--output", out)
     assert code == 0, text + err
@@ -138,6 +138,9 @@ def test_the_stages_of_a_tuned_sweep_and_points_that_all_diverged(bert: str, tmp
     assert not list(out.glob("*-s1-*/analysis"))
     assert "\n3 runs, 0 already finished" in f"\n{text}"  # with ERM, which has one point only
     assert "with the chosen points: 2 runs, 1 already finished" in text
+    events = journal(out)
+    here(file, "--output", out)
+    assert journal(out) == events  # nothing is missing, not even the risk of the tuning runs
     for path in out.glob("*/result.json"):
         found = json.loads(path.read_text())
         if found["method"] == "SAM":

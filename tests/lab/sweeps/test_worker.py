@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deltasam.lab.plugins import VARIABLE
-from deltasam.lab.sweeps import Job, Sweep
+from deltasam.lab.sweeps import Job
 from deltasam.lab.sweeps._measure import RISK, is_measured, record_risk
 from deltasam.lab.sweeps._sweep import _is_missing
 from deltasam.lab.sweeps._worker import _clean_up, make
@@ -92,7 +92,7 @@ def test_the_risk_is_measured_before_the_weights_are_removed(
 
 def test_a_finished_run_without_its_risk_is_missing(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     def missing(risk: dict[str, Any] | None) -> bool:
-        return _is_missing(tmp_path, Sweep(name="s", presets=("glue/bert-base/mrpc",), methods={"sam": {}}, risk=risk))
+        return _is_missing(tmp_path, risk)
 
     assert missing(None)
     (tmp_path / "result.json").write_text("{}")

@@ -51,7 +51,7 @@ class _Analysis(OnRuns):
         config, loaded = load_run(folder, split=self.split, rows=self.rows, data=self.data_folder)
         batches = loaded.batches(self.batch_size)
         print_note(f"  {pluralized(len(loaded.rows), 'row')} of {loaded.origin} in {len(batches)} batches")
-        with attention_without_nan():  # the condition bf16 of the weights
+        with attention_without_nan():  # `analyze weights` also measures under bf16 autocast
             return config.run_name, self.measure(loaded.model, batches, loaded.objective)
 
     def measure(self, model: Any, batches: Sequence[Any], objective: Any) -> list[dict[str, Any]]:

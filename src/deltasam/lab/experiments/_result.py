@@ -41,7 +41,7 @@ class Result:
         forward_passes: Forward passes of the training.
         backward_passes: Backward passes of the training.
         skipped_steps: Steps without a perturbation because the gradient was zero or not finite.
-        captured_steps: Updates that were replayed from CUDA graphs since the last interruption.
+        captured_steps: Steps replayed from CUDA graphs since the last interruption; an update may take several.
         peak_memory_bytes: Peak memory of the GPU, or of the process on a CPU.
         device: Name of the device.
         config: The resolved configuration.

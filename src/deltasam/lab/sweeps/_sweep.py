@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deltasam.integrations.storage import write_text
 from deltasam.lab.experiments import Result
@@ -108,11 +109,12 @@ def _run_missing(
             config=planned.config.to_plain(),
             folder=folder,
             keep=sweep.keep,
-            risk=None if planned.config.run_id in without_risk else sweep.risk,
+            risk=risk,
             plugins=",".join(named_plugins()),
         )
         for planned in runs
-        if _is_missing(folder / (name := planned.config.run_name), sweep) and name not in failed
+        for risk in [None if planned.config.run_id in without_risk else sweep.risk]
+        if _is_missing(folder / (name := planned.config.run_name), risk) and name not in failed
     ]
     trained = 0
     events = pool.run(jobs)
@@ -130,16 +132,17 @@ def _run_missing(
 
 
 def _only_for_choosing(sweep: Sweep, tuning: Sequence[Planned]) -> set[str]:
-    """Tuning runs that cannot be among the final ones, so that nobody asks for their risk."""
+    """The ids of tuning runs that cannot be final runs: nobody needs their risk."""
     if sweep.tune is None or (not sweep.tune.common and set(sweep.tune.seeds) & set(sweep.seeds)):
         return set()
     return {planned.config.run_id for planned in tuning}
 
 
-def _is_missing(place: Path, sweep: Sweep) -> bool:
+def _is_missing(place: Path, risk: dict[str, Any] | None) -> bool:
+    """Whether a run has no result yet, or not the risk that is asked for although it has weights."""
     if not (place / "result.json").is_file():
         return True
-    return sweep.risk is not None and (place / "model").is_dir() and not is_measured(place, **sweep.risk)
+    return risk is not None and (place / "model").is_dir() and not is_measured(place, **risk)
 
 
 def _finished(planned: Planned, folder: Path) -> tuple[Planned, Result] | None:

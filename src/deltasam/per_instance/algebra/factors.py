@@ -76,9 +76,14 @@ class Rows:
     d: Tensor
     rows: int
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the table has no more rows than it is looked up."""
+        return self.rows <= self.ids.shape[1]
+
     def dense(self) -> Tensor:
         """The gradients written out, ``(G, rows, out)``."""
-        if self.rows <= self.ids.shape[1] and self.d.is_cuda:  # sums in a fixed order, which scatter_add has not
+        if self.is_short and self.d.is_cuda:  # in a fixed order; scatter_add sums in any
             numbers = torch.arange(self.rows, device=self.ids.device).view(1, -1, 1)
             return torch.bmm((self.ids.unsqueeze(1) == numbers).to(self.d.dtype), self.d)
         table = self.d.new_zeros(self.d.shape[0], self.rows, self.d.shape[2])

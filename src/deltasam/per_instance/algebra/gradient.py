@@ -318,15 +318,15 @@ def _add_bias(factors: dict[int, list[Factor]], call: Call, d: Tensor) -> None:
 
 
 def _table(call: Call, d: Tensor) -> Rows | Dense:
-    """The gradient of a table: written out if it has no more rows than lookups, since pairs of lookups are S x S.
+    """The gradient of a table. A short one is written out: the norm of :class:`Rows` compares all pairs of lookups.
 
-    Relative positions are a table of few rows with T x T lookups.
+    Relative positions are a table of few rows with T x T lookups, so there would be T^4 pairs.
     """
     assert call.inputs is not None
     if call.padding is not None:
         d = d.masked_fill((call.inputs == call.padding).unsqueeze(2), 0)
     rows = Rows(call.inputs, d, call.weight.shape[0])
-    return Dense(rows.dense()) if rows.rows <= d.shape[1] else rows
+    return Dense(rows.dense()) if rows.is_short else rows
 
 
 def _add_norms(factors: dict[int, list[Factor]], norms: list[tuple[Call, Tensor]]) -> dict[int, Tensor]:
