@@ -1,12 +1,14 @@
 """Wall time of short trainings: eager, captured, compiled. Needs torch and transformers, data and a model in folders.
 
-    PYTHONPATH=src python benchmarks/end_to_end.py --data DATA --model MODEL --budget 180
+    PYTHONPATH=src python benchmarks/end_to_end.py --data DATA --model MODEL --side-by-side
     python -m deltasam.lab.pages  # the table of docs/speed.md
 
 A plain training loop: AdamW, a constant learning rate, the same batches for all. Captured and compiled steps pad the
 texts to few lengths. First every shape takes a few steps, which compile or record it (``prepare_seconds``); then the
 weights and the optimizer are reset, and the training is timed. All methods of a way share the compiled model, so the
-first of them compiles the most. The files are like those of ``deltasam bench train``, which needs more packages.
+first of them compiles the most. ``--side-by-side`` prepares a training of every task at the same time, each in its own
+process, and then times one after the other. The files are like those of ``deltasam bench train``, which needs more
+packages.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from speed_turns import Turns, side_by_side
 
 from deltasam.lab.bench.options import Way
 from deltasam.lab.bench.train import Trained, Training, TrainReport, measure, show
@@ -127,8 +130,8 @@ def stepper(course: Course, each: Training) -> tuple[Callable[[Any], Any], torch
     return eager, optimizer
 
 
-def train(course: Course, each: Training) -> Trained:
-    """Prepares every shape, resets, and trains."""
+def train(course: Course, each: Training, alone: AbstractContextManager[Any]) -> Trained:
+    """Prepares every shape, resets, and trains; it is timed inside ``alone``."""
     step, optimizer = stepper(course, each)
     batches = course.batches(each.way)
     start = time.perf_counter()
@@ -141,9 +144,10 @@ def train(course: Course, each: Training) -> Trained:
     course.reset(optimizer)
     if course.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    taken = list(timed(course, step, batches))
-    seconds = time.perf_counter() - start
+    with alone:
+        start = time.perf_counter()
+        taken = list(timed(course, step, batches))
+        seconds = time.perf_counter() - start
     logits, _ = course.task.outputs(course.model, course.tokenizer, rows := course.data.splits[course.task.eval_split])
     course.model.train()
     right = [float(guess == row["label"]) for guess, row in zip(logits.argmax(-1).tolist(), rows, strict=True)]
@@ -170,7 +174,7 @@ def timed(
         yield seconds, (sum(each.forwards for each in steps), sum(each.backwards for each in steps))
 
 
-def compare(name: str, options: argparse.Namespace, until: float) -> TrainReport | None:
+def compare(name: str, options: argparse.Namespace, until: float, turns: Turns | None) -> TrainReport | None:
     """Makes the trainings of a task; None if there was no time for any."""
     if time.perf_counter() > until:
         return None
@@ -181,10 +185,14 @@ def compare(name: str, options: argparse.Namespace, until: float) -> TrainReport
             print(f"{name} {each.name}: skipped, out of time", flush=True)
             return None
         try:
-            found = train(course, each)
+            found = train(course, each, nullcontext() if turns is None else turns.alone(f"prepared {each.name}"))
         except Exception as error:  # noqa: BLE001 - the others can still be measured
             print(f"{name} {each.name}: failed: {type(error).__name__}: {error}".partition("\n")[0], flush=True)
             return None
+        finally:
+            if turns is not None:
+                turns.arrive(f"prepared {each.name}")  # it may have failed before
+                turns.meet(f"timed {each.name}")  # what is prepared next would disturb the others
         print(f"{name} {each.name}: {found.train_seconds:.1f} s after {found.prepare_seconds:.1f} s", flush=True)
         return found
 
@@ -214,14 +222,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--budget", type=float, default=1e9, help="start no training after this many seconds")
     parser.add_argument("--out", type=Path, default=Path("results/speed/train"))
+    parser.add_argument("--side-by-side", action="store_true", help="prepare the trainings of all tasks in parallel")
+    parser.add_argument("--meet", nargs=3, metavar=("FOLDER", "NUMBER", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args(given)
+    if options.side_by_side and options.meet is None:
+        side_by_side(__file__, [[*given, "--tasks", name] for name in options.tasks])  # the last --tasks counts
+        return
+    turns = None if options.meet is None else Turns(Path(options.meet[0]), int(options.meet[1]), options.meet[2])
     until = time.perf_counter() + options.budget
     torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
     private = (str(options.data), str(options.model), str(options.out))  # paths of this machine
-    shown = ["FOLDER" if word in private else word for word in given]
+    own = given[: -len(options.meet) - 1] if turns else given
+    shown = ["FOLDER" if word in private else word for word in own]
     command = shlex.join(["python", "benchmarks/end_to_end.py", *shown])
     for name in options.tasks:
-        report = compare(name, options, until)
+        report = compare(name, options, until, turns)
         if report is None or not report.rows:
             continue
         show(report)

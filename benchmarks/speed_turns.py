@@ -25,16 +25,23 @@ class Turns:
     number: int
     name: str
 
-    def arrive(self) -> None:
+    def arrive(self, stage: str = "ready") -> None:
         """Marks this process as ready: it no longer disturbs the others."""
-        (self.folder / f"{self.name}.ready").touch()
+        (self.folder / f"{self.name}.{stage}").touch()
+
+    def meet(self, stage: str = "ready") -> None:
+        """Waits until all have arrived at this stage or have ended."""
+        self.arrive(stage)
+        while len({path.name.partition(".")[0] for path in self._marks(stage, "ended")}) < self.number:
+            time.sleep(0.1)
+
+    def _marks(self, *stages: str) -> Iterator[Path]:
+        return (path for path in self.folder.iterdir() if path.name.partition(".")[2] in stages)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, stage: str = "ready") -> Iterator[None]:
         """Waits until all are ready, then for its turn."""
-        self.arrive()
-        while len(list(self.folder.glob("*.ready"))) < self.number:
-            time.sleep(0.1)
+        self.meet(stage)
         with (self.folder / "turn").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -51,5 +58,5 @@ def side_by_side(script: str, commands: Sequence[Sequence[str]]) -> None:
         while any(process.poll() is None for process in running):
             for number, process in enumerate(running):
                 if process.poll() is not None:  # finished or killed: the others do not wait for it
-                    Turns(Path(folder), len(running), str(number)).arrive()
+                    Turns(Path(folder), len(running), str(number)).arrive("ended")
             time.sleep(0.1)

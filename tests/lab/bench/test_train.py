@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,15 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight rows of MRPC in the layout of a local folder."""
+    """Eight rows of MRPC and of RTE in the layout of a local folder."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "mrpc").mkdir()
-    for split in ("train", "validation"):
+    for task, split in product(("mrpc", "rte"), ("train", "validation")):
+        (folder / task).mkdir(exist_ok=True)
         rows = [
             {"sentence1": f"the file is {n}", "sentence2": f"{n} is the name", "label": n % 2, "idx": n}
             for n in range(8)
         ]
-        with gzip.open(folder / "mrpc" / f"{split}.jsonl.gz", "wt") as file:
+        with gzip.open(folder / task / f"{split}.jsonl.gz", "wt") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     return folder
 
@@ -98,7 +99,7 @@ def test_the_script_trains_with_torch_and_transformers_alone(bert: Path, data: P
     words = ["--data", data, "--model", bert, "--tasks", "mrpc", "--updates", "3", "--batch", "4", "--device", "cpu"]
     words += ["--methods", "erm", "sam", "--ways", "eager", "captured", "--precision", "fp32", "--out", tmp_path]
     code = f"import runpy, sys; sys.modules.update({blocked!r}); sys.argv[1:] = {list(map(str, words))!r}; "
-    code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    code += f"sys.path.insert(0, {str(script.parent)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stored = json.loads((tmp_path / "mrpc.json").read_text())
@@ -109,6 +110,19 @@ def test_the_script_trains_with_torch_and_transformers_alone(bert: Path, data: P
     assert all(row["runs"][0]["prepare_seconds"] > 0 for row in stored["rows"])
     assert str(tmp_path) not in json.dumps(stored)
     assert str(data) not in json.dumps(stored)
+
+
+def test_the_script_trains_several_tasks_side_by_side(bert: Path, data: Path, tmp_path: Path) -> None:
+    """A training of one task that fails does not stop the others."""
+    script = REPOSITORY / "benchmarks" / "end_to_end.py"
+    words = ["--data", data, "--model", bert, "--tasks", "mrpc", "rte", "--updates", "1", "--batch", "2"]
+    words += ["--methods", "erm", "nosuch", "sam", "--ways", "eager", "--device", "cpu", "--precision", "fp32"]
+    command = [sys.executable, script, *words, "--out", tmp_path, "--side-by-side"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    for task in ("mrpc", "rte"):
+        stored = json.loads((tmp_path / f"{task}.json").read_text())
+        assert [row["name"] for row in stored["rows"]] == ["erm", "sam"], done.stdout + done.stderr
+        assert "--meet" not in stored["command"]
 
 
 def test_the_median_time_between_updates() -> None:
