@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves, ends
-from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted
+from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted, shown
 from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, of_arm, paired, topic, values, with_arms
 from deltasam.lab.pages.plan import cells, finals_of
 from deltasam.lab.pages.rounding import draw
@@ -41,13 +41,17 @@ def differences(results: Path, part: str) -> str:
 
 
 def by_task(results: Path, part: str) -> str:
-    """Arms and tasks by metrics: means over the seeds."""
+    """Tasks and arms by metrics: plain training, then the differences of the other arms to it, paired by seed."""
     frame, rows = runs(results, part), []
     for setup in frame["setup"].unique():
         own = frame[frame["setup"] == setup]
+        base = of_arm(own, PLAIN)
         for arm in arms_of(own, [PLAIN]):
             found = of_arm(own, arm)
-            cells = [mean(values(found, metric)) for metric in METRICS]
+            cells = [
+                mean(values(found, metric)) if arm == PLAIN else shown(paired(found, base, metric))
+                for metric in METRICS
+            ]
             rows.append([setup.partition(",")[0], arm, str(len(found)), *cells])
     return NO_RUNS if frame.empty else table(["task", "method", "seeds", *METRICS.values()], rows)
 
