@@ -62,8 +62,10 @@ def _settings_last(kind: Any, words: Sequence[str]) -> list[str]:
     settings: list[str] = []
     others: list[str] = []
     takes_value = False
+    takes_words = any(str(field.type).startswith("Positional[") for field in options.values())
     for word in words:
-        is_setting = "=" in word and not word.startswith("-") and not takes_value
+        stray = not others and not takes_words  # a mistake: reading it as a setting gives the clearer error
+        is_setting = ("=" in word or stray) and not word.startswith("-") and not takes_value
         (settings if is_setting else others).append(word)
         takes_value = False
         if word.startswith("--"):

@@ -11,8 +11,9 @@ import yaml
 from deltasam.lab.experiments._config import RunConfig
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._learning_rate import with_learning_rate
-from deltasam.lab.experiments._presets import load_preset
+from deltasam.lab.experiments._presets import load_preset, preset_names
 from deltasam.lab.experiments.plain import Plain, merge, read_yaml
+from deltasam.lab.tasks import TASKS
 
 
 def resolve(
@@ -62,11 +63,19 @@ def resolve(
     return RunConfig.from_plain(with_learning_rate(found, note))
 
 
+def _meant(word: str) -> str:
+    """The option for the name of a preset or of a task."""
+    option = "--preset" if word in preset_names() else "--task" if word in TASKS else ""
+    return f"; did you mean {option} {word}?" if option else ""
+
+
 def _parse_setting(setting: str) -> Plain:
     """Parses ``task.text=[title, body]`` to ``{"task": {"text": ["title", "body"]}}``."""
     path, equals, text = setting.partition("=")
     if not equals or not path:
-        raise ConfigError(f"{setting!r}: a setting has the form section.option=value, such as method.rho=0.02")
+        raise ConfigError(
+            f"{setting!r}: a setting has the form section.option=value, such as method.rho=0.02{_meant(setting)}"
+        )
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
