@@ -172,6 +172,24 @@ def test_groups_and_noise_are_compared_with_the_own_direction(tmp_path: Path) ->
     assert answers.own_direction(tmp_path, "SAM") == {"MRPC, bert-small-wiki": pytest.approx([-20.0] * 3)}
 
 
+def test_summaries_as_chat_have_a_table_of_their_own(tmp_path: Path) -> None:
+    """Each part is compared with its own plain training, and no run counts among the tasks with classes."""
+    for seed in (1, 2, 3):
+        for lora, plain, moved in ((False, 0.2, 0.25), (True, 0.3, 0.29)):
+            common = {"seed": seed, "model": "smollm2-135m", "lora": lora, "primary": "rougeLsum"}
+            for method, score in (("ERM", plain), ({"name": "SAM", "rho": 0.01}, moved)):
+                own = {"nll": 2.0, "forgetting": 0.0, "rougeLsum_4bit": score / 2}
+                write_evidence(tmp_path / "llm-chat", "cnn_dailymail-chat", method, score=score, metrics=own, **common)
+    whole, lora = llm.chat(tmp_path).split("**LoRA**")
+    for text, metric, difference, rounded in ((whole, "20.00", "5.00", "2.50"), (lora, "30.00", "-1.00", "-0.50")):
+        found = table_rows(text)
+        column = found["difference to ERM"].index("4 bits")
+        assert found["ERM"][0] == metric
+        assert found["SAM"][0] == f"{difference} [{difference}, {difference}]"
+        assert found["SAM"][column] == f"{rounded} [{rounded}, {rounded}]"
+    assert llm.runs(tmp_path, "LoRA").empty
+
+
 def test_language_models_by_part_and_radius(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         common = {"seed": seed, "model": "smollm2-135m"}

@@ -260,6 +260,7 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "base-differences.md": base.differences,
     "directions.md": directions.differences,
     "forgetting.svg": llm.forgetting,
+    "llm-chat.md": llm.chat,
     "radius-llm.md": partial(llm.sweep_table, sweep="radius-llm"),
     "radius-llm-default.md": llm.default_radius,
     **{

@@ -56,6 +56,16 @@ def by_task(results: Path, part: str) -> str:
     return NO_RUNS if frame.empty else table(["task", "method", "seeds", *METRICS.values()], rows)
 
 
+def chat(results: Path) -> str:
+    """Summaries as chat: differences to plain training of the same part, paired by seed. The metric is ROUGE-Lsum."""
+    frame = clean(evidence(results, "llm-chat"))
+    metrics = {**METRICS, "score": "ROUGE-L"}
+    del metrics["ece"]  # of classes
+    tables = {title: effect_table(with_arms(own), metrics, KINDS[part]) for part, title in PARTS.items()
+              if len(own := frame[frame["part"] == part])}  # fmt: skip
+    return "\n\n".join(f"**{title}**\n\n{text}" for title, text in tables.items()) or NO_RUNS
+
+
 def bits(results: Path, part: str) -> str:
     """The metric against the number of bits, at one radius for the trained weights and one for the frozen ones."""
     frame = runs(results, part)
