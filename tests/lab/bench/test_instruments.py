@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +13,7 @@ from deltasam.lab.bench._clock import Clock, Spread, interleaved, ratios
 from deltasam.lab.bench._memory import idle_in_graphs, peak_bytes
 from deltasam.lab.bench._passes import counted_passes
 from helpers.clocks import StoodClock
+from helpers.data import REPOSITORY
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -165,3 +170,18 @@ def test_ratios_are_computed_round_by_round() -> None:
     assert ratios({"a": [1.0, 10.0], "b": [2.0, 20.0]}, "b", "a") == Spread(2.0, 2.0, 2.0)
     with pytest.raises(ValueError, match="shorter"):
         ratios({"a": [1.0], "b": [2.0, 20.0]}, "b", "a")
+
+
+def test_operations_are_counted_without_those_that_launch_nothing(tmp_path: Path) -> None:
+    script = runpy.run_path(str(REPOSITORY / "benchmarks" / "operations.py"))
+    x = torch.ones(2, 3)
+    with script["Operations"]() as found:
+        _ = torch.empty_like(x.t().reshape(-1)) + x.detach().view(6)
+    assert found.counts == {"clone": 1, "add": 1}, "a transposed tensor is copied before it is flattened"
+
+    words = ["--model", "bert-tiny", "--size", "2x4", "--precision", "fp32", "--device", "cpu", "--methods"]
+    script["main"]([*words, "per-instance-sam", "--out", str(tmp_path)])
+    stored = json.loads((tmp_path / "bert-tiny-2x4-fp32.json").read_text())
+    counts = {row["name"]: row["operations"] for row in stored["rows"]}
+    assert 1.5 * counts["ERM"] < counts["SAM"] < counts["PerInstanceSAM"]
+    assert str(tmp_path) not in json.dumps(stored)
