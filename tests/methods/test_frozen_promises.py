@@ -67,7 +67,12 @@ def test_nothing_is_left(row: Row, dtype: torch.dtype) -> None:
 
 @rows
 def test_the_frozen_weights_are_perturbed(row: Row) -> None:
-    model, step = run(row)
+    model, batch, objective = ADAPTED.make()
+    method = row.method(params="base")
+    for _ in range(2 if "first-step-moves" in row.exempt else 1):
+        model.zero_grad()
+        torch.manual_seed(3)
+        step = method.backward(model, batch, row.wrap(objective))
     wanted = plain(ADAPTED)
     assert relative_error(grads(model), wanted) > 1e-3
     assert not bool(step.skipped)

