@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     until = time.perf_counter() + options.budget
     torch.set_float32_matmul_precision("high" if options.precision == "tf32" else "highest")
     private = (str(options.data), str(options.model), str(options.out))  # paths of this machine
-    own = given[: -len(options.meet) - 1] if turns else given
+    own = given[: -len(options.meet) - 1] if turns else given  # side_by_side appends --meet and its values
     shown = ["FOLDER" if word in private else word for word in own]
     command = shlex.join(["python", "benchmarks/end_to_end.py", *shown])
     for name in options.tasks:

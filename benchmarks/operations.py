@@ -1,4 +1,4 @@
-"""The operations of one eager step, which the host launches one by one: what an eager step costs on a fast GPU.
+"""How many operations the host launches in one eager step: on a fast GPU, its time depends on this number.
 
     PYTHONPATH=src python benchmarks/operations.py --model bert-base --size 16x64 --precision bf16
 
@@ -43,7 +43,7 @@ class Operations(TorchDispatchMode):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Counts the operations of ERM, SAM and the given methods, prints a table, and writes a file."""
+    """Counts the operations of ERM, SAM and the given methods, prints them, and writes a file."""
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bert-base")
@@ -65,13 +65,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append({"name": entry.name, "operations": found.counts.total(), "counts": dict(found.counts)})
         often = ", ".join(f"{name} {count}" for name, count in found.counts.most_common(options.top))
         print(f"{entry.name}: {found.counts.total()} operations: {often}", flush=True)
-    place = str(options.out)  # a path of this machine, which is not recorded
-    command = shlex.join(
-        ["python", "benchmarks/operations.py", *(word for word in given if word not in ("--out", place))]
-    )
+    known = {name: value for name, value in vars(options).items() if name != "out"}  # a path of this machine
+    shown = [word for word in given if word not in ("--out", str(options.out))]
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     record = {
-        "part": "operations", "command": command, "options": vars(options) | {"out": ""}, "rows": rows,
+        "part": "operations", "command": shlex.join(["python", "benchmarks/operations.py", *shown]),
+        "options": known, "rows": rows,
         "machine": {"device": device, "torch": torch.__version__, "commit": commit()},
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -58,12 +59,15 @@ def by_task(results: Path, part: str) -> str:
 
 def chat(results: Path) -> str:
     """Summaries as chat: differences to plain training of the same part, paired by seed. The metric is ROUGE-Lsum."""
-    frame = clean(evidence(results, "llm-chat"))
-    metrics = {**METRICS, "score": "ROUGE-L"}
-    del metrics["ece"]  # of classes
-    tables = {title: effect_table(with_arms(own), metrics, KINDS[part]) for part, title in PARTS.items()
-              if len(own := frame[frame["part"] == part])}  # fmt: skip
-    return "\n\n".join(f"**{title}**\n\n{text}" for title, text in tables.items()) or NO_RUNS
+    metrics = {name: title for name, title in METRICS.items() if name != "ece"}  # there are no classes
+    return _of_each_part(clean(evidence(results, "llm-chat")), {**metrics, "score": "ROUGE-L"}, KINDS)
+
+
+def _of_each_part(frame: pd.DataFrame, metrics: Mapping[str, str], arms: Mapping[str, Sequence[str]]) -> str:
+    """A table of differences for each part that has runs, below its name."""
+    own = {part: with_arms(frame[frame["part"] == part]) for part in PARTS if (frame["part"] == part).any()}
+    tables = [f"**{PARTS[part]}**\n\n{effect_table(runs, metrics, arms[part])}" for part, runs in own.items()]
+    return "\n\n".join(tables) or NO_RUNS
 
 
 def bits(results: Path, part: str) -> str:
@@ -93,15 +97,12 @@ def forgetting(results: Path) -> str:
 
 def default_radius(results: Path) -> str:
     """SAM at its default radius, and per-instance SAM on frozen weights: differences to plain training."""
-    frame, blocks = clean(evidence(results, "radius-llm")), []
+    frame = clean(evidence(results, "radius-llm"))
+    radius = frame["params"].eq("base").map({True: 0.005, False: 0.01})
+    of_sam = (frame["method"] == "SAM") & (frame["rho"] == 0.01)
     short = {name: METRICS[name] for name in ("score", "nll", "ece", "forgetting", "score_4bit")}
-    for part, title in PARTS.items():
-        own = frame[frame["part"] == part]
-        own = own[own["rho"].isna() | (own["rho"] == own["params"].eq("base").map({True: 0.005, False: 0.01}))
-                  | ((own["method"] == "SAM") & (own["rho"] == 0.01))]  # fmt: skip
-        if len(own):
-            blocks.append(f"**{title}**\n\n{effect_table(with_arms(own), short, [PLAIN])}")
-    return "\n\n".join(blocks) or NO_RUNS
+    chosen = frame[frame["rho"].isna() | (frame["rho"] == radius) | of_sam]
+    return _of_each_part(chosen, short, {part: [PLAIN] for part in PARTS})
 
 
 def sweep_table(results: Path, sweep: str) -> str:
