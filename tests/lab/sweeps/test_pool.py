@@ -157,8 +157,8 @@ class FakeRay:
 @pytest.mark.parametrize(
     ("ref", "attempt", "lost", "kind", "following"),
     [
-        (("finished", True, "accuracy", 0.5), 1, 0, "finished", None),
-        (("finished", False, "accuracy", 0.5), 1, 0, "found", None),
+        (("finished", True, "accuracy", 0.5, ""), 1, 0, "finished", None),
+        (("finished", False, "accuracy", 0.5, ""), 1, 0, "found", None),
         (("failed", "RuntimeError: x", True), 1, 0, "retried", (2, 0)),
         (("failed", "RuntimeError: x", True), 2, 0, "failed", None),
         (("failed", "ConfigError: x", False), 1, 0, "failed", None),
@@ -181,7 +181,7 @@ def dying(connection: Any, gpu: str | None, threads: int) -> None:
     tries.write_text(tries.read_text() + "x" if tries.is_file() else "x")
     if job.name == "always" or tries.read_text() == "x":
         os._exit(9)
-    connection.send(("finished", True, "accuracy", 0.5))
+    connection.send(("finished", True, "accuracy", 0.5, ""))
 
 
 def test_the_run_of_a_dead_worker_is_retried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_the_run_of_a_dead_worker_is_retried_once(tmp_path: Path, monkeypatch: p
 def dying_after(connection: Any, gpu: str | None, threads: int) -> None:
     """A process that makes a run and dies before it gets the next one."""
     connection.recv()
-    connection.send(("finished", True, "accuracy", 0.5))
+    connection.send(("finished", True, "accuracy", 0.5, ""))
 
 
 @pytest.mark.slow

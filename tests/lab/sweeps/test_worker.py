@@ -14,7 +14,7 @@ from deltasam.lab.plugins import VARIABLE
 from deltasam.lab.sweeps import Job
 from deltasam.lab.sweeps._measure import RISK, is_measured, record_risk
 from deltasam.lab.sweeps._sweep import _is_missing
-from deltasam.lab.sweeps._worker import _clean_up, make
+from deltasam.lab.sweeps._worker import _clean_up, _note, make
 
 OTHER = {"rho": 0.1, "rows": 8, "steps": 3, "split": "test"}
 
@@ -68,6 +68,21 @@ def test_what_is_kept_of_a_run(keep: str, stays: set[str], tmp_path: Path) -> No
     assert {path.name for path in job.run_folder.iterdir()} == {"result.json", *stays}
 
 
+def finished(**changes: Any) -> Any:
+    made = {"config": {"capture": True}, "device": "a GPU", "captured_steps": 7}
+    return SimpleNamespace(primary_metric="accuracy", primary_value=0.5, **{**made, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_said"),
+    [({}, False), ({"captured_steps": 0}, True), ({"captured_steps": 0, "device": "cpu, 2 threads"}, False),
+     ({"captured_steps": 0, "config": {"capture": False}}, False)],
+    ids=["captured", "not captured", "on a CPU", "not wanted"],
+)  # fmt: skip
+def test_a_run_that_could_not_be_captured_says_so(changes: dict[str, Any], is_said: bool) -> None:
+    assert bool(_note(finished(**changes))) == is_said
+
+
 @pytest.mark.parametrize("keep", ["results", "weights"])
 def test_the_risk_is_measured_before_the_weights_are_removed(
     keep: str,
@@ -78,13 +93,13 @@ def test_the_risk_is_measured_before_the_weights_are_removed(
 ) -> None:
     def run(config: Any, folder: Path, *, watch: Any, keep_weights: bool) -> Any:
         (folder / "model").mkdir(parents=True) if keep_weights else folder.mkdir()
-        return SimpleNamespace(primary_metric="accuracy", primary_value=0.5)
+        return finished()
 
     monkeypatch.setattr("deltasam.lab.sweeps._worker.run", run)
     monkeypatch.setenv(VARIABLE, "")
     config = {"task": "mrpc", "model": "bert-base-cased", "data": "there"}
     job = Job(name="run", config=config, folder=tmp_path, keep=keep, risk={"rho": 0.1})
-    assert make(job, torch.get_num_threads(), lambda message: None) == (True, "accuracy", 0.5)
+    assert make(job, torch.get_num_threads(), lambda message: None) == (True, "accuracy", 0.5, "")
     assert [(one["rho"], one["data"]) for one in asked] == [(0.1, "there")]
     assert (job.run_folder / "analysis" / RISK).is_file()
     assert (job.run_folder / "model").is_dir() == (keep == "weights")

@@ -64,7 +64,7 @@ class SweepView:
         elif event.kind == "retried":
             self._state[event.run] = "waiting"
         if self._live is None and event.kind not in ("step", "started"):
-            outcome = event.error or f"{event.metric} {event.value:.4f}"
+            outcome = event.error or f"{event.metric} {event.value:.4f}" + (f" ({event.note})" if event.note else "")
             done = sum(state == "done" for state in self._state.values())
             line = f"[{done}/{len(self._state)}] {event.run} {event.kind}: {outcome}"
             self._console.print(line, highlight=False, soft_wrap=True)

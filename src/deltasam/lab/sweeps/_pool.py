@@ -37,6 +37,7 @@ class Event:
         total: Total number of updates, for ``step``.
         metric: Primary metric, for ``finished`` and ``found``.
         value: Its value.
+        note: What the user should know of a finished run.
         error: The error, for ``retried`` and ``failed``.
     """
 
@@ -47,15 +48,16 @@ class Event:
     total: int = 0
     metric: str = ""
     value: float | None = None
+    note: str = ""
     error: str = ""
 
     @classmethod
     def of_outcome(cls, job: Job, attempt: int, outcome: tuple[Any, ...]) -> Event:
         """The event for what :func:`~deltasam.lab.sweeps._worker.attempt` returned."""
         if outcome[0] == "finished":
-            _, trained, metric, value = outcome
+            _, trained, metric, value, note = outcome
             kind = "finished" if trained else "found"
-            return cls(kind=kind, run=job.name, attempt=attempt, metric=metric, value=value)
+            return cls(kind=kind, run=job.name, attempt=attempt, metric=metric, value=value, note=note)
         _, error, worth_retrying = outcome
         kind = "retried" if worth_retrying and attempt < ATTEMPTS else "failed"
         return cls(kind=kind, run=job.name, attempt=attempt, error=error)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from deltasam.lab.experiments import Keep, RunConfig, RunFolder, RunStoppedError, run
+from deltasam.lab.experiments import Keep, Result, RunConfig, RunFolder, RunStoppedError, run
 from deltasam.lab.experiments.lock import lock
 from deltasam.lab.plugins import VARIABLE
 from deltasam.lab.sweeps._measure import record_risk
@@ -102,7 +102,7 @@ def _work_on(job: Job, connection: Connection, threads: int) -> bool:
 
 
 def attempt(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object]) -> tuple[Any, ...]:
-    """Makes a run; returns ``("finished", trained, metric, value)`` or ``("failed", error, worth retrying)``.
+    """Makes a run; returns ``("finished", trained, metric, value, note)`` or ``("failed", error, worth retrying)``.
 
     Raises:
         RunStoppedError: A signal stopped the run.
@@ -117,11 +117,11 @@ def attempt(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object])
         return "failed", f"{type(error).__name__}: {error}", is_worth_retrying(error)
 
 
-def make(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object]) -> tuple[bool, str, float]:
+def make(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object]) -> tuple[bool, str, float, str]:
     """Makes the run in this process, unless it is finished; waits while another sweep makes it.
 
     It calls ``report`` with ``("step", step, total)`` at intervals, and returns whether the run was trained now, the
-    name of the primary metric, and its value.
+    name of the primary metric, its value, and what else the user should know.
     """
     import torch
     import transformers
@@ -149,7 +149,13 @@ def make(job: Job, threads: int, report: Callable[[tuple[Any, ...]], object]) ->
         if job.risk is not None and (job.run_folder / "model").is_dir():
             record_risk(job.run_folder, **{"data": job.config.get("data"), **job.risk})
         _clean_up(job)
-    return not finished, result.primary_metric, result.primary_value
+    return not finished, result.primary_metric, result.primary_value, "" if finished else _note(result)
+
+
+def _note(result: Result) -> str:
+    """What the user should know at once: a run that cannot be captured takes several times as long."""
+    wanted = result.config["capture"] and not result.device.startswith("cpu")
+    return "not captured, its log says why" if wanted and not result.captured_steps else ""
 
 
 def _clean_up(job: Job) -> None:

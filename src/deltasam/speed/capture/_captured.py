@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from deltasam.methods import Method, Step
 from deltasam.objectives.nesting import with_weights
 from deltasam.parallel.shards import sharded_modules
-from deltasam.speed.capture._graph import Pool, RecordedStep
+from deltasam.speed.capture._constants import HostConstants
+from deltasam.speed.capture._graph import Observed, Pool, RecordedStep
 from deltasam.speed.capture._key import (
     NotCapturableError,
     Same,
@@ -104,7 +105,7 @@ class Captured:
         self._max_graphs = max_graphs
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm
-        self._seen: OrderedDict[Hashable, Needs | RecordedStep | str] = OrderedDict()
+        self._seen: OrderedDict[Hashable, Observed | RecordedStep | str] = OrderedDict()
         self._gradients: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
         self._named: WeakKeyDictionary[nn.Module, tuple[Hashable, dict[str, nn.Parameter]]] = WeakKeyDictionary()
         self._pool: Pool | None = None
@@ -169,12 +170,12 @@ class Captured:
             key = (*about, state)
             entry = self._seen.get(key)
             if entry is None:
-                step = self._observe(key, inputs, run, device)
+                step = self._observe(key, model, inputs, run, device)
             else:
                 self._seen.move_to_end(key)
                 if isinstance(entry, str):
                     raise NotCapturableError(entry)
-                if isinstance(entry, Needs):
+                if isinstance(entry, Observed):
                     entry = self._record(key, model, inputs, objective, run, entry, kind)
                 step = self._replay(entry, inputs, model, objective, state)
         except NotCapturableError as obstacle:
@@ -206,18 +207,18 @@ class Captured:
         method = (method_key(self.method), self.method.capture_key(), self.method.buffer_key())
         return (kind, *method, objective_key(objective), batch_key(inputs), surroundings_key(device))
 
-    def _observe(self, key: Hashable, inputs: Any, run: Run, device: torch.device) -> Step:
+    def _observe(self, key: Hashable, model: nn.Module, inputs: Any, run: Run, device: torch.device) -> Step:
         """The first batch of a shape: an ordinary step, observed."""
-        needs = Needs(device)
+        needs, constants = Needs(device), HostConstants(model, inputs)
         object.__setattr__(self.method, "steps_read", False)
-        with observed(needs):
+        with observed(needs), constants.kept():
             step = run(inputs, self.method.run_step)
         needs.finish()
         kept = _may_keep(self.method, self.method.managed)
         if kept is not None and self.method.buffers:  # replaced by hand, they make every key new: none is met again
             self._mention(kept)
         obstacle = needs.obstacle or kept or _may_count(self.method)
-        self._seen[key] = needs if obstacle is None else obstacle
+        self._seen[key] = Observed(needs, constants) if obstacle is None else obstacle
         while len(self._seen) > self._max_graphs:
             self._seen.popitem(last=False)
             self.report.evicted += 1
@@ -233,19 +234,20 @@ class Captured:
         inputs: Any,
         objective: ObjectiveLike,
         run: Run,
-        needs: Needs,
+        found: Observed,
         kind: Hashable,
     ) -> RecordedStep:
         self._pool = self._pool or Pool()
         place = None if kind == ("step",) else self._places(model)
         try:
             # Not run_step: a recording is not counted as a step, and an error in it is an obstacle.
-            numbers = Numbers(needs.device, self.method.step_radius())
+            device = found.needs.device
+            numbers = Numbers(device, self.method.step_radius())
             shares = _counted_on_the_host(objective, model, inputs[0])
-            counted = HostShares(needs.device, shares)
+            counted = HostShares(device, shares)
             with numbers.open(), counted.open():
                 entry = RecordedStep(
-                    lambda x: run(x, self.method.compute_step), model, inputs, needs, self._pool, place
+                    lambda x: run(x, self.method.compute_step), model, inputs, found, self._pool, place
                 )
             entry.numbers, entry.shares = numbers, None if shares is None else counted
         except NotCapturableError as obstacle:

@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from deltasam._torch import foreach_copy_
 from deltasam.methods import Step
+from deltasam.speed.capture._constants import HostConstants, filled_numbers
 from deltasam.speed.capture._key import NotCapturableError
 from deltasam.speed.capture._streams import GraphStreams, Needs
 from deltasam.step.batches import tensors, tree_map
@@ -32,6 +33,13 @@ class Pool:
         self.stream = torch.cuda.Stream()
 
 
+class Observed(NamedTuple):
+    """What a recording needs to know of an ordinary step."""
+
+    needs: Needs
+    constants: HostConstants
+
+
 class RecordedStep:
     """A step as a CUDA graph, for inputs of one shape. Raises a NotCapturableError if it cannot be recorded.
 
@@ -39,7 +47,7 @@ class RecordedStep:
         run: Runs the step on its inputs: fills ``.grad`` and returns the record.
         model: The model.
         inputs: Inputs of the shape; copied.
-        needs: The random draws of an observed step of this shape.
+        observed: What an ordinary step of this shape drew at random, and copied from the host.
         pool: Shared with the other graphs.
         place: Memory for the gradients, by parameter name; None if an optimizer in the graph consumes them.
     """
@@ -49,10 +57,11 @@ class RecordedStep:
         run: Callable[[Any], Step],
         model: nn.Module,
         inputs: Any,
-        needs: Needs,
+        observed: Observed,
         pool: Pool,
         place: dict[str, Tensor] | None,
     ) -> None:
+        needs = observed.needs
         self._inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
         self._streams = GraphStreams(needs)
         self._graph = torch.cuda.CUDAGraph()
@@ -73,7 +82,8 @@ class RecordedStep:
             with (
                 nullcontext() if self._tables is None else self._tables.open(),
                 recorded(self._streams),
-                filled_constants(),
+                filled_numbers(),
+                observed.constants.read(),
                 _without_warnings(),
                 torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
             ):
@@ -109,29 +119,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The CUDA Graph is empty")
         yield
-
-
-@contextmanager
-def filled_constants() -> Iterator[None]:
-    """Inside, ``torch.tensor(0.0, device="cuda")`` fills memory of the device instead of copying from the host.
-
-    A CUDA graph cannot record a copy from memory that is not pinned. Models of transformers with eager attention make
-    such numbers for their masks.
-    """
-    own = torch.tensor
-
-    def tensor(data: Any, *args: Any, **options: Any) -> Tensor:
-        device = options.get("device")
-        on_gpu = device is not None and torch.device(device).type == "cuda"
-        if on_gpu and not args and isinstance(data, (bool, int, float)) and not options.get("pin_memory"):
-            return torch.full((), data, **{key: value for key, value in options.items() if key != "pin_memory"})
-        return own(data, *args, **options)
-
-    torch.tensor = tensor  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.tensor = own
 
 
 def _copy_(places: list[Tensor], values: list[Tensor]) -> None:
