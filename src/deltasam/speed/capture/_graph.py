@@ -61,7 +61,7 @@ class RecordedStep:
         pool: Pool,
         place: dict[str, Tensor] | None,
     ) -> None:
-        needs = observed.needs
+        needs, self._constants = observed.needs, observed.constants  # the graph reads the memory of the constants
         self._inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
         self._streams = GraphStreams(needs)
         self._graph = torch.cuda.CUDAGraph()
@@ -83,7 +83,7 @@ class RecordedStep:
                 nullcontext() if self._tables is None else self._tables.open(),
                 recorded(self._streams),
                 filled_numbers(),
-                observed.constants.read(),
+                self._constants.read(),
                 _without_warnings(),
                 torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
             ):
