@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from deltasam.methods import SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.objectives import Classification
 from deltasam.speed.capture import Captured
+from deltasam.weighting import FiniteDifference
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +40,10 @@ def gradients(method: Any, model: nn.Module, batch: Any, objective: Any) -> list
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("method", [SAM(), DeltaSAM(), PerInstanceSAM()], ids=lambda m: type(m).__name__)
+METHODS = (SAM(), DeltaSAM(weighting=FiniteDifference(radius=2.0)), PerInstanceSAM())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
 def test_a_captured_step_reads_them(method: Method) -> None:
     torch.manual_seed(0)
     model = Positions().cuda()

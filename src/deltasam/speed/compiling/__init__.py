@@ -1,13 +1,12 @@
-"""``torch.compile`` with the settings that were measured to be fastest with the methods of this package.
+"""``torch.compile`` with changes to the graph that make the methods of this package faster.
 
     >>> import torch
     >>> from deltasam.speed.compiling import compiled
     >>> model = torch.nn.Linear(4, 3)
     >>> fast = compiled(model)  # nothing is compiled before the first forward
 
-It adds four things to the compiler's defaults:
+It adds three things to the compiler's defaults:
 
-- It tunes the sizes of its kernels (``coordinate_descent_tuning``).
 - Under autocast, layers that read the same input become one product (``_merge.py``).
 - Under autocast, the products that give the gradients of weights return float32 (``_gradients.py``).
 - Attention in float32 on a GPU is written out (``_attention.py``).
@@ -15,6 +14,9 @@ It adds four things to the compiler's defaults:
 All of them compute the same function as before, rounded less or differently. The gradients of merged layers are views
 of one tensor: to keep or save one alone, clone it. Measured with torch 2.11; torch 2.6 ignores the changes to the
 graph.
+
+Inductor's ``coordinate_descent_tuning`` also tunes the sizes of the kernels. It made steps a hundredth faster, and
+compiling took three to five times as long (``benchmarks/compile_time.py``), so it is off.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ __all__ = ["compiled"]
 
 
 def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any) -> Any:
-    """The model through ``torch.compile``, with the settings above.
+    """The model through ``torch.compile``, with the changes above.
 
     The first forward with a new shape compiles: a minute or more for a large model. Use few shapes
     (:class:`deltasam.speed.capture.PadToBuckets`), and record the compiled model with
@@ -44,7 +46,8 @@ def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool =
             that of the compiled one every name has a prefix.
         dynamic: As in ``torch.compile``.
         fullgraph: As in ``torch.compile``.
-        options: Further settings of Inductor, the compiler behind ``torch.compile``. Your own graph passes replace
+        options: Further settings of Inductor, the compiler behind ``torch.compile``; for a training of many hours,
+            ``coordinate_descent_tuning=True``. Your own graph passes replace
             these: ``pre_grad_custom_pass=None`` disables merged layers and written-out attention,
             ``post_grad_custom_post_pass=None`` disables float32 products.
 
@@ -71,5 +74,4 @@ def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool =
             close = ", ".join(difflib.get_close_matches(name, known, n=3))
             hint = f"did you mean {close}?" if close else "see torch._inductor.list_options()"
             raise ValueError(f"{name}={value!r}: Inductor has no such setting; {hint}")
-    settings = {"coordinate_descent_tuning": True, **PASSES, **options}
-    return torch.compile(model, dynamic=dynamic, fullgraph=fullgraph, options=settings)
+    return torch.compile(model, dynamic=dynamic, fullgraph=fullgraph, options={**PASSES, **options})
