@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from speed_turns import Turns, side_by_side
 
-from deltasam.lab.bench._workbench import Workbench, set_up
+from deltasam.lab.bench import Candidate, prepared
 from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.catalogue import find_method
 from deltasam.lab.commit import commit
@@ -35,30 +35,35 @@ PREPARING = 4  # steps: ordinary, recorded, replayed
 KINDS = {"tuned": True, "untuned": False}
 
 
-def compile_step(bench: Workbench, method: str, *, tuned: bool) -> tuple[dict[str, Any], Callable[[], None]]:
-    """Compiles the model in one eager step; returns the seconds, the number of kernels, and a captured step."""
-    from torch._inductor import metrics
+def candidate(method: str, found: dict[str, Any], *, tuned: bool) -> Candidate:
+    """A captured step, without an optimizer; ``found`` gets the seconds that compiling takes, and the kernels."""
 
-    taken = find_method(method)()
-    bench.synchronize()
-    start = time.perf_counter()
-    model = compiled(bench.model, dynamic=False, coordinate_descent_tuning=tuned)
-    with bench.precision():
-        taken.backward(model, bench.batch, bench.objective)
-    bench.synchronize()
-    seconds = time.perf_counter() - start
-    captured = Captured(taken)
+    def build(bench: Any, _: Any) -> Callable[[], None]:
+        from torch._inductor import metrics
 
-    def step() -> None:
-        bench.model.zero_grad()
-        with bench.precision():
-            captured.backward(model, bench.batch, bench.objective)
+        captured = Captured(find_method(method)())
+        model = compiled(bench.model, dynamic=False, coordinate_descent_tuning=tuned)
+
+        def step() -> None:
+            bench.model.zero_grad()
+            with bench.precision():
+                captured.backward(model, bench.batch, bench.objective)
+            bench.synchronize()
+
         bench.synchronize()
-
-    for _ in range(PREPARING):
+        start = time.perf_counter()
         step()
-    facts = {"compile_seconds": seconds, "kernels": metrics.generated_kernel_count}
-    return {**facts, "captured": captured.report.replayed > 0}, step
+        found.update(compile_seconds=time.perf_counter() - start, kernels=metrics.generated_kernel_count)
+        return step
+
+    return Candidate(method, "deltasam", build, first_steps=PREPARING)
+
+
+def timed(step: Callable[[], None]) -> float:
+    """The seconds of a step."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -84,17 +89,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     shape = StepOptions(
         model=options.model, batch=batch, length=length, precision=options.precision, device=options.device
     )
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-        bench = set_up(shape)
-        found, step = compile_step(bench, method, tuned=KINDS[kind])
-    with turns.alone():
-        seconds = []
-        for _ in range(options.rounds):
-            start = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - start)
-    found["step_seconds"] = statistics.median(seconds)
+        for _, step in prepared(shape, [candidate(method, found, tuned=KINDS[kind])]):
+            with turns.alone():
+                found["step_seconds"] = statistics.median(timed(step) for _ in range(options.rounds))
     print(f"{method} {kind}: {found}", flush=True)
     own = given[: given.index("--one")]
     shown = [word for word in own if word not in ("--out", str(options.out))]

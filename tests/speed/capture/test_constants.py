@@ -122,14 +122,3 @@ def test_the_methods_of_torch_are_restored() -> None:
     with pytest.raises(KeyError), constants().kept():
         raise KeyError
     assert not {"to", "cuda"} & vars(torch.Tensor).keys()
-
-
-def test_a_compiled_model_is_traced_as_usual() -> None:
-    class Positions(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.arange(3).to(x.device).to(x.dtype)
-
-    model = Positions()
-    with constants().kept():
-        found = torch.compile(model, backend="eager", fullgraph=True)(torch.ones(3))
-    assert torch.equal(found, model(torch.ones(3)))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from deltasam.methods import SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.objectives import Classification
 from deltasam.speed.capture import Captured
-from deltasam.weighting import FiniteDifference
 
 pytestmark = pytest.mark.gpu
 
@@ -40,27 +39,25 @@ def gradients(method: Any, model: nn.Module, batch: Any, objective: Any) -> list
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-METHODS = (SAM(), DeltaSAM(weighting=FiniteDifference(radius=2.0)), PerInstanceSAM())
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
-def test_a_captured_step_reads_them(method: Method) -> None:
+@pytest.mark.parametrize("method", [SAM, DeltaSAM, PerInstanceSAM])
+def test_a_captured_step_reads_them(method: type[Method]) -> None:
     torch.manual_seed(0)
-    model = Positions().cuda()
-    captured = Captured(method.replace())
+    model = Positions().cuda().double()  # delta-SAM's weights magnify what is rounded
+    captured, ordinary = Captured(method()), method()
     for _ in range(5):
         batch = (torch.randint(11, (4, 7)).cuda(), torch.randint(3, (4,)).cuda())
-        found, wanted = (gradients(each, model, batch, objective) for each in (captured, method))
+        found, wanted = (gradients(each, model, batch, objective) for each in (captured, ordinary))
         for here, there in zip(found, wanted, strict=True):
-            torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-6)
-    assert (captured.report.replayed, captured.report.obstacles) == (4, {})
+            torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-9)
+    assert (captured.report.replayed, captured.report.obstacles) == (3, {})
 
 
 def test_values_that_change_are_not_constants() -> None:
     model = Positions().cuda()
     captured = Captured(SAM())
     batch = (torch.randint(11, (4, 7)).cuda(), torch.randint(3, (4,)).cuda())
-    captured.backward(model, batch, objective)
+    for _ in range(2):  # the second one fails at the copy, which is kept then
+        captured.backward(model, batch, objective)
     model.offset = 1
     with pytest.warns(UserWarning, match="not captured"):
         captured.backward(model, batch, objective)
@@ -76,7 +73,7 @@ def test_mpnet() -> None:
     )  # fmt: skip
     model = transformers.MPNetForSequenceClassification(config).cuda().train()
     captured = Captured(PerInstanceSAM())
-    for _ in range(4):
+    for _ in range(5):
         ids = torch.randint(4, 97, (3, 9)).cuda()
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 1]).cuda()}
         found, wanted = (gradients(each, model, batch, Classification()) for each in (captured, PerInstanceSAM()))

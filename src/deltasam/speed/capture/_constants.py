@@ -1,8 +1,8 @@
 """Constants that a model makes on the host in every step.
 
 A CUDA graph cannot record a copy from ordinary memory of the host. A single number is filled in on the device instead
-(:func:`filled_numbers`). A tensor is kept by the ordinary step, which is observed before the recording, and the
-recording reads what was kept (:class:`HostConstants`): relative positions, for example, in MPNet.
+(:func:`filled_numbers`). If a recording fails at a tensor, such as the relative positions in MPNet, the next ordinary
+step keeps it, and another recording reads what was kept (:class:`HostConstants`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ class HostConstants:
 
     A copy is a constant if the step that is recorded would copy the same values again. If the model or its inputs have
     tensors on the host, nothing is taken for a constant: two batches may agree by chance.
+
+    Attributes:
+        possible: Whether anything can be a constant.
     """
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         given = (*model.parameters(), *model.buffers(), *tensors(inputs))
-        self._possible = all(each.device.type != "cpu" for each in given)
+        self.possible = all(each.device.type != "cpu" for each in given)
         self._found: list[tuple[Tensor, Tensor]] = []  # on the host, on the device
 
     @contextmanager
@@ -80,12 +83,12 @@ class HostConstants:
             return moved
 
         try:
-            if self._possible:
+            if self.possible:
                 for name in own:
                     setattr(Tensor, name, replacement(name))
             yield
         finally:
-            if self._possible:
+            if self.possible:
                 for name in own:
                     delattr(Tensor, name)
                 for name, method in set_before.items():

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from deltasam._torch import foreach_copy_
 from deltasam.methods import Step
 from deltasam.speed.capture._constants import HostConstants, filled_numbers
-from deltasam.speed.capture._key import NotCapturableError
+from deltasam.speed.capture._key import HostCopyError, NotCapturableError
 from deltasam.speed.capture._streams import GraphStreams, Needs
 from deltasam.step.batches import tensors, tree_map
 from deltasam.step.counts import HostShares
 from deltasam.step.fused import Tables, is_ready
 from deltasam.step.radius import Numbers
 from deltasam.step.randomness import recorded
+
+_COPY = "Cannot copy between CPU and CUDA tensors"  # torch says that it must be pinned
 
 
 class Pool:
@@ -37,7 +39,7 @@ class Observed(NamedTuple):
     """What a recording needs to know of an ordinary step."""
 
     needs: Needs
-    constants: HostConstants
+    constants: HostConstants | None  # None: not looked for, since few models have any
 
 
 class RecordedStep:
@@ -83,7 +85,7 @@ class RecordedStep:
                 nullcontext() if self._tables is None else self._tables.open(),
                 recorded(self._streams),
                 filled_numbers(),
-                self._constants.read(),
+                nullcontext() if self._constants is None else self._constants.read(),
                 _without_warnings(),
                 torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
             ):
@@ -97,7 +99,9 @@ class RecordedStep:
             torch.cuda.synchronize(needs.device)
             # A failed recording leaves the generator in a state that is unusable outside a recording.
             default.graphsafe_set_state(spare)
-            raise NotCapturableError(_obstacle(error)) from error
+            obstacle = _obstacle(error)
+            kind = HostCopyError if _COPY in obstacle else NotCapturableError
+            raise kind(obstacle) from error
         finally:
             torch.clear_autocast_cache()
             for name, p in params.items():

@@ -16,7 +16,7 @@ of one tensor: to keep or save one alone, clone it. Measured with torch 2.11; to
 graph.
 
 Inductor's ``coordinate_descent_tuning`` also tunes the sizes of the kernels. It made steps a hundredth faster, and
-compiling took three to five times as long (``benchmarks/compile_time.py``), so it is off.
+compiling took two to five times as long (``benchmarks/compile_time.py``), so it is off.
 """
 
 from __future__ import annotations
