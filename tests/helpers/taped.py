@@ -140,7 +140,6 @@ class Streams:
     """The streams of a recording: changes of the state of the CPU's generator are on the tape, too."""
 
     def __init__(self, needs: Needs) -> None:
-        self.default = SimpleNamespace(clone_state=lambda: None, graphsafe_set_state=lambda state: None)
         self._seeded = [(seed, torch.Generator(needs.device)) for seed in needs.seeds]
         self._next = iter(self._seeded)
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
@@ -150,6 +149,10 @@ class Streams:
 
     def register(self, graph: Any) -> None:
         pass
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        yield
 
     def finish(self) -> None:
         pass

@@ -100,10 +100,16 @@ def test_tensors_are_read_in_the_order_of_the_step() -> None:
 
 @pytest.mark.parametrize(
     ("model", "inputs"),
-    [(nn.Linear(1, 1), None), (nn.BatchNorm1d(2, affine=False), None), (None, {"labels": torch.zeros(2)})],
-    ids=["parameters", "buffers", "batch"],
+    [
+        (nn.Linear(1, 1), None),
+        (nn.BatchNorm1d(2, affine=False), None),
+        (None, {"labels": torch.zeros(2)}),
+        (torch.compile(nn.Linear(1, 1, device="meta")), None),
+        (nn.Sequential(torch.compile(nn.Linear(1, 1, device="meta"))), None),
+    ],
+    ids=["parameters on the host", "buffers on the host", "batch on the host", "compiled", "a part is compiled"],
 )
-def test_there_are_no_constants_if_the_data_are_on_the_host(model: Any, inputs: Any) -> None:
+def test_there_are_no_constants(model: Any, inputs: Any) -> None:
     with (found := constants(model, inputs)).kept():
         assert "to" not in vars(torch.Tensor)
     with found.read():

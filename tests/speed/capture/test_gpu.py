@@ -308,6 +308,32 @@ def test_a_model_that_synchronises_is_not_recorded_and_the_warning_names_the_lin
     assert (other.report.obstacles, other.report.replayed) == ({}, 2)
 
 
+def test_graphs_of_other_shapes_survive_a_failed_recording() -> None:
+    class WaitsIfLong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * (1.0 if len(x) < 5 or x.sum().item() > 1e9 else 2.0)
+
+    def objective(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x).squeeze(-1).square()
+
+    model, captured = WaitsIfLong().cuda(), Captured(SAM(rho=1e-12))
+    short, long = torch.randn(4, 3).cuda(), torch.randn(6, 3).cuda()
+    for _ in range(3):
+        captured.backward(model, short, objective)
+    captured.backward(model, long, objective)
+    with pytest.warns(UserWarning, match="not captured"):
+        captured.backward(model, long, objective)
+    seen = [captured.backward(model, short, objective) for _ in range(3)]
+    for step in seen:
+        torch.testing.assert_close(step.perturbed_losses, step.losses, rtol=1e-3, atol=1e-5)  # the same masks
+    assert not torch.equal(seen[0].losses, seen[1].losses)
+    assert captured.report.replayed == 5
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "free-lb"], ids=str)
 def test_no_step_synchronises(method: str) -> None:
     """With a model that does not synchronise itself (those of Hugging Face read the attention mask on the host)."""

@@ -76,14 +76,16 @@ def test_the_passes_of_a_part_start_together(monkeypatch: pytest.MonkeyPatch, am
     needs.device = torch.device("cuda", 0)
     # An ordinary step over three parts, each with an extra pass, which draws 12 numbers for each.
     needs.starts, needs.extras, needs.length = [0, 12, 24], [0, 12, 24], 36
-    streams, graph, own = GraphStreams(needs), Graph(default), default.state
-    streams.register(graph)  # type: ignore[arg-type]
-    for part in range(3):
-        place: Any = streams.starts()
-        graph.draw(f"{part} at w", amount)
-        with streams.extra(place):
-            graph.draw(f"{part} perturbed", amount)
-    streams.finish()
+    streams, own = GraphStreams(needs), default.state
+    with streams.used():
+        graph = Graph(default)
+        streams.register(graph)  # type: ignore[arg-type]
+        for part in range(3):
+            place: Any = streams.starts()
+            graph.draw(f"{part} at w", amount)
+            with streams.extra(place):
+                graph.draw(f"{part} perturbed", amount)
+        streams.finish()
     assert default.state is own
     for start in (100, 136, 172):
         assert default.get_offset() == start
@@ -93,22 +95,37 @@ def test_the_passes_of_a_part_start_together(monkeypatch: pytest.MonkeyPatch, am
             assert found[f"{part} at w"] == found[f"{part} perturbed"] == (7, start + 12 * part)
 
 
-def test_a_single_batch_advances_the_default_generator_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_batch_advances_the_default_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     default = Generator(State(seed=7, offset=100))
     monkeypatch.setattr(torch.cuda, "default_generators", [default])
     needs = Needs(torch.device("cpu"))
     needs.device = torch.device("cuda", 0)
     needs.starts, needs.extras, needs.length = [0], [0], 12
-    streams, graph = GraphStreams(needs), Graph(default)
-    streams.register(graph)  # type: ignore[arg-type]
-    place: Any = streams.starts()
-    graph.draw("at w", 20)
-    with streams.extra(place):
-        graph.draw("perturbed", 20)
-    streams.finish()
+    streams = GraphStreams(needs)
+    with streams.used():
+        graph = Graph(default)
+        streams.register(graph)  # type: ignore[arg-type]
+        place: Any = streams.starts()
+        graph.draw("at w", 20)
+        with streams.extra(place):
+            graph.draw("perturbed", 20)
+        streams.finish()
     with streams.aligned(step=0):
         assert graph.replay() == {"at w": (7, 100), "perturbed": (7, 100)}
     assert default.get_offset() == 120
+
+
+def test_a_failed_recording_does_not_touch_the_state_of_the_default_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    default = Generator(own := State(seed=7, offset=100))
+    monkeypatch.setattr(torch.cuda, "default_generators", [default])
+    needs = Needs(torch.device("cpu"))
+    needs.device = torch.device("cuda", 0)
+    streams = GraphStreams(needs)
+    with pytest.raises(KeyError), streams.used():
+        raise KeyError if default.state is not own else AssertionError
+    assert default.state is own
 
 
 def state(seed: int, offset: int) -> RandomState:

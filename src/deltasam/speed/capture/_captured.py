@@ -6,7 +6,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +19,6 @@ from deltasam.parallel.shards import sharded_modules
 from deltasam.speed.capture._constants import HostConstants
 from deltasam.speed.capture._graph import Observed, Pool, RecordedStep
 from deltasam.speed.capture._key import (
-    HostCopyError,
     NotCapturableError,
     Same,
     batch_key,
@@ -69,8 +67,8 @@ class Captured:
     The first batch of a shape runs as an ordinary step, which serves as warm-up; the second is recorded. (A method
     with buffers allocates them in its first step, and needs one ordinary step more.) A step that cannot be recorded
     (the model synchronises with the host, draws on the host, ...) runs as an ordinary one, and a warning names the
-    reason. A model that makes constants on the host needs another ordinary step, which keeps them. On the CPU every
-    step is an ordinary one. A step over :class:`~deltasam.MicroBatches` is one graph.
+    reason. Constants that the model makes on the host are kept. On the CPU every step is an ordinary one. A step over
+    :class:`~deltasam.MicroBatches` is one graph.
 
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 
@@ -173,20 +171,13 @@ class Captured:
             key = (*about, state)
             entry = self._seen.get(key)
             if entry is None:
-                step = self._observe(key, inputs, run, device)
+                step = self._observe(key, model, inputs, run, device)
             else:
                 self._seen.move_to_end(key)
                 if isinstance(entry, str):
                     raise NotCapturableError(entry)
                 if isinstance(entry, Observed):
-                    is_first = entry.constants is None
-                    try:
-                        entry = self._record(key, model, inputs, objective, run, entry, kind)
-                    except HostCopyError:
-                        constants = HostConstants(model, inputs)
-                        if not (is_first and constants.possible):
-                            raise
-                        return self._observe(key, inputs, run, device, constants)
+                    entry = self._record(key, model, inputs, objective, run, entry, kind)
                 step = self._replay(entry, inputs, model, objective, state)
         except NotCapturableError as obstacle:
             self._mention(str(obstacle))
@@ -217,13 +208,11 @@ class Captured:
         method = (method_key(self.method), self.method.capture_key(), self.method.buffer_key())
         return (kind, *method, objective_key(objective), batch_key(inputs), surroundings_key(device))
 
-    def _observe(
-        self, key: Hashable, inputs: Any, run: Run, device: torch.device, constants: HostConstants | None = None
-    ) -> Step:
-        """The first batch of a shape: an ordinary step, observed. The next one, too, if it copies from the host."""
-        needs = Needs(device)
+    def _observe(self, key: Hashable, model: nn.Module, inputs: Any, run: Run, device: torch.device) -> Step:
+        """The first batch of a shape: an ordinary step, observed."""
+        needs, constants = Needs(device), HostConstants(model, inputs)
         object.__setattr__(self.method, "steps_read", False)
-        with observed(needs), nullcontext() if constants is None else constants.kept():
+        with observed(needs), constants.kept():
             step = run(inputs, self.method.run_step)
         needs.finish()
         kept = _may_keep(self.method, self.method.managed)

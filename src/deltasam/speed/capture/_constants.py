@@ -1,8 +1,8 @@
 """Constants that a model makes on the host in every step.
 
 A CUDA graph cannot record a copy from ordinary memory of the host. A single number is filled in on the device instead
-(:func:`filled_numbers`). If a recording fails at a tensor, such as the relative positions in MPNet, the next ordinary
-step keeps it, and another recording reads what was kept (:class:`HostConstants`).
+(:func:`filled_numbers`). A tensor, such as the relative positions in MPNet, is kept by the ordinary step that is
+observed before the recording, and the recording reads what was kept (:class:`HostConstants`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deltasam._torch import any_compiled
 from deltasam.step.batches import tensors
 
 _LARGEST = 2**22  # numbers; a larger tensor is data, not a constant
@@ -26,15 +27,14 @@ class HostConstants:
     """The copies from the host to the device that an ordinary step makes, in the order of the step.
 
     A copy is a constant if the step that is recorded would copy the same values again. If the model or its inputs have
-    tensors on the host, nothing is taken for a constant: two batches may agree by chance.
-
-    Attributes:
-        possible: Whether anything can be a constant.
+    tensors on the host, nothing is taken for a constant: two batches may agree by chance. If a part of the model is
+    compiled, the compiler would trace the functions that replace those of torch, and compile again without them.
     """
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         given = (*model.parameters(), *model.buffers(), *tensors(inputs))
-        self.possible = all(each.device.type != "cpu" for each in given)
+        on_device = all(each.device.type != "cpu" for each in given)
+        self._possible = on_device and not any_compiled(model.modules())
         self._found: list[tuple[Tensor, Tensor]] = []  # on the host, on the device
 
     @contextmanager
@@ -83,12 +83,12 @@ class HostConstants:
             return moved
 
         try:
-            if self.possible:
+            if self._possible:
                 for name in own:
                     setattr(Tensor, name, replacement(name))
             yield
         finally:
-            if self.possible:
+            if self._possible:
                 for name in own:
                     delattr(Tensor, name)
                 for name, method in set_before.items():

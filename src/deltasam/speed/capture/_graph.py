@@ -16,15 +16,13 @@ from torch import Tensor, nn
 from deltasam._torch import foreach_copy_
 from deltasam.methods import Step
 from deltasam.speed.capture._constants import HostConstants, filled_numbers
-from deltasam.speed.capture._key import HostCopyError, NotCapturableError
+from deltasam.speed.capture._key import NotCapturableError
 from deltasam.speed.capture._streams import GraphStreams, Needs
 from deltasam.step.batches import tensors, tree_map
 from deltasam.step.counts import HostShares
 from deltasam.step.fused import Tables, is_ready
 from deltasam.step.radius import Numbers
 from deltasam.step.randomness import recorded
-
-_COPY = "Cannot copy between CPU and CUDA tensors"  # torch says that it must be pinned
 
 
 class Pool:
@@ -39,7 +37,7 @@ class Observed(NamedTuple):
     """What a recording needs to know of an ordinary step."""
 
     needs: Needs
-    constants: HostConstants | None  # None: not looked for, since few models have any
+    constants: HostConstants
 
 
 class RecordedStep:
@@ -75,8 +73,6 @@ class RecordedStep:
         self.shares: HostShares | None = None  # of micro-batches, if the host counts them
         params = dict(model.named_parameters())
         kept = {name: p.grad for name, p in params.items()}
-        default = self._streams.default
-        spare = default.clone_state()
         torch.clear_autocast_cache()  # a recording would keep reading casts made before it
         try:
             for p in params.values():
@@ -84,8 +80,9 @@ class RecordedStep:
             with (
                 nullcontext() if self._tables is None else self._tables.open(),
                 recorded(self._streams),
+                self._streams.used(),
                 filled_numbers(),
-                nullcontext() if self._constants is None else self._constants.read(),
+                self._constants.read(),
                 _without_warnings(),
                 torch.cuda.graph(self._graph, pool=pool.handle, stream=pool.stream),
             ):
@@ -97,11 +94,7 @@ class RecordedStep:
             self.placed = [] if place is None else list(found)
         except Exception as error:
             torch.cuda.synchronize(needs.device)
-            # A failed recording leaves the generator in a state that is unusable outside a recording.
-            default.graphsafe_set_state(spare)
-            obstacle = _obstacle(error)
-            kind = HostCopyError if _COPY in obstacle else NotCapturableError
-            raise kind(obstacle) from error
+            raise NotCapturableError(_obstacle(error)) from error
         finally:
             torch.clear_autocast_cache()
             for name, p in params.items():

@@ -20,10 +20,6 @@ class NotCapturableError(Exception):
     """A step cannot be recorded; the message is the reason."""
 
 
-class HostCopyError(NotCapturableError):
-    """A step copies from memory of the host that is not pinned."""
-
-
 class Same:
     """Compares an object by identity. Keeps it alive, so that its address is not reused."""
 

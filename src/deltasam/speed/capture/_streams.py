@@ -87,10 +87,11 @@ class GraphStreams:
         index = torch.cuda.current_device() if needs.device.index is None else needs.device.index
         self.default = torch.cuda.default_generators[index]
         self._own = self.default.graphsafe_get_state()
+        self._main = self.default.clone_state()  # the state of the default generator during the recording
         self._starts = [(ahead, self.default.clone_state() if ahead else None) for ahead in needs.starts]
         self._extras = [(ahead, self.default.clone_state()) for ahead in needs.extras]
         self._seeded = [(seed, torch.Generator(needs.device)) for seed in needs.seeds]
-        # Where a later part has a state of its own, the default generator does not get to the end of the step.
+        # Where a later part has a state of its own, the main one does not get to the end of the step.
         self._length = needs.length if any(needs.starts) else None
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
         self._device = needs.device
@@ -100,20 +101,34 @@ class GraphStreams:
         self._next_seeded = iter(self._seeded)
 
     def _aligned(self) -> list[tuple[int, torch.Generator]]:
-        return [(ahead, state) for ahead, state in (*self._starts, *self._extras) if state is not None]
+        others = [(ahead, state) for ahead, state in (*self._starts, *self._extras) if state is not None]
+        return [(0, self._main), *others]
 
     def register(self, graph: torch.cuda.CUDAGraph) -> None:
         """Registers these states with the graph, which advances them in every replay."""
-        for state in (*(state for _, state in self._aligned()), *(generator for _, generator in self._seeded)):
+        states = [state for _, state in self._aligned()[1:]]  # torch registers that of the default generator itself
+        for state in (*states, *(generator for _, generator in self._seeded)):
             graph.register_generator_state(state)
 
     def make_room(self) -> None:
         """Memory for draws of the host, made before the recording: its pool shares memory with earlier passes."""
         self._room = torch.empty(_ROOM, dtype=torch.uint8, device=self._device)
 
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Around a recording, which has a state instead of the default generator's own.
+
+        A failed recording leaves the states that it used unusable, and the default generator's own is in use outside.
+        """
+        self.default.graphsafe_set_state(self._main)
+        try:
+            yield
+        finally:
+            self.default.graphsafe_set_state(self._own)
+
     def finish(self) -> None:
-        """After a recording: the default generator has its own state again."""
-        self.default.graphsafe_set_state(self._own)
+        """The last thing in a recording: the default generator has the state again that it began with."""
+        self.default.graphsafe_set_state(self._main)
 
     @contextmanager
     def aligned(self, step: int) -> Iterator[None]:
@@ -127,8 +142,7 @@ class GraphStreams:
         for draw, place in self._drawn:
             place.copy_(draw(step).pin_memory(), non_blocking=True)
         yield
-        if self._length is not None:
-            self.default.set_offset(offset + self._length)
+        self.default.set_offset(self._main.get_offset() if self._length is None else offset + self._length)
 
     def starts(self) -> None:
         """From here on, the pass draws from a state that extra passes can start with, too."""
