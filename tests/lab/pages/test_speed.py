@@ -137,3 +137,25 @@ def test_trainings_of_several_tasks(tmp_path: Path) -> None:
     found = table_rows(speed_tables.trainings(tmp_path))
     assert found["MNLI"] == ["delta-sam captured", "4.0", "3.0", "0.60 ✗", "-", "10.0", "2/2"]
     assert len(speed_tables.training_settings(tmp_path).splitlines()) == 2
+
+
+def test_operations_stand_beside_the_times_of_the_same_shape(tmp_path: Path) -> None:
+    write(tmp_path, "eager", "16x64", {"ERM": 10.0, "SAM": 20.0, "PerInstanceSAM": 25.0})
+    counts = {"ERM": 100, "SAM": 200, "PerInstanceSAM": 300}
+    rows = [{"name": name, "operations": count} for name, count in counts.items()]
+    (folder := tmp_path / "speed" / "operations").mkdir()
+    for size in ("16x64", "32x128"):
+        options = {"model": "bert-base", "size": size, "precision": "bf16"}
+        (folder / f"{size}.json").write_text(json.dumps({"options": options, "rows": rows}))
+    found = table_rows(speed_tables.operations(tmp_path))
+    assert found["bert-base, 16 x 64, bf16"] == ["100", "200", "300", "1.50", "1.25"]
+    assert found["bert-base, 32 x 128, bf16"][-1] == "-"
+
+
+def test_the_time_of_compiling_with_and_without_tuning(tmp_path: Path) -> None:
+    (folder := tmp_path / "speed" / "compile-time").mkdir(parents=True)
+    for tuned in (True, False):
+        record = {"method": "erm", "tuned": tuned, "kernels": 7, "compile_seconds": 9.6, "step_seconds": 0.0123}
+        (folder / f"{tuned}.json").write_text(json.dumps(record))
+    lines = speed_tables.compile_time(tmp_path).splitlines()[2:]
+    assert lines == ["| erm | no | 7 | 10 | 12.30 |", "| erm | yes | 7 | 10 | 12.30 |"]

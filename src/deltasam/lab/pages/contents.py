@@ -222,6 +222,8 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "speed-relatives.md": speed_tables.relatives,
     "speed-accumulation.md": speed_tables.accumulation,
     "speed-overhead.md": speed_tables.overhead,
+    "speed-operations.md": speed_tables.operations,
+    "speed-compile-time.md": speed_tables.compile_time,
     "speed-loop.md": speed_tables.loop,
     "speed-cpu.md": speed_tables.cpu,
     "speed-mlp.md": speed_tables.mlp,

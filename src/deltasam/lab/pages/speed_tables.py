@@ -155,6 +155,33 @@ def overhead(results: Path) -> str:
     return table(["part of a step", "ms"], rows) if rows else NOTHING
 
 
+def operations(results: Path) -> str:
+    """How many operations an eager step launches, written by ``benchmarks/operations.py``, and the ratio of times."""
+    timed = {shape(record): record for record in measured(results, "eager")}
+    rows = []
+    for record in loaded(results / "speed" / "operations"):
+        asked, counts = record["options"], {row["name"]: row["operations"] for row in record["rows"]}
+        where = (asked["model"], asked["size"].replace("x", " x "), asked["precision"])
+        measured_ratio = times(OURS, "SAM")(timed[where]) if where in timed else "-"
+        cells = [str(counts[name]) for name in ("ERM", "SAM", OURS)]
+        rows.append([", ".join(where), *cells, f"{counts[OURS] / counts['SAM']:.2f}", measured_ratio])
+    head = ["", "ERM", "SAM", OURS, f"{OURS} / SAM", "their times"]
+    return table(head, rows) if rows else NOTHING
+
+
+def compile_time(results: Path) -> str:
+    """Seconds to compile one shape, and the time of its step, written by ``benchmarks/compile_time.py``."""
+    rows = [
+        [
+            record["method"], "yes" if record["tuned"] else "no", str(record["kernels"]),
+            f"{record['compile_seconds']:.0f}", f"{record['step_seconds'] * 1e3:.2f}",
+        ]
+        for record in loaded(results / "speed" / "compile-time")
+    ]  # fmt: skip
+    head = ["method", "kernels tuned", "kernels", "compiling, s", "captured step, ms"]
+    return table(head, sorted(rows)) if rows else NOTHING
+
+
 def adamw(results: Path) -> str:
     """The implementations of AdamW on a CPU."""
     rows = []

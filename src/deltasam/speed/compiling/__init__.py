@@ -15,8 +15,8 @@ All of them compute the same function as before, rounded less or differently. Th
 of one tensor: to keep or save one alone, clone it. Measured with torch 2.11; torch 2.6 ignores the changes to the
 graph.
 
-Inductor's ``coordinate_descent_tuning`` also tunes the sizes of the kernels. It made steps a hundredth faster, and
-compiling took two to five times as long (``benchmarks/compile_time.py``), so it is off.
+Inductor's ``coordinate_descent_tuning`` also tunes the sizes of the kernels. It made steps a hundredth faster and
+compiling more than twice as long (``benchmarks/compile_time.py``), so it is off.
 """
 
 from __future__ import annotations
