@@ -67,8 +67,8 @@ class Captured:
     The first batch of a shape runs as an ordinary step, which serves as warm-up; the second is recorded. (A method
     with buffers allocates them in its first step, and needs one ordinary step more.) A step that cannot be recorded
     (the model synchronises with the host, draws on the host, ...) runs as an ordinary one, and a warning names the
-    reason. Constants that the model makes on the host are kept. On the CPU every step is an ordinary one. A step over
-    :class:`~deltasam.MicroBatches` is one graph.
+    reason. On the CPU every step is an ordinary one. A step over :class:`~deltasam.MicroBatches` is one graph. Python
+    numbers in the model, and constants that it makes on the host, stay as they were when the step was recorded.
 
     Extra memory: the graphs share one pool, about the memory of one ordinary step, plus one copy of the gradients.
 

@@ -47,9 +47,9 @@ def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool =
         dynamic: As in ``torch.compile``.
         fullgraph: As in ``torch.compile``.
         options: Further settings of Inductor, the compiler behind ``torch.compile``; for a training of many hours,
-            ``coordinate_descent_tuning=True``. Your own graph passes replace
-            these: ``pre_grad_custom_pass=None`` disables merged layers and written-out attention,
-            ``post_grad_custom_post_pass=None`` disables float32 products.
+            ``coordinate_descent_tuning=True``. Your own graph passes replace these: ``pre_grad_custom_pass=None``
+            disables merged layers and written-out attention, ``post_grad_custom_post_pass=None`` disables float32
+            products.
 
     Raises:
         ValueError: Inductor has no such setting.
