@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -21,13 +20,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from one_shape import name_of, parser_of, record_of, shape_of
 from speed_turns import Turns, side_by_side
 
 from deltasam.lab.bench import Candidate, prepared
-from deltasam.lab.bench.options import StepOptions
 from deltasam.lab.catalogue import find_method
-from deltasam.lab.commit import commit
 from deltasam.speed.capture import Captured
 from deltasam.speed.compiling import compiled
 
@@ -69,11 +66,7 @@ def timed(step: Callable[[], None]) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures every method both ways, or one of them as a process of that."""
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="bert-base")
-    parser.add_argument("--size", default="16x64", metavar="NxT")
-    parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser = parser_of(__doc__)
     parser.add_argument("--methods", nargs="+", default=["erm", "per-instance-sam"])
     parser.add_argument("--rounds", type=int, default=50, help="timed steps")
     parser.add_argument("--out", type=Path, default=Path("results/speed/compile-time"), help="folder of the files")
@@ -85,31 +78,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     method, kind = options.one
     turns = Turns(Path(options.meet[0]), int(options.meet[1]), options.meet[2])
-    batch, length = map(int, options.size.split("x"))
-    shape = StepOptions(
-        model=options.model, batch=batch, length=length, precision=options.precision, device=options.device
-    )
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-        for _, step in prepared(shape, [candidate(method, found, tuned=KINDS[kind])]):
+        for _, step in prepared(shape_of(options), [candidate(method, found, tuned=KINDS[kind])]):
             with turns.alone():
                 found["step_seconds"] = statistics.median(timed(step) for _ in range(options.rounds))
     print(f"{method} {kind}: {found}", flush=True)
-    own = given[: given.index("--one")]
-    shown = [word for word in own if word not in ("--out", str(options.out))]
-    record = {
-        "part": "compile-time", "command": shlex.join(["python", "benchmarks/compile_time.py", *shown]),
-        "options": {"model": options.model, "size": options.size, "precision": options.precision},
-        "method": method, "tuned": KINDS[kind], **found,
-        "machine": {
-            "device": torch.cuda.get_device_name() if options.device == "cuda" else "CPU",
-            "torch": torch.__version__, "commit": commit(),
-        },
-    }  # fmt: skip
+    origin = record_of("compile-time", "compile_time.py", given[: given.index("--one")], options)
+    record = {**origin, "method": method, "tuned": KINDS[kind], **found}
     options.out.mkdir(parents=True, exist_ok=True)
-    name = f"{options.model}-{options.size}-{options.precision}-{method}-{kind}.json"
-    (options.out / name).write_text(json.dumps(record, indent=2) + "\n")
+    (options.out / f"{name_of(options)}-{method}-{kind}.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

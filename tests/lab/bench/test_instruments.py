@@ -172,7 +172,10 @@ def test_ratios_are_computed_round_by_round() -> None:
         ratios({"a": [1.0], "b": [2.0, 20.0]}, "b", "a")
 
 
-def test_operations_are_counted_without_those_that_launch_nothing(tmp_path: Path) -> None:
+def test_operations_are_counted_without_those_that_launch_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
     script = runpy.run_path(str(REPOSITORY / "benchmarks" / "operations.py"))
     x = torch.ones(2, 3)
     with script["Operations"]() as found:

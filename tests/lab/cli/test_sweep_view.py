@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from deltasam.lab.cli._sweep_view import summary
+from deltasam.lab.cli._sweep_view import SweepView, summary
+from deltasam.lab.sweeps import Event
 
 
 def outcome(values: dict[tuple[tuple[str, Any], ...], list[float]], *, higher: bool = True) -> Any:
@@ -40,3 +41,14 @@ def test_the_best_error_is_the_smallest() -> None:
         summary(outcome({(): [0.8, 0.9]}, higher=higher), Console(file=printed, width=200))
         (line,) = (line.split() for line in printed.getvalue().splitlines() if "mrpc/bert" in line)
         assert line[-1] == best
+
+
+def test_the_line_of_a_run_has_its_note() -> None:
+    printed = io.StringIO()
+    view = SweepView(Console(file=printed, width=200))
+    for name, note in (("one", ""), ("two", "not captured")):
+        view.watch(Event(kind="finished", run=name, attempt=1, metric="accuracy", value=0.5, note=note))
+    assert printed.getvalue().splitlines() == [
+        "[1/1] one finished: accuracy 0.5000",
+        "[2/2] two finished: accuracy 0.5000 (not captured)",
+    ]

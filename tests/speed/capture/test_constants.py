@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -58,21 +59,27 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))
-def test_a_tensor_is_copied_once(move: Any, monkeypatch: Any) -> None:
-    found, own, moved = constants(), torch.Tensor.to, []
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What torch itself has copied so far."""
+    own, found = torch.Tensor.to, []
 
     def counted(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        moved.append(tensor)
+        found.append(tensor)
         return own(tensor, *args, **options)
 
     monkeypatch.setattr(torch.Tensor, "to", counted, raising=False)
+    return found
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))
+def test_a_tensor_is_copied_once(move: Any, copies: list[torch.Tensor]) -> None:
+    found = constants()
     with found.kept():
         first = move(torch.arange(4))
-    assert len(moved) == 1
     with found.read():
         again = move(torch.arange(4))
-    assert len(moved) == 1
+    assert len(copies) == 1
     assert again is not first
     assert (again.dtype, again.shape, again.device) == (first.dtype, first.shape, first.device)
 
@@ -80,22 +87,25 @@ def test_a_tensor_is_copied_once(move: Any, monkeypatch: Any) -> None:
 @pytest.mark.parametrize(
     "other", [torch.arange(4) + 1, torch.arange(5), torch.arange(4.0), torch.arange(4).expand(1, 4)], ids=str
 )
-def test_other_values_are_copied_as_usual(other: torch.Tensor) -> None:
+def test_other_values_are_copied_as_usual(other: torch.Tensor, copies: list[torch.Tensor]) -> None:
     found = constants()
     with found.kept():
         on_the_device(torch.arange(4))
     with found.read():
-        made = on_the_device(other)
-    assert (made.shape, made.dtype) == (other.shape, other.dtype)
+        on_the_device(other)
+    assert copies[-1] is other
 
 
-def test_tensors_are_read_in_the_order_of_the_step() -> None:
+def test_tensors_are_read_in_the_order_of_the_step(copies: list[torch.Tensor]) -> None:
     found = constants()
     with found.kept():
         for length in (2, 3, 4):
             on_the_device(torch.arange(length))
     with found.read():  # the recorded step has no copy of length 3
         assert [on_the_device(torch.arange(length)).numel() for length in (2, 4)] == [2, 4]
+        assert len(copies) == 3
+        on_the_device(torch.arange(3))
+    assert len(copies) == 4, "it comes too late"
 
 
 @pytest.mark.parametrize(
@@ -127,4 +137,24 @@ def test_tensors_that_stay_on_the_host_are_left_alone() -> None:
 def test_the_methods_of_torch_are_restored() -> None:
     with pytest.raises(KeyError), constants().kept():
         raise KeyError
+    assert not {"to", "cuda"} & vars(torch.Tensor).keys()
+
+
+def test_two_threads_wait_for_each_other() -> None:
+    left, errors = threading.Event(), []
+
+    def other() -> None:
+        try:
+            with constants().kept():
+                left.wait(10)
+        except AttributeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=other)
+    with constants().kept():
+        thread.start()
+        thread.join(0.1)
+    left.set()
+    thread.join()
+    assert not errors
     assert not {"to", "cuda"} & vars(torch.Tensor).keys()

@@ -136,8 +136,7 @@ class ChatTask(LanguageTask):
         nll = total / count
         found = {"nll": nll, "perplexity": math.exp(min(nll, 700)), "token_accuracy": right / count}
         if set(_ROUGE) & set(self.metrics):
-            # A token that is generated needs the logits of one position, not of all: many rows fit, and take as long.
-            written = self.generate(model, tokenizer, rows, batch_size=4 * batch_size)
+            written = self.generate(model, tokenizer, rows, batch_size=batch_size)
             references = [by_sentence(_last_answer(row["messages"])[1]) for row in rows]
             found |= rouge([by_sentence(text) for text in written], references)
         return {**{name: found[name] for name in self.metrics}, "loss": nll}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from deltasam._torch import any_compiled
 from deltasam.step.batches import tensors
 
+_REPLACING = threading.RLock()  # the methods of torch belong to all threads
 _LARGEST = 2**22  # numbers; a larger tensor is data, not a constant
 Make = Callable[[], Tensor]
 Move = Callable[[Tensor, Make], Tensor]  # from the tensor on the host, and the function that copies it
@@ -66,8 +67,10 @@ class HostConstants:
     @contextmanager
     def _instead(self, move: Move) -> Iterator[None]:
         """Inside, ``move`` makes the copies of this thread: ``tensor.to(device)`` and ``tensor.cuda()``."""
-        own, here = {name: getattr(Tensor, name) for name in ("to", "cuda")}, threading.get_ident()
-        set_before = {name: vars(Tensor)[name] for name in own if name in vars(Tensor)}  # usually they are inherited
+        if not self._possible:
+            yield
+            return
+        here = threading.get_ident()
 
         def replacement(name: str) -> Callable[..., Tensor]:
             def moved(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -82,13 +85,14 @@ class HostConstants:
 
             return moved
 
-        try:
-            if self._possible:
+        with _REPLACING:
+            own = {name: getattr(Tensor, name) for name in ("to", "cuda")}
+            set_before = {name: vars(Tensor)[name] for name in own if name in vars(Tensor)}  # usually inherited
+            try:
                 for name in own:
                     setattr(Tensor, name, replacement(name))
-            yield
-        finally:
-            if self._possible:
+                yield
+            finally:
                 for name in own:
                     delattr(Tensor, name)
                 for name, method in set_before.items():

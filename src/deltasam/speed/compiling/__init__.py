@@ -15,7 +15,7 @@ All of them compute the same function as before, rounded less or differently. Th
 of one tensor: to keep or save one alone, clone it. Measured with torch 2.11; torch 2.6 ignores the changes to the
 graph.
 
-Inductor's ``coordinate_descent_tuning`` also tunes the sizes of the kernels. It made steps a hundredth faster and
+Inductor's ``coordinate_descent_tuning`` also tunes the sizes of the kernels. It made steps 1 % faster and
 compiling more than twice as long (``benchmarks/compile_time.py``), so it is off.
 """
 
@@ -46,7 +46,7 @@ def compiled(model: nn.Module, *, dynamic: bool | None = None, fullgraph: bool =
             that of the compiled one every name has a prefix.
         dynamic: As in ``torch.compile``.
         fullgraph: As in ``torch.compile``.
-        options: Further settings of Inductor, the compiler behind ``torch.compile``; for a training of many hours,
+        options: Further settings of Inductor, the compiler behind ``torch.compile``; for a training of hours,
             ``coordinate_descent_tuning=True``. Your own graph passes replace these: ``pre_grad_custom_pass=None``
             disables merged layers and written-out attention, ``post_grad_custom_post_pass=None`` disables float32
             products.
