@@ -111,6 +111,22 @@ def test_other_sets_have_the_columns_of_the_task_and_their_own_classes(source: D
             replace(task, evaluate_on=(name,)).load(source)
 
 
+def test_a_model_of_scores_is_evaluated_on_other_scores(tmp_path: Path) -> None:
+    pairs = [{"sentence1": f"a {'man' if i % 2 else 'dog'}", "sentence2": "a dog runs"} for i in range(8)]
+    for split in ("train", "validation"):
+        _table(tmp_path / "stsb" / f"{split}.jsonl", [{**pair, "label": i % 6} for i, pair in enumerate(pairs)])
+    _table(tmp_path / "sickr" / "test.jsonl", [{**pair, "score": 1 + i % 5} for i, pair in enumerate(pairs)])
+    task = {"name": "stsb", "evaluate_on": ["sickr"], "max_length": 24, "bits": []}
+    given = {"task": task, "model": str(bert_folder(tmp_path / "bert")), "method": "erm", "schedule": {"steps": 1}}
+    result = run(RunConfig.from_plain({**given, "batch": {"size": 4}, "data": str(tmp_path)}), tmp_path / "run")
+    _, loaded = load_run(tmp_path / "run")
+    rows = find_task("sickr").load(DataSource(tmp_path), ["test"]).splits["test"]
+    assert [row["label"] for row in rows] == [1 + i % 5 for i in range(8)]
+    expected = loaded.task.evaluate(loaded.model, loaded.tokenizer, rows)
+    assert result.metrics["pearson_on_sickr"] == pytest.approx(expected["pearson"], abs=1e-6)
+    assert not any("nll" in name for name in result.metrics)
+
+
 def test_weights_of_wrong_labels(source: DataSource, tmp_path: Path) -> None:
     config = RunConfig.from_plain(
         {

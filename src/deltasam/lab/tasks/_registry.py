@@ -18,6 +18,7 @@ from deltasam.lab.tasks._packages import PackagePromptTask
 from deltasam.lab.tasks._prompts import DocstringPromptTask, PromptTask, as_prompts
 from deltasam.lab.tasks._rated_sentences import RatedSentenceTask
 from deltasam.lab.tasks._sentences import SentenceTask
+from deltasam.lab.tasks._sts import STS_SETS
 from deltasam.lab.tasks._summarization import CNN_DAILYMAIL, Seq2SeqTask
 
 
@@ -53,6 +54,12 @@ GLUE: dict[str, SentenceTask] = {
 #: The same tasks as prompts for causal language models: ``mnli-prompt``, ...
 PROMPTS: dict[str, PromptTask] = {f"{name}-prompt": as_prompts(task) for name, task in GLUE.items()}
 
+#: To evaluate models of STS-B on other sentences. Of ``sts12`` to ``sts16`` a sixth to a half is in its training set.
+SICKR = SentenceTask(
+    name="sickr", dataset="sickr", hub=STS_SETS["sickr"], text=_PAIR, label="score", kind="regression",
+    metrics=("pearson", "spearman"), eval_split="test",
+)  # fmt: skip
+
 # The last five are for the user's data: set their files and columns.
 TASKS.update(
     {
@@ -61,6 +68,7 @@ TASKS.update(
         "hans-like": HansTask(name="hans-like"),
         "product-reviews": RatedSentenceTask(name="product-reviews", part="amazonReviewSnippets"),
         "tweets": RatedSentenceTask(name="tweets", part="tweets"),
+        "sickr": SICKR,
         "mirror": MirrorTask(name="mirror"),
         "cnn_dailymail": CNN_DAILYMAIL,
         "docstrings-prompt": DocstringPromptTask(name="docstrings-prompt"),
