@@ -36,6 +36,7 @@ else:
     hypothesis.settings.load_profile("repeatable")
 
 MKLDNN = torch.backends.mkldnn.enabled
+IMPORTED = {"modules": 0}  # when objects were last frozen
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +50,16 @@ def _seeded() -> None:
         os.environ.pop(f"ACCELERATE_{setting}", None)  # set by the Trainer before transformers 5
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _frozen() -> None:
     """Excludes imported objects from garbage collection: scanning them takes half a second each time.
 
-    Repeated for every file, because tests import more, and measurements of the package unfreeze them.
+    Repeated when the tests before have imported much more.
     """
-    gc.collect()
-    gc.freeze()
+    if len(sys.modules) > IMPORTED["modules"] + 50:
+        IMPORTED["modules"] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import runpy
 from pathlib import Path
@@ -21,6 +22,24 @@ MIB = 2**20
 
 def block() -> torch.Tensor:
     return torch.ones(MIB // 4)
+
+
+def test_measuring_leaves_the_garbage_collector_as_it_was() -> None:
+    def counted() -> int:
+        found: list[int] = []
+        work = {"one": lambda: found.append(gc.get_freeze_count())}
+        interleaved(work, rounds=1, warmup=0, clock="wall", synchronize=lambda: None)
+        return found[0]
+
+    before = gc.get_freeze_count()
+    assert before > 0  # by conftest.py
+    assert (counted(), gc.get_freeze_count()) == (before, before)
+    gc.unfreeze()
+    try:
+        assert counted() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
 
 
 def test_peak_counts_storages_that_are_alive_together() -> None:

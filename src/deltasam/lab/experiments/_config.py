@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,7 +164,7 @@ class RunConfig:
         """Returns all options as YAML."""
         return yaml.safe_dump(self.to_plain(), sort_keys=False, allow_unicode=True, width=119)
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """A hash of all options that affect the result: equal ids are the same run."""
         described = without_later(self, self.to_plain())
