@@ -190,6 +190,7 @@ def test_wrapped_models(wrap: str, tmp_path) -> None:
         torch.testing.assert_close(model(**inputs).logits, before)
     finally:
         if wrap == "ddp":
+            del model  # before the group: DDP would end its threads while it holds Python's lock, which they may need
             torch.distributed.destroy_process_group()
 
 
