@@ -127,6 +127,17 @@ def test_a_model_of_scores_is_evaluated_on_other_scores(tmp_path: Path) -> None:
     assert not any("nll" in name for name in result.metrics)
 
 
+def test_no_pair_of_sickr_is_in_the_training_set_of_stsb(shared: Path) -> None:
+    source = DataSource(shared / "data")
+    other, own = find_task("sickr"), find_task("stsb")
+    pairs, known = (
+        {frozenset((row["sentence1"], row["sentence2"])) for row in task.load(source, [split]).splits[split]}
+        for task, split in ((other, "test"), (own, "train"))
+    )
+    assert len(pairs) > 4000
+    assert not pairs & known
+
+
 def test_weights_of_wrong_labels(source: DataSource, tmp_path: Path) -> None:
     config = RunConfig.from_plain(
         {

@@ -190,7 +190,7 @@ def test_wrapped_models(wrap: str, tmp_path) -> None:
         torch.testing.assert_close(model(**inputs).logits, before)
     finally:
         if wrap == "ddp":
-            del model  # before the group: DDP would end its threads while it holds Python's lock, which they may need
+            del model  # else it frees the group later, and waits for the group's threads while it holds the GIL
             torch.distributed.destroy_process_group()
 
 

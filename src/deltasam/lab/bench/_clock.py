@@ -78,13 +78,12 @@ def _frozen_garbage_collector() -> Iterator[None]:
     """Excludes existing objects from Python's garbage collection.
 
     A full collection takes longer than a step. In training it happens once in thousands of steps, but in a fresh
-    process it happens within the first few and would distort the timing of a single candidate. What the caller has
-    frozen stays so: Python can only unfreeze everything.
+    process it happens within the first few and would distort the timing of a single candidate.
     """
-    if gc.get_freeze_count():
+    gc.collect()
+    if gc.get_freeze_count():  # by the caller, which must stay: Python can only unfreeze everything
         yield
         return
-    gc.collect()
     gc.freeze()
     try:
         yield

@@ -54,7 +54,8 @@ GLUE: dict[str, SentenceTask] = {
 #: The same tasks as prompts for causal language models: ``mnli-prompt``, ...
 PROMPTS: dict[str, PromptTask] = {f"{name}-prompt": as_prompts(task) for name, task in GLUE.items()}
 
-#: To evaluate models of STS-B on other sentences. Of ``sts12`` to ``sts16`` a sixth to a half is in its training set.
+#: To evaluate models of STS-B on other sentences. The sets ``sts12`` to ``sts16`` would not do: STS-B's training set
+#: has a sixth to a half of their pairs.
 SICKR = SentenceTask(
     name="sickr", dataset="sickr", hub=STS_SETS["sickr"], text=_PAIR, label="score", kind="regression",
     metrics=("pearson", "spearman"), eval_split="test",
