@@ -10,7 +10,7 @@ import pytest
 
 from deltasam.lab.pages.effects import effect_table, missing, setup_table, shown
 from deltasam.lab.pages.evidence import clean, evidence, of_arm, paired, topic, values
-from deltasam.lab.pages.plan import cells
+from deltasam.lab.pages.plan import cells, planned
 from deltasam.lab.sweeps import final_runs, read_sweep
 from helpers.evidence import table_rows, write_evidence
 from helpers.results import write_run
@@ -117,3 +117,20 @@ def test_the_sweeps_say_what_is_missing(tmp_path: Path) -> None:
     assert list(found["done"]) == [True, False, False, False]
     assert set(found["setup"]) == set(topic(results, "pays")["setup"]) == {"SST-2, 4,000 rows, minilm-l6"}
     assert missing(found) == "No runs yet: δ-SAM, weights shuffled (SST-2, 4,000 rows, minilm-l6)."
+
+
+def test_a_run_of_another_topic_does_not_count(tmp_path: Path) -> None:
+    """The same run in another folder may be older, and lack what the tables of the topic show."""
+    sweeps = tmp_path / "configs" / "sweeps" / "evidence"
+    sweeps.mkdir(parents=True)
+    for name in ("pays", "glue"):
+        text = "tasks: [mrpc]\nmodels: [minilm-l6]\nmethods: {erm: ERM}\nseeds: [1, 2]\n"
+        (sweeps / f"{name}.yaml").write_text(text)
+    runs = final_runs(read_sweep(sweeps / "pays.yaml"), {})
+    for folder, run in zip(("pays", "glue"), runs, strict=True):
+        place = write_evidence(tmp_path / "results" / folder, "mrpc", seed=run.config.seed, score=0.8)
+        given = json.loads((place / "result.json").read_text())
+        (place / "result.json").write_text(json.dumps({**given, "run_id": run.config.run_id}))
+    found = planned(tmp_path)
+    assert list(found[found["sweep"] == "pays"]["done"]) == [True, False]
+    assert list(found[found["sweep"] == "glue"]["done"]) == [True, True], "sweeps without a topic share folders"

@@ -63,7 +63,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def legend(drawn: str) -> set[str]:
-    return set(re.findall(r">(ERM|SAM|δ-SAM|R-Drop|No runs yet\.)<", drawn))
+    return set(re.findall(r">(plain training|SAM|δ-SAM|R-Drop|No runs yet\.)<", drawn))
 
 
 def test_calibration_before_and_after_scaling(results: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_reliability_diagram_shows_the_runs_that_both_have(tmp_path: Path) -
     own = {"evaluation": [[99, 0.9, 0.1]] * 3}
     write_evidence(tmp_path / "b" / "pays", "mrpc", seed=9, score=0.8, reliability=own)  # SAM has no such seed
     one, other = (calibration.reliability(tmp_path / name) for name in "ab")
-    assert legend(one) == {"ERM", "SAM"}
+    assert legend(one) == {"plain training", "SAM"}
     assert re.findall("data [0-9a-f]{64}", one) == re.findall("data [0-9a-f]{64}", other)
 
 
@@ -100,7 +100,7 @@ def test_what_rounding_costs(results: Path) -> None:
     assert found["SAM"][head.index("4 bits, groups of 64")] == "-2.00 [-2.00, -2.00]"
     assert found["SAM"][head.index("3 bits, one scale per channel")] == "-4.00 [-4.00, -4.00]"
     assert table_rows(rounding.scores(results))["SAM"][2] == "78.2", "80.2 - 2"
-    assert legend(rounding.figure(results)) == {"ERM", "SAM"}
+    assert legend(rounding.figure(results)) == {"plain training", "SAM"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_stress_is_compared_within_a_condition(results: Path, axis: str, column:
     head = found["difference to ERM"]
     assert found["SAM"][head.index(column)] == f"{gain} [{gain}, {gain}]"
     assert found["SAM"][0] == "0.00 [0.00, 0.00]"
-    assert legend(stress.figure(results, axis)) == {"ERM", "SAM"}
+    assert legend(stress.figure(results, axis)) == {"plain training", "SAM"}
 
 
 def test_a_line_uses_the_setups_that_all_lines_have(tmp_path: Path) -> None:
@@ -122,6 +122,47 @@ def test_a_line_uses_the_setups_that_all_lines_have(tmp_path: Path) -> None:
     lines = rounding.common_lines(rounding.runs(tmp_path), ("ERM", "SAM", "R-Drop"), {32.0: "score"})
     assert set(lines) == {"ERM", "SAM"}
     assert lines["ERM"][32.0][0] == pytest.approx(80.2)
+
+
+def test_a_setup_with_few_seeds_of_one_arm_is_in_no_line(tmp_path: Path) -> None:
+    """A mean over setups leaves out those with two seeds: it must do so for all lines, or they compare tasks."""
+    write_both(tmp_path / "pays", ENCODERS[:1], 3)
+    for method, seeds in (("ERM", (1, 2, 3)), (SAM, (1, 2))):
+        for seed in seeds:
+            write_evidence(tmp_path / "pays", "rte", method, seed=seed, score=0.1, metrics=measured(0.1, 0.1, 0.0))
+    frame = rounding.runs(tmp_path)
+    assert rounding.common_setups(frame, ("ERM", "SAM"), {32.0: "score"}) == ["MRPC, bert-small-wiki"]
+    lines = rounding.common_lines(frame, ("ERM", "SAM"), {32.0: "score"})
+    assert lines["ERM"][32.0][0] == lines["SAM"][32.0][0] == pytest.approx(80.2)
+
+
+def test_a_panel_of_wrong_labels_has_one_task_and_the_levels_of_several_arms(tmp_path: Path) -> None:
+    write_both(tmp_path / "pays", ENCODERS[:1], 3)
+    for seed in (1, 2, 3):  # plain training alone, and SAM with too few seeds
+        write_evidence(tmp_path / "pays", "rte", seed=seed, score=0.6)
+        write_evidence(tmp_path / "pays", "rte", seed=seed, score=0.5, label_noise=0.1)
+    frames = {level: stress.at(tmp_path, "noise", level) for level in stress.NOISE}
+    assert stress.lines_of(frames, "bert-small-wiki", "rte") == {}
+    lines = stress.lines_of(frames, "bert-small-wiki", "mrpc")
+    assert list(lines) == ["ERM", "SAM"]
+    assert {level: round(mean) for level, (mean, _, _) in lines["SAM"].items()} == {0: 80, 0.1: 71, 0.2: 61, 0.4: 41}
+    drawn = stress.figure(tmp_path, "noise")
+    assert ">MRPC, bert-small-wiki<" in drawn
+    assert ">RTE, bert-small-wiki<" not in drawn
+
+
+def test_all_points_of_a_curve_of_forgetting_rest_on_the_same_tasks(tmp_path: Path) -> None:
+    for task, forgetting in (("mnli-prompt", 0.0), ("cola-prompt", 0.5)):
+        for seed in (1, 2, 3):
+            common = {"seed": seed, "model": "smollm2-135m", "lora": True}
+            write_evidence(tmp_path / "pays-llm", task, score=0.6, metrics={"forgetting": 0.0}, **common)
+            for rho in (0.005, 0.02):
+                if rho == 0.005 or task == "mnli-prompt" or seed < 3:  # two seeds of the second task
+                    frozen = {"name": "PerInstanceSAM", "rho": rho, "params": "base"}
+                    own = {"forgetting": forgetting + rho}
+                    write_evidence(tmp_path / "pays-llm", task, frozen, score=0.6, metrics=own, **common)
+    drawn = llm.forgetting(tmp_path)
+    assert ">per-instance SAM, frozen weights (LoRA; MNLI)<" in drawn
 
 
 def test_other_sets_are_averaged_within_a_run(tmp_path: Path) -> None:
@@ -213,7 +254,7 @@ def test_language_models_by_part_and_radius(tmp_path: Path) -> None:
     last = table_rows(llm.by_task(tmp_path, "LoRA"))["MNLI"]
     assert last[:3] == ["per-instance SAM, frozen weights, rho = 0.02", "3", "5.00 [5.00, 5.00]"]
     drawn = llm.forgetting(tmp_path)
-    assert ">per-instance SAM, frozen weights (LoRA)<" in drawn
+    assert ">per-instance SAM, frozen weights (LoRA; MNLI)<" in drawn
     assert ">0.005<" in drawn
     assert answers.QUESTIONS["llm_bits"].groups(tmp_path) == {"MNLI, smollm2-135m, LoRA": pytest.approx([10.0] * 3)}
 

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib import rc_context
 
 from deltasam.lab.pages.curves import ends
-from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, missing, noted, setup_table
-from deltasam.lab.pages.evidence import PLAIN, clean, of_arm, paired, topic
+from deltasam.lab.pages.effects import NO_RUNS, arms_of, counted, effect_table, missing, noted, setup_table
+from deltasam.lab.pages.evidence import PLAIN, clean, of_arm, paired, topic, values
 from deltasam.lab.pages.figures import BLUE, GREY, STYLE, forest, panels, svg
 from deltasam.lab.pages.plan import cells
 
@@ -48,15 +48,19 @@ def by_setup_differences(results: Path, metric: str) -> str:
 
 
 def dots(results: Path) -> str:
-    """How far each arm is below plain training, over all setups; to the right is better."""
+    """How far each arm is below plain training; to the right is better. An arm says on how many setups it rests."""
     frame = runs(results)
     base = of_arm(frame, PLAIN)
+    every = len(counted(values(base, "nll")))
     parts: dict[str, dict[str, Any]] = {title: {} for title in _PANELS.values()}
     for arm in [arm for arm in arms_of(frame) if arm != PLAIN]:
+        own = of_arm(frame, arm)
+        count = len(counted(paired(base, own, "nll")))
+        name = arm if count == every else f"{arm} ({count} of {every})"
         for metric, title in _PANELS.items():
-            if found := paired(base, of_arm(frame, arm), metric):
-                parts[title][arm] = ends(found)
-    return forest(parts, "points (x 100) below plain training")
+            if found := paired(base, own, metric):
+                parts[title][name] = ends(found)
+    return forest(parts, "reduction against plain training, x 100", share_rows=True)
 
 
 @rc_context(STYLE)
@@ -74,10 +78,12 @@ def reliability(results: Path, second: str = "SAM") -> str:
             if bins:
                 points = drawn[f"{arm} {name}"] = summed(bins)
                 confidence, accuracy = zip(*[point[1:] for point in points], strict=True)
-                each.plot(confidence, accuracy, color=colour, marker=marker, markersize=4, label=arm)
+                label = "plain training" if arm == PLAIN else arm
+                each.plot(confidence, accuracy, color=colour, marker=marker, markersize=4, label=label)
         if not len(shared):
             each.text(0.5, 0.6, NO_RUNS, ha="center")
-        each.set(title=heading, xlabel="confidence", ylabel="accuracy", xlim=(0.3, 1.01), ylim=(0.3, 1.01))
+        low = min([0.5, *(value for points in drawn.values() for point in points for value in point[1:])]) - 0.02
+        each.set(title=heading, xlabel="confidence", ylabel="accuracy", xlim=(low, 1.01), ylim=(low, 1.01))
     if len(shared):
         left.legend(frameon=False, loc="upper left")
     return svg(left.figure, drawn)

@@ -50,8 +50,13 @@ def topic(results: Path, name: str) -> pd.DataFrame:
 
 
 def belongs(name: str, topic: str) -> bool:
-    """Whether a folder or a sweep belongs to a topic: the longest of :data:`TOPICS` with which its name starts."""
-    return max((each for each in TOPICS if f"{name}-".startswith(f"{each}-")), key=len, default="") == topic
+    """Whether a folder or a sweep belongs to a topic."""
+    return topic_of(name) == topic
+
+
+def topic_of(name: str) -> str:
+    """The topic of a folder or a sweep: the longest of :data:`TOPICS` with which its name starts, or ``""``."""
+    return max((each for each in TOPICS if f"{name}-".startswith(f"{each}-")), key=len, default="")
 
 
 def with_arms(frame: pd.DataFrame) -> pd.DataFrame:

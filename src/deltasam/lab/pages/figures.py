@@ -57,8 +57,11 @@ def svg(figure: Figure, drawn: Any) -> str:
 
 
 @rc_context(STYLE)
-def forest(parts: Mapping[str, Mapping[str, Ends]], xlabel: str) -> str:
-    """Differences with their intervals: a panel for each title, a line for each name."""
+def forest(parts: Mapping[str, Mapping[str, Ends]], xlabel: str, *, share_rows: bool = False) -> str:
+    """Differences with their intervals: a panel for each title, a line for each name.
+
+    ``share_rows``: one x axis for both panels of a row.
+    """
     names = list(dict.fromkeys(name for values in parts.values() for name in values))
     axes = panels(len(parts), (8.4, -(-len(parts) // 2) * (0.8 + 0.2 * len(names))))
     for number, (each, (title, values)) in enumerate(zip(axes, parts.items(), strict=True)):
@@ -69,6 +72,10 @@ def forest(parts: Mapping[str, Mapping[str, Ends]], xlabel: str) -> str:
         each.axvline(0, color=GREY, linewidth=0.8, zorder=0)
         each.set_yticks([-place for place in range(len(names))], names if number % 2 == 0 else [""] * len(names))
         each.set(title=title, xlabel=xlabel)
+    if share_rows:
+        for left, right in zip(axes[::2], axes[1::2], strict=False):
+            left.sharex(right)
+            left.autoscale(axis="x")
     return svg(axes[0].figure, parts)
 
 

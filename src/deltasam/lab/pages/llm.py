@@ -8,7 +8,18 @@ from pathlib import Path
 import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves, ends
-from deltasam.lab.pages.effects import NO_RUNS, arms_of, effect_table, mean, missing, noted, shown
+from deltasam.lab.pages.effects import (
+    FEWEST,
+    NO_RUNS,
+    Groups,
+    arms_of,
+    counted,
+    effect_table,
+    mean,
+    missing,
+    noted,
+    shown,
+)
 from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, evidence, of_arm, paired, topic, values, with_arms
 from deltasam.lab.pages.plan import cells, finals_of
 from deltasam.lab.pages.rounding import draw
@@ -78,7 +89,10 @@ def bits(results: Path, part: str) -> str:
 
 
 def forgetting(results: Path) -> str:
-    """Forgetting and the metric against the radius, differences to plain training; a line for each kind of arm."""
+    """Forgetting and the metric against the radius, differences to plain training; a line for each kind of arm.
+
+    All points of a line are means over the same tasks, which its name lists: those that have all of its radii.
+    """
     frame = clean(topic(results, "pays-llm"))
     if frame.empty:  # an earlier run of one seed
         frame = clean(evidence(results, "llm-radius"))
@@ -88,11 +102,24 @@ def forgetting(results: Path) -> str:
         plain = of_arm(frame[frame["part"] == part], PLAIN)
         for title, metric in ((_FORGETTING, "forgetting"), ("metric", "score")):
             cells = {rho: paired(own[own["rho"] == rho], plain, metric) for rho in radii}
-            line = {rho: ends(found) for rho, found in cells.items() if found}
-            if len(line) > 1:  # a single radius is no curve
-                parts[title][f"{kind} ({PARTS[part]})"] = line
+            shared = _shared(cells)
+            tasks = ", ".join(setup.partition(",")[0] for setup in next(iter(shared.values()), ()))
+            if len(shared) > 1:  # a single radius is no curve
+                parts[title][f"{kind} ({PARTS[part]}; {tasks})"] = {rho: ends(found) for rho, found in shared.items()}
+    drawn = sorted({rho for lines in parts.values() for line in lines.values() for rho in line})
     labels = ("x 100, above plain training", "points above plain training")
-    return curves(parts, "radius", labels, [f"{rho:g}" for rho in radii], radii)
+    return curves(parts, "radius", labels, [f"{rho:g}" for rho in drawn], drawn, zero=True)
+
+
+def _shared(cells: Mapping[float, Groups]) -> dict[float, Groups]:
+    """The setups that all radii have, among those with three seeds if there are any."""
+    found = {rho: counted(groups) for rho, groups in cells.items() if groups}
+    most = max((len(values) for groups in found.values() for values in groups.values()), default=0)
+    if most >= FEWEST:
+        found = {rho: groups for rho, groups in found.items() if min(map(len, groups.values())) >= FEWEST}
+    every = [set(groups) for groups in found.values()]
+    common = set.intersection(*every) if every else set()
+    return {rho: {setup: groups[setup] for setup in groups if setup in common} for rho, groups in found.items()}
 
 
 def default_radius(results: Path) -> str:

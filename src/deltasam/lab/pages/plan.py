@@ -53,18 +53,20 @@ def _kind(config: Any) -> str:
 def planned(root: Path) -> pd.DataFrame:
     """One row per run of the sweeps in ``configs/sweeps/evidence``: sweep, task, method, id, final or tuning, done.
 
-    Final runs are those at the settings that the finished tuning runs choose.
+    Final runs are those at the settings that the finished tuning runs choose. A run of a topic counts in its folders
+    only: the same run elsewhere may be older, and lack what the topic's tables show.
     """
     from deltasam.lab.sweeps import final_runs, read_sweep, tuning_runs
 
     results = root / "results"
-    runs = read(results, *sorted(path.name for path in results.iterdir() if path.is_dir()))
-    scores = dict(zip(runs["run_id"], runs["score"], strict=True))
+    folders = sorted(path.name for path in results.iterdir() if path.is_dir())
     rows = []
     for file in sorted((root / "configs" / "sweeps" / "evidence").glob("*.yaml")):
         if file.stem.startswith(MODELS_ONLY):
             continue
-        sweep = read_sweep(file)
+        sweep, topic = read_sweep(file), evidence.topic_of(file.stem)
+        known = read(results, *(name for name in folders if not topic or evidence.belongs(name, topic)))
+        scores = dict(zip(known["run_id"], known["score"], strict=True)) if len(known) else {}
         tuning = [(run, run.config.run_id) for run in tuning_runs(sweep)]
         points: dict[tuple[str, str], dict[Any, list[float]]] = {}
         for run, run_id in tuning:

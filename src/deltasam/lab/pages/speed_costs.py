@@ -21,7 +21,7 @@ from deltasam.lab.pages.speed_targets import (
 from deltasam.lab.pages.statistics import table
 
 WAYS = {"eager": "", "captured": " captured", "compiled": " compiled", "compiled + captured": " compiled+captured"}
-METHODS = {"plain training": "ERM", "SAM": "SAM", "delta-SAM": DELTA, "exact per-instance": OURS}
+METHODS = {"plain training": "ERM", "SAM": "SAM", "delta-SAM, probes in bf16": DELTA, "exact per-instance": OURS}
 SIZES = ("16 x 64", "32 x 128")
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves
-from deltasam.lab.pages.effects import ENCODERS, NO_RUNS, arms_of, mean, missing, noted, setup_table, shown
+from deltasam.lab.pages.effects import ENCODERS, FEWEST, NO_RUNS, arms_of, mean, missing, noted, setup_table, shown
 from deltasam.lab.pages.evidence import PLAIN, of_arm, paired, setup_name, topic, values
 from deltasam.lab.pages.plan import cells
-from deltasam.lab.pages.rounding import DRAWN, common_lines
-from deltasam.lab.pages.statistics import table
+from deltasam.lab.pages.rounding import DRAWN
+from deltasam.lab.pages.statistics import mean_and_ends, table
 from deltasam.step.names import pluralized
 
 NOISE = {0.0: "clean", 0.1: "10% wrong labels", 0.2: "20% wrong labels", 0.4: "40% wrong labels"}
 ROWS = {0.0: "all rows", 1000.0: "1,000 rows", 250.0: "250 rows"}
 AXES: Mapping[str, Mapping[float, str]] = {"noise": NOISE, "rows": ROWS}
 _OTHER = {"noise": "rows", "rows": "noise"}
+_TASKS = ("mrpc", "rte", "cola", "sst2")
 
 
 def at(results: Path, axis: str, level: float) -> pd.DataFrame:
@@ -62,28 +64,35 @@ def by_setup(results: Path, axis: str, level: float) -> str:
 
 
 def figure(results: Path, axis: str) -> str:
-    """The metric against the level, a panel for each encoder, over the setups that all drawn arms have."""
+    """The metric against the level, a panel for each task and encoder. A point needs three seeds."""
     levels = AXES[axis]
-    parts: dict[str, dict[str, Line]] = {}
-    for model in ENCODERS:
-        frames = {level: at(results, axis, level) for level in levels}
-        wide = _wide({level: frame[frame["model"] == model] for level, frame in frames.items()})
-        known = {level: f"at {level:g}" for level in levels if f"at {level:g}" in wide}
-        parts[model] = common_lines(wide, DRAWN, known) if len(known) > 1 else {}
+    frames = {level: at(results, axis, level) for level in levels}
+    parts = {
+        setup_name(task, None, model, lora=False): lines
+        for model, task in product(ENCODERS, _TASKS)
+        if (lines := lines_of(frames, model, task))
+    }
     names = [re.sub(" (rows|wrong labels)", "", name) for name in levels.values()]
     xlabel = {"noise": "wrong labels", "rows": "training rows"}[axis]
-    return curves(parts, xlabel, "metric, mean over the tasks", names, list(levels))
+    shown = [level for level in levels if any(level in line for lines in parts.values() for line in lines.values())]
+    ticks = [name for level, name in zip(levels, names, strict=True) if level in shown]
+    return curves(parts or {"": {}}, xlabel, "metric", ticks, shown)
 
 
-def _wide(frames: Mapping[float, pd.DataFrame]) -> pd.DataFrame:
-    """The metric at every level as a column; one row per setup, arm and seed.
+def lines_of(frames: Mapping[float, pd.DataFrame], model: str, task: str) -> dict[str, Line]:
+    """Arm -> level -> mean with its interval, for the drawn arms that have several levels.
 
-    A setup is a task with a model here: a sample of few rows may be drawn from more rows than the other runs use.
+    Levels of plain training alone are left out. A sample of few rows may be drawn from more rows than the other runs
+    use: it is the same panel.
     """
-    keys, columns = ["setup", "arm", "seed"], []
-    for level, frame in frames.items():
-        where = zip(frame["task"], frame["model"], strict=True)
-        names = [setup_name(task, None, model, lora=False) for task, model in where]
-        found = frame.assign(setup=names).drop_duplicates(keys)
-        columns += [found.set_index(keys)["score"].rename(f"at {level:g}")] if len(found) else []
-    return pd.concat(columns, axis=1).reset_index() if columns else pd.DataFrame(columns=keys)
+    lines: dict[str, Line] = {}
+    for arm in DRAWN:
+        line = {}
+        for level, frame in frames.items():
+            own = of_arm(frame[(frame["model"] == model) & (frame["task"] == task)], arm).drop_duplicates("seed")
+            if len(own) >= FEWEST:
+                line[level] = mean_and_ends(own["score"])
+        if len(line) > 1:
+            lines[arm] = line
+    shared = {level for arm, line in lines.items() if arm != PLAIN for level in line}
+    return {arm: {level: line[level] for level in line if level in shared} for arm, line in lines.items() if shared}
