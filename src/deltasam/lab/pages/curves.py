@@ -41,7 +41,7 @@ def curves(parts: Mapping[str, Mapping[str, Line]], xlabel: str, ylabel: str | S
     say so: the runs may not exist yet. ``zero``: a line at 0; ``share_rows``: one y axis for both panels of a row.
     """
     rows = -(-len(parts) // 2)
-    axes = panels(len(parts), (8.4, (3.8 if rows < 3 else 2.6) * rows))
+    axes = panels(len(parts), (8.4 if len(parts) > 1 else 6.4, (3.8 if rows < 3 else 2.6) * rows))
     arms = list(dict.fromkeys(arm for lines in parts.values() for arm in lines))
     looks = _looks([arm for arm in arms if arm != PLAIN])
     labels = [ylabel] * len(parts) if isinstance(ylabel, str) else ylabel

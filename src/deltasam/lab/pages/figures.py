@@ -40,7 +40,7 @@ STYLE: dict[str, Any] = {
 def panels(count: int, size: tuple[float, float]) -> Sequence[Any]:
     """Empty axes, two in a row, of a figure of this size in inches."""
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(-(-count // 2), 2, squeeze=False).flatten()
+    axes = figure.subplots(-(-count // 2), min(count, 2), squeeze=False).flatten()
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)
     return list(axes)

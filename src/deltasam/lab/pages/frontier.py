@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
@@ -133,10 +132,7 @@ def figure(results: Path) -> str:
     means: dict[str, Ends] = {arm: stratified_interval(at) for arm, at in found.items()}
     tasks = runs["task"].nunique()
     order = sorted(means, key=lambda arm: (cost[arm], -means[arm][0]))
-    axes: Any = panels(1, (8.4, 4.0))
-    axes[1].remove()
-    each = axes[0]
-    each.set_subplotspec(each.get_gridspec()[:])
+    (each,) = panels(1, (8.4, 4.0))
     for place, arm in enumerate(order):
         mean, low, high = means[arm]
         colour = GREEN if low > 0 else ORANGE if high < 0 else GREY
