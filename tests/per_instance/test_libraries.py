@@ -64,6 +64,57 @@ def test_adapter(name: str) -> None:
         assert_as_the_loop(model, text(*shape), Classification())
 
 
+def dora_llama() -> nn.Module:
+    """DoRA multiplies with a unit matrix of 16 rows, which is the same for all instances, and detaches the result."""
+    import peft
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+                                      num_attention_heads=4)  # fmt: skip
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"], use_dora=True,
+                              init_lora_weights=False)  # fmt: skip
+    model = peft.get_peft_model(transformers.LlamaForCausalLM(config), adapter).train()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def rises(model: nn.Module, batch: Any, *, half: bool, **options: Any) -> Tensor:
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        step = PerInstanceSAM(rho=0.5, **options).backward(model, batch, CausalLM())
+    assert step.perturbed_losses is not None
+    return step.perturbed_losses - step.losses
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_dora_is_read_in_the_same_way_in_half_precision(size: int) -> None:
+    """16 rows are a multiple of N, and the gradient does not show whose they are: the moved weights do."""
+    ids = torch.randint(3, 31, (size, 6))
+    batch = {"input_ids": ids, "labels": ids}
+    exact = rises(dora_llama(), batch, half=False, engine="loop")
+    model = dora_llama()
+    assert relative(rises(model, batch, half=True), exact) < 0.05
+    assert relative(rises(model, batch, half=False), exact) < 1e-3, "half precision has taught it nothing wrong"
+    model = dora_llama()
+    assert relative(rises(model, batch, half=False), exact) < 1e-3
+    assert relative(rises(model, batch, half=True), exact) < 0.05
+
+
+def test_a_float32_step_is_compared_whatever_half_precision_has_proved() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    batch = (torch.randn(4, 3), torch.randint(2, (4,)))
+    compared: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deltasam.per_instance.recording.check_perturbed_pass", lambda *_: compared.append(True))
+        for half in (True, True, False, False):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                PerInstanceSAM().backward(model, batch, Classification())
+    assert len(compared) == 2
+
+
 def mixtral() -> nn.Module:
     import transformers
 

@@ -36,6 +36,7 @@ from deltasam.per_instance.verification.comparison import CheckResult, Scale, co
 from deltasam.per_instance.verification.diagnosis import NOT_FOUND, diagnose
 from deltasam.per_instance.verification.moved_weights import check_perturbed_pass
 from deltasam.per_instance.verification.objective_kind import kind_of
+from deltasam.per_instance.verification.own_rows import rows_are_own
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
 from deltasam.step.model_buffers import ModelBuffers
@@ -116,7 +117,8 @@ def record(
     The backward stops at the outputs of the layers: no weight gradient is computed. The first time a model is seen
     with an objective, and whenever an input has k N rows in a new place, the gradients of two groups are compared with
     autograd's, and the loss of one group at perturbed weights with the loss at moved weights. So a use of a weight
-    that the engine does not see is detected, not skipped. That costs two more backwards and two forwards.
+    that the engine does not see is detected, not skipped. That costs two more backwards and two forwards. Inputs whose
+    rows the model chooses by their content (masked tokens, a sorted batch) are tested in every step.
 
     The parameters need not require gradients. Memory: the inputs and output gradients of every layer; no gradient or
     copy of the parameters, except of a sample of them in the comparison.
@@ -284,6 +286,8 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             total = losses.sum() if scale is None else scale(losses.sum())
             signature = _signature(slots, state, request)
             is_new = signature not in slots.memory.verified and not is_recorded(losses.device)
+            are_own = not state.chosen or is_recorded(losses.device) or rows_are_own(state, losses, scale)
+            is_new = is_new or not are_own  # the comparison may find a layout that is right
             edges = [call.edge for call in state.calls]
             found: list[Tensor | None] = []  # which collect empties
             if edges:
@@ -301,6 +305,9 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             )
             if is_new:
                 check = compare(slots, losses, state, found, gradients, scale)
+            if not are_own:
+                why = "the model chooses rows by their content, and those of an instance are not next to each other"
+                raise UncoveredError(why, [slots.names[name] for name in slots.names if name in state.chosen])
     return _recording(slots, request, losses.detach(), gradients, gradients.norms()), signature, check
 
 
@@ -316,10 +323,14 @@ def _recording(
 
 
 def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Hashable:
-    """What a comparison with autograd is valid for; one group alone has the right gradient under every layout."""
+    """What a comparison with autograd is valid for.
+
+    One group alone has the right gradient under every layout. In half precision less can be compared.
+    """
     grouping = state.grouping
     m = grouping.m if grouping.groups > 1 else 0
-    return tuple(slots.params), frozenset(state.layout_table.seen.items()), m, bool(request.terms), request.objective
+    seen = frozenset(state.layout_table.seen.items())
+    return tuple(slots.params), seen, m, bool(request.terms), request.objective, state.is_half
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from deltasam.per_instance.errors import InstancesMixedError, MisreadError, UncoveredError
-from deltasam.per_instance.interception.batch_rule import LayoutTable
+from deltasam.per_instance.interception.batch_rule import LayoutTable, Place
 from deltasam.per_instance.interception.layout import Layout
 from deltasam.per_instance.interception.tensors import Proxy
 
@@ -35,6 +35,18 @@ class Memory:
         self.layout_table.tiled |= misread.tiled
         self.layout_table.shared |= misread.shared
         self.layouts.clear()
+
+    @contextmanager
+    def read_as_shared(self, places: Set[Place]) -> Iterator[None]:
+        """Reads these inputs as shared by all instances for the passes inside."""
+        before = set(self.layout_table.shared)
+        self.layout_table.shared |= places
+        self.layouts.clear()
+        try:
+            yield
+        finally:
+            self.layout_table.shared = before
+            self.layouts.clear()
 
     @contextmanager
     def corrections(self) -> Iterator[None]:

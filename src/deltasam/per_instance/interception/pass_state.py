@@ -24,6 +24,8 @@ from deltasam.per_instance.interception.memory import Memory
 from deltasam.per_instance.interception.tensors import PerInstance, Proxy, unwrapped
 
 _MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
+#: Operations that choose rows. Where they are is data: another batch of the same shape may have them elsewhere.
+_CHOOSING = {f"{name}Backward0" for name in ("Index", "IndexSelect", "MaskedSelect", "Gather", "Take")}
 
 
 class PassState:
@@ -51,6 +53,8 @@ class PassState:
         self.calls: list[Call] = []
         self.layouts: list[Layout | None] = []  # of the inputs of the calls; None for a parameter written out
         self.together: set[int] = set()  # parameters (``id``) with a use that cannot take one matrix per group
+        self.chosen: set[int] = set()  # parameters (``id``) with an input whose rows the model may choose by content
+        self._known_rows = {grouping.size}  # numbers of rows that follow from shapes: N, N T, N C T
         self._dtypes: dict[int, torch.dtype] = {}  # of the inputs of parameters that are used as matrices
         # By parameter, and whether there is a graph: a value that was computed without one has no gradient.
         self._values: dict[tuple[int, bool], Tensor] = {}
@@ -70,13 +74,41 @@ class PassState:
             layout = self._memory.layouts[known] = find_layout(tensor, features, self.size, self.layout_table, name)
         if self.recording and layout.place is not None:
             self.layout_table.note(layout.place, layout.kind)
+            if not self._rows_follow_from_shapes(tensor, layout.lead):
+                self.chosen.add(id(parameter.parameter))
         return layout
+
+    def _rows_follow_from_shapes(self, tensor: Tensor, lead: tuple[int, ...]) -> bool:
+        """Whether the rows of an instance are where they are in every batch of these shapes.
+
+        So it is for (N, ...), for what has as many rows as such a tensor flattened, for views of one, and for ids
+        (k N, T), which are texts of the caller. Not for rows that an operation has just chosen.
+        """
+        rows, known = lead[0], self._known_rows
+        node = tensor.grad_fn
+        if node is not None and node.name() in _CHOOSING:
+            return False
+        if rows not in known:
+            base = base_of(tensor)
+            is_view = base is not None and base.shape[:1] == (self.size,) and base.numel() == tensor.numel()
+            if not is_view and (tensor.is_floating_point() or len(lead) < 2):
+                return False
+            known.add(rows)
+        for length in lead[1:]:
+            rows *= length
+            known.add(rows)
+        return True
 
     def is_split(self, tensor: Tensor, parameter: Proxy) -> bool:
         """Whether an input of ``parameter``'s layer is ``(N, S, features)`` already, for groups of one."""
         if self.layout_table.shared:
             return self.layout(tensor, parameter, 1).is_split
         return tensor.ndim == 3 and tensor.shape[0] == self.size  # the rule
+
+    @property
+    def is_half(self) -> bool:
+        """Whether a layer computed in half precision."""
+        return not {torch.float16, torch.bfloat16}.isdisjoint(self._dtypes.values())
 
     def refuse(self, operation: str, *parameters: Any) -> NoReturn:
         """Raises the error that makes the engine fall back to the loop."""

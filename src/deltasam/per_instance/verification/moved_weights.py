@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from deltasam._torch import TorchDispatchMode, argument_names, tree_leaves
 from deltasam.per_instance.errors import MisreadError, UncoveredError
+from deltasam.per_instance.interception.batch_rule import Place
 from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.verification.comparison import CheckResult, Scale
 from deltasam.per_instance.verification.plain_pass import Run, plain_losses, without_trace
@@ -28,6 +29,9 @@ _MOST_COMPARISONS = 64  # per model; a model that skips layers at random makes t
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-2}
 _RISE = 0.1  # of the loss: well above its rounding, and the model still works
 _MOVE = 1e-2  # of the weights, at most
+_FARTHER = 4.0  # in half precision, times as far: the rise must be above the rounding of the losses
+_CLEARLY = 0.7
+_UNPROVEN = "a layer without a gradient is called with an input that is not laid out like the batch"
 _AMPLIFIED = 1e4  # by how much a deep model amplifies the rounding of one operation, at most
 
 
@@ -42,8 +46,9 @@ def check_perturbed_pass(
 ) -> None:
     """Compares the perturbed losses of one group, whose gradient at w is right, with those at moved weights.
 
-    Only parameters whose gradient was compared move, on both sides. Weights in half precision cannot be moved exactly;
-    then this only makes sure that the perturbed pass runs.
+    Only parameters whose gradient was compared move, on both sides. In half precision the losses differ by rounding;
+    then this makes sure that the perturbed pass runs, and reads the inputs that the gradient did not prove in the way
+    that is closer to the moved weights.
     ``norms`` have the loss scale; ``perturb`` opens the perturbed pass of the engine for the coefficients (G,).
 
     Raises:
@@ -69,13 +74,14 @@ def check_perturbed_pass(
     c = step_size(radius, norms)
     if check.is_half or _is_half(model, losses):
         mine(c)
+        if check.unproven and _are_shared(slots, mine, exact, _FARTHER * c, check.unproven):
+            raise MisreadError(_UNPROVEN, shared=check.unproven)
         return
     tolerance = max(_TOLERANCE.get(p.dtype, 1.0) for p in (losses, *params.values()))
     if _agree(mine, exact, c, losses[members], tolerance):
         return
     if check.unproven:
-        why = "a layer without a gradient is called with an input that is not laid out like the batch"
-        raise MisreadError(why, shared=check.unproven)
+        raise MisreadError(_UNPROVEN, shared=check.unproven)
     raise UncoveredError(
         "the losses of the low-rank engine at perturbed weights differ from those at moved weights: the model reads a "
         "parameter in a way that bypasses the engine, or a rule that you registered (register_rule) is wrong",
@@ -102,6 +108,15 @@ def _agree(mine: Losses, exact: Losses, c: Tensor, before: Tensor, tolerance: fl
         return False
     # The losses differ at w: a rule is wrong, unless random draws or rounding explain it.
     return observer.draws or not bool(apart > _AMPLIFIED * observer.eps * (1 + at_w.norm()))
+
+
+def _are_shared(slots: ParameterSlots, mine: Losses, exact: Losses, c: Tensor, places: frozenset[Place]) -> bool:
+    """Whether the perturbed losses are clearly closer to those at moved weights if these inputs are read as shared."""
+    true = exact(c)
+    as_read = (mine(c) - true).norm()
+    with slots.memory.read_as_shared(places):
+        as_shared = (mine(c) - true).norm()
+    return bool(as_shared < _CLEARLY * as_read)
 
 
 def _is_half(model: nn.Module, losses: Tensor) -> bool:
