@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from sklearn import metrics as sk
+from torch import Tensor
 
 from deltasam.analysis import calibration, temperature, temperature_scaled
 
@@ -61,11 +63,52 @@ def test_log_probabilities_and_logits_agree() -> None:
         (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), "at least one"),
         (torch.zeros(1, 2), torch.tensor([2]), r"0\.\.1"),
         (torch.zeros(1, 2), torch.tensor([-1]), r"0\.\.1"),
+        (torch.tensor([[0.0, math.nan], [0, 1]]), torch.tensor([0, 1]), "logits .* NaN or inf in 1 of 2 rows"),
+        (torch.tensor([[0.0, math.inf], [0, math.inf]]), torch.tensor([0, 1]), "logits .* NaN or inf in 2 of 2 rows"),
+        (torch.tensor([[-math.inf] * 2, [0, 1]]), torch.tensor([0, 1]), "logits .* -inf for every class in 1 of 2"),
     ],
 )
-def test_errors(logits: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+@pytest.mark.parametrize("function", [calibration, temperature, temperature_scaled])
+def test_errors(function: Callable[[Tensor, Tensor], object], logits: Tensor, labels: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        calibration(logits, labels)
+        function(logits, labels)
+
+
+def with_impossible_class(logits: Tensor) -> Tensor:
+    return torch.cat([logits, torch.full_like(logits[:, :1], -math.inf)], 1)
+
+
+def test_an_impossible_class_changes_nothing() -> None:
+    logits = 4 * torch.randn(400, 3)
+    labels = torch.multinomial((logits / 3).softmax(-1), 1).squeeze(1)
+    more = with_impossible_class(logits)
+    assert temperature(more, labels) == pytest.approx(temperature(logits, labels), rel=1e-9)
+    assert 2 < temperature(more, labels) < 4
+    assert torch.allclose(temperature_scaled(more, labels)[:, :3], temperature_scaled(logits, labels))
+    for found, expected in (
+        (calibration(more, labels, resamples=10), calibration(logits, labels, resamples=10)),
+        (
+            calibration(temperature_scaled(more, labels), labels),
+            calibration(temperature_scaled(logits, labels), labels),
+        ),
+    ):
+        assert [found.accuracy, found.nll, found.ece, found.brier] == pytest.approx(
+            [expected.accuracy, expected.nll, expected.ece, expected.brier]
+        )
+        assert found.ece_interval == pytest.approx(expected.ece_interval)
+    some = torch.where(torch.rand(400, 1) < 0.5, more, torch.cat([logits, torch.full((400, 1), -1e5)], 1))
+    assert temperature(some, labels) == pytest.approx(temperature(logits, labels), rel=1e-9)
+
+
+def test_a_true_class_of_probability_zero() -> None:
+    """The log loss is infinite at every temperature; the other values are those of any wrong prediction."""
+    logits, labels = with_impossible_class(torch.randn(20, 2)), torch.tensor([2, 2] + [0] * 18)
+    found, close = calibration(logits, labels), calibration(logits.clamp(min=-1e4), labels)
+    assert found.nll == math.inf
+    assert [found.accuracy, found.ece, found.brier] == pytest.approx([close.accuracy, close.ece, close.brier])
+    for function in (temperature, temperature_scaled):
+        with pytest.raises(ValueError, match="true class is -inf in 2 of 20 rows"):
+            function(logits, labels)
 
 
 def test_the_interval_covers_the_error_of_a_model_that_is_too_sure() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from deltasam.analysis import quantized, rounded
+from helpers.quantized import Net, PackedLinear
 from helpers.tiny import causal
 
 
@@ -85,6 +88,184 @@ def test_adapters_are_merged_before_rounding(options: dict[str, object]) -> None
             if p.dim() == 2 and "embed" not in name and "lm_head" not in name:
                 p.copy_(obvious(p, 4, 8))
         assert torch.allclose(whole(input_ids=ids).logits, found, atol=1e-4)
+
+
+ADAPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "embeddings": ({"target_modules": ["q_proj", "embed_tokens"]}, {}),
+    "output layer": ({"target_modules": ["q_proj", "lm_head"]}, {}),
+    "DoRA": ({"target_modules": ["q_proj", "lm_head", "embed_tokens"], "use_dora": True}, {}),
+    "tied": ({"target_modules": ["q_proj", "embed_tokens"]}, {"tie_word_embeddings": True}),
+    "biases": ({"target_modules": ["q_proj", "v_proj"], "lora_bias": True}, {"attention_bias": True}),
+    "whole modules": ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}, {}),
+}
+
+
+def llama_with(case: str, **options: Any) -> nn.Module:
+    """A tiny Llama with one or two active adapters, all of whose numbers are random."""
+    peft = pytest.importorskip("peft")
+    of_adapters, of_model = ADAPTED[case]
+    model = peft.get_peft_model(causal("llama", **of_model), peft.LoraConfig(r=2, **(of_adapters | options)))
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    return model.eval()
+
+
+def snapshot(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
+    return {name: (p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
+
+
+def differences(model: nn.Module, before: dict[str, tuple[int, Tensor]]) -> list[str]:
+    """Names of parameters that have other bits, or other memory."""
+    now = snapshot(model)
+    assert list(now) == list(before)
+    return [n for n, (place, p) in before.items() if now[n][0] != place or not torch.equal(now[n][1], p)]
+
+
+def merged(model: nn.Module) -> list[list[str]]:
+    return [list(m.merged_adapters) for m in model.modules() if hasattr(m, "adapter_layer_names")]
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(12).view(2, 6)).logits
+
+
+ties = pytest.mark.filterwarnings("ignore:.*tie.*:UserWarning")  # PEFT
+
+
+@ties
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("case", ADAPTED)
+def test_every_weight_of_adapted_layers_is_restored_in_its_memory(case: str, fails: bool) -> None:
+    model = llama_with(case)
+    before, plain, flags = snapshot(model), logits(model), merged(model)
+    try:
+        with quantized(model, 4, group=8):
+            places = {name: p.data_ptr() for name, p in model.named_parameters()}
+            assert places == {name: place for name, (place, _) in before.items()}
+            assert not torch.equal(logits(model), plain)
+            if fails:
+                raise KeyError
+    except KeyError:
+        pass
+    assert not differences(model, before)
+    assert merged(model) == flags
+    assert torch.equal(logits(model), plain)
+
+
+@ties
+@pytest.mark.parametrize("case", ADAPTED)
+def test_the_adapters_are_those_of_the_model(case: str) -> None:
+    """In a tied model, merging an adapter of the embeddings would change the output layer."""
+    model = llama_with(case)
+    plain = logits(model)
+    with quantized(model, 16, group=8):
+        assert torch.allclose(logits(model), plain, atol=1e-2)
+
+
+def test_layers_that_a_predicate_leaves_out_are_not_merged() -> None:
+    model = llama_with("output layer", target_modules=["q_proj", "v_proj"])
+    before = snapshot(model)
+    with quantized(model, 4, params=lambda name, _: "v_proj.base_layer" in name):
+        changed = differences(model, before)
+    assert len(changed) == 2
+    assert all("v_proj.base_layer" in name for name in changed)
+    assert not differences(model, before)
+
+
+def test_rounded_adapters_take_part_and_leave_nothing() -> None:
+    model = llama_with("embeddings")
+    before, plain = snapshot(model), logits(model)
+    with quantized(model, 1, params=lambda name, _: "lora_A" in name):
+        assert not torch.equal(logits(model), plain)
+    assert not differences(model, before)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_merged_adapters_stay_merged(dora: bool) -> None:
+    model = llama_with("output layer", target_modules=["q_proj", "v_proj"], use_dora=dora)
+    model.merge_adapter()
+    before, plain, flags = snapshot(model), logits(model), merged(model)
+    with quantized(model, 4, group=8):
+        assert merged(model) == flags
+    assert not differences(model, before)
+    assert merged(model) == flags
+    with quantized(model, 4, group=8), model.disable_adapter():
+        logits(model)  # PEFT unmerges in this pass
+    assert not differences(model, before)
+    assert merged(model) == flags
+    assert torch.equal(logits(model), plain)
+
+
+def test_disabled_adapters_are_not_merged() -> None:
+    model = llama_with("output layer")
+    before, plain = snapshot(model), logits(model)
+    with model.disable_adapter():
+        base = logits(model)
+        with quantized(model, 16, group=8):
+            assert torch.allclose(logits(model), base, atol=1e-2)
+    assert not differences(model, before)
+    with quantized(model, 4, group=8), model.disable_adapter():
+        logits(model)  # PEFT unmerges in this pass
+    assert not differences(model, before)
+    assert torch.equal(logits(model), plain)
+    model.merge_adapter()
+    with model.disable_adapter(), pytest.raises(ValueError, match="unmerge_adapter"), quantized(model, 4):
+        pass
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_several_adapters_and_nested_use(dora: bool) -> None:
+    model = llama_with("output layer", use_dora=dora)
+    model.add_adapter("other", model.peft_config["default"])
+    model.base_model.set_adapter(["default", "other"])
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    before, plain = snapshot(model), logits(model)
+    with quantized(model, 8, group=8):
+        outer, flags, found = snapshot(model), merged(model), logits(model)
+        with quantized(model, 2, group=8):
+            assert not torch.equal(logits(model), found)
+        assert not differences(model, outer)
+        assert merged(model) == flags
+    assert not differences(model, before)
+    assert not any(merged(model))
+    assert torch.equal(logits(model), plain)
+
+
+def test_a_quantized_base_is_not_merged() -> None:
+    """PEFT cannot add to packed integers; with bitsandbytes it would round them again."""
+    peft = pytest.importorskip("peft")
+    model = Net()
+    packed = model.first = PackedLinear(model.first)
+    packed.in_features, packed.out_features = packed.infeatures, packed.outfeatures
+    packed.weight = packed.qweight  # PEFT looks at its device
+    config = peft.LoraConfig(r=2, target_modules=["first", "third"], init_lora_weights=False)
+    config._register_custom_module({PackedLinear: peft.tuners.lora.Linear})
+    model = peft.get_peft_model(model, config)
+    before, integers = snapshot(model), packed.qweight.clone()
+    with quantized(model, 4, group=8):
+        changed = differences(model, before)
+        assert {name.split(".")[2] for name in changed} == {"second", "third", "head"}
+        assert merged(model) == [[], ["default"]]
+    assert not differences(model, before)
+    assert torch.equal(packed.qweight, integers)
+
+
+def test_restored_if_merging_fails() -> None:
+    model = llama_with("output layer")
+    before = snapshot(model)
+    layer = model.base_model.model.model.layers[1].self_attn.q_proj
+
+    def merge() -> None:
+        layer.base_layer.weight.data += 1
+        raise KeyError
+
+    layer.merge = merge
+    with pytest.raises(KeyError), quantized(model, 4):
+        pass
+    assert not differences(model, before)
+    assert not any(merged(model))
 
 
 def test_restored_after_an_error_and_gradients_work_inside() -> None:

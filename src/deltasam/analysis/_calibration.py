@@ -67,14 +67,15 @@ def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15, resamples: in
 
     Args:
         logits: Logits or log-probabilities, (instances, classes). The softmax of log-probabilities is the
-            probabilities themselves.
+            probabilities themselves. An impossible class has -inf; if it is the true one, ``nll`` is inf.
         labels: Numbers of the true classes, (instances,).
         bins: Number of bins.
         resamples: Samples of the instances for ``ece_interval``; 0 leaves it out.
         seed: Seed of these samples.
 
     Raises:
-        ValueError: The shapes do not fit, there are no instances, or a label is not a class.
+        ValueError: The shapes do not fit, there are no instances, a label is not a class, or logits are NaN, inf or
+            -inf for all classes.
 
     Example:
         >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1]]).log()
@@ -132,10 +133,11 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
     .. math:: T = \arg\min_T \frac{1}{N} \sum_i -\log \operatorname{softmax}(z_i / T)_{y_i}
 
     The loss is convex in :math:`1/T`, so its derivative is bisected, in float64. If all predictions are right, more
-    confidence is always better, and the result is the lower end.
+    confidence is always better, and the result is the lower end. Classes whose logit is -inf take no part.
 
     Raises:
-        ValueError: As in :func:`calibration`.
+        ValueError: As in :func:`calibration`, or a true class has the logit -inf: the loss is infinite at every
+            temperature.
 
     Example:
         >>> sure = torch.tensor([[0.9, 0.1]]).log().expand(10, 2) * 3  # three times too sure
@@ -143,12 +145,14 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
         3.0
     """
     _check(logits, labels)
+    _check_possible(logits, labels)
     z = logits.detach().double()
     target = z.gather(-1, labels.to(z.device).long()[:, None]).mean()
+    finite = z.masked_fill(z == -torch.inf, 0)  # their probability is 0, and 0 times -inf is NaN
     low, high = 1 / _HOTTEST, _HOTTEST  # of 1/T
     for _ in range(60):
         middle = (low * high) ** 0.5
-        slope = ((z * middle).softmax(-1) * z).sum(-1).mean() - target
+        slope = ((z * middle).softmax(-1) * finite).sum(-1).mean() - target
         low, high = (low, middle) if slope > 0 else (middle, high)
     return 1 / (low * high) ** 0.5
 
@@ -160,7 +164,7 @@ def temperature_scaled(logits: Tensor, labels: Tensor, *, seed: int = 0) -> Tens
     instance decides about its own temperature, and no further data is needed.
 
     Raises:
-        ValueError: As in :func:`calibration`, or there is only one instance.
+        ValueError: As in :func:`temperature`, or there is only one instance.
 
     Example:
         >>> logits, labels = torch.randn(100, 3) * 5, torch.arange(100) % 3
@@ -168,6 +172,7 @@ def temperature_scaled(logits: Tensor, labels: Tensor, *, seed: int = 0) -> Tens
         True
     """
     _check(logits, labels)
+    _check_possible(logits, labels)
     if len(labels) < 2:
         raise ValueError("labels have one instance; fitting a temperature on one half of them takes two")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
@@ -187,3 +192,18 @@ def _check(logits: Tensor, labels: Tensor) -> None:
         )
     if labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
         raise ValueError(f"labels must be numbers of classes in 0..{logits.shape[1] - 1}")
+    rows = len(logits)
+    if bad := int((logits.isnan() | logits.isposinf()).any(-1).sum()):
+        raise ValueError(
+            f"logits are NaN or inf in {bad} of {rows} rows: the model has diverged, or leave these rows out"
+        )
+    if bad := int(logits.isneginf().all(-1).sum()):
+        raise ValueError(f"logits are -inf for every class in {bad} of {rows} rows: leave these rows out")
+
+
+def _check_possible(logits: Tensor, labels: Tensor) -> None:
+    if bad := int(logits.gather(-1, labels.to(logits.device).long()[:, None]).isneginf().sum()):
+        raise ValueError(
+            f"logits: that of the true class is -inf in {bad} of {len(logits)} rows, so the log loss is infinite at "
+            "every temperature: correct the labels, or leave these rows out"
+        )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deltasam.methods import check_number
-from deltasam.step.adapters import adapted_layers, adapter_parameters
+from deltasam.step.adapters import adapted_layers, adapter_parameters, innermost
 
 Chosen = Callable[[str, nn.Parameter], bool]
 
@@ -56,11 +56,13 @@ def quantized(
 
     This is the plainest kind of post-training quantization: no calibration data, one scale and offset for ``group``
     consecutive inputs of an output, see :func:`rounded`. The numbers are rounded but stay in their type, so nothing
-    becomes faster or smaller. Adapters of PEFT are merged first, because it is the merged matrix that is stored in
-    few bits. Embeddings, an output layer that shares their weights or is returned by ``get_output_embeddings()``,
-    biases and norms stay, as in the usual quantization of language models.
+    becomes faster or smaller. Adapters of PEFT on a rounded matrix are merged first, because it is the merged matrix
+    that is stored in few bits; other adapters work as always, disabled ones stay out, merged ones stay merged.
+    Embeddings, an output layer that shares their weights or is returned by ``get_output_embeddings()``, biases and
+    norms stay, as in the usual quantization of language models.
 
-    Cost: a copy of the rounded matrices.
+    Cost: a copy of the rounded matrices, and of the biases beside those that carry adapters. All parameters keep their
+    memory (``data_ptr()``).
 
     Args:
         model: The model, which is changed in place and yielded.
@@ -69,7 +71,7 @@ def quantized(
         params: Rounds other parameters: a predicate ``(name, parameter) -> bool`` over all of two dimensions.
 
     Raises:
-        ValueError: There is no matrix to round.
+        ValueError: There is no matrix to round, or the adapters of one are merged and disabled.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -86,23 +88,61 @@ def quantized(
             "there is no floating-point matrix of a linear layer to round; a model that is quantized already cannot "
             "be rounded again, and other parameters are selected by params=lambda name, parameter: ..."
         )
-    copies = [(weight, weight.detach().clone()) for weight, _ in matrices]
-    merged: list[Any] = []
-    try:
+    chosen = {id(weight) for weight, _ in matrices}
+    # Only these are merged: merging and unmerging leaves rounding errors, and an adapter of embeddings would also
+    # change an output layer that shares their weights.
+    layers: dict[str, Any] = {
+        name: layer
+        for name, layer in adapted_layers(model).items()
+        if any(id(p) in chosen for p in innermost(layer).parameters())
+    }
+    _refuse_merged_and_disabled(layers)
+    # Merging changes biases, too (lora_bias).
+    changed = [weight for weight, _ in matrices] + [p for x in layers.values() for p in innermost(x).parameters()]
+    with ExitStack() as stack:  # runs all of its callbacks, from the last to the first, even if one fails
+        copies = [(p, p.data, p.detach().clone()) for p in {id(p): p for p in changed}.values()]
+        stack.callback(_restore, copies)
         with torch.no_grad():
-            for layer in adapted_layers(model).values():
-                if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-                    layer.merge()  # type: ignore[operator]
-                    merged.append(layer)
+            for layer in layers.values():
+                stack.callback(_unmerge, layer, list(layer.merged_adapters))
+                if not (layer.merged or layer.disable_adapters):
+                    layer.merge()
+            for p, memory, _ in copies:
+                _move(p, memory)
             for weight, dim in matrices:
                 weight.copy_(rounded(weight, bits, group=group, dim=dim))
         yield model
-    finally:
-        with torch.no_grad():
-            for layer in merged:
-                layer.unmerge()  # leaves rounding errors, which the copies undo
-            for weight, copy in copies:
-                weight.copy_(copy)
+
+
+def _refuse_merged_and_disabled(layers: dict[str, Any]) -> None:
+    for name, layer in layers.items():
+        if layer.merged and layer.disable_adapters:
+            raise ValueError(
+                f"model: the adapter of {name!r} is merged and disabled, so the next forward pass would subtract it "
+                "from the rounded matrix: call model.unmerge_adapter() first"
+            )
+
+
+def _unmerge(layer: Any, before: list[str]) -> None:
+    """Unmerges the adapters, unless they were merged ``before``. The matrix is restored later."""
+    if layer.merged and not before:
+        layer.unmerge()
+    if list(layer.merged_adapters) != before:  # a forward pass with disabled adapters has unmerged them
+        layer.merged_adapters = before
+
+
+def _restore(copies: list[tuple[nn.Parameter, Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for p, memory, copy in copies:
+            _move(p, memory)
+            p.copy_(copy)
+
+
+def _move(p: nn.Parameter, memory: Tensor) -> None:
+    """Moves a parameter back into its memory: DoRA merges and unmerges into new memory, which CUDA graphs miss."""
+    if p.data_ptr() != memory.data_ptr():
+        memory.copy_(p)
+        p.data = memory
 
 
 def _matrices(model: nn.Module, params: Chosen | None) -> list[tuple[nn.Parameter, int]]:

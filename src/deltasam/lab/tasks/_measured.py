@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,8 @@ Bins = list[list[float]]
 
 _GROUPS: dict[Rounding, int | None] = {"group": 64, "channel": None}
 _RESAMPLES = 1000
+_QUALITY = ("nll", "brier", "ece")
+_SCALED = ("temperature", "nll_scaled", "brier_scaled", "ece_scaled")
 
 
 @dataclass(frozen=True)
@@ -36,28 +39,43 @@ class Measured:
 
 
 def quality(logits: Tensor, labels: Tensor) -> Metrics:
-    """Returns log loss, Brier score and calibration error."""
+    """Returns log loss, Brier score and calibration error; NaN for a model that has diverged."""
     from deltasam.analysis import calibration
 
+    if _diverged(logits):
+        return dict.fromkeys(_QUALITY, math.nan)
     found = calibration(logits, labels)
     return {"nll": found.nll, "brier": found.brier, "ece": found.ece}
 
 
 def quality_of_run(logits: Tensor, labels: Tensor) -> Measured:
-    """Returns the quality with the interval of its calibration error, and both after temperature scaling."""
+    """Returns the quality with the interval of its calibration error, and both after temperature scaling.
+
+    They are NaN for a model that has diverged, and without bins.
+    """
     from deltasam.analysis import calibration, temperature, temperature_scaled
 
+    if _diverged(logits):
+        names = (*_QUALITY, "ece_low", "ece_high", *(_SCALED if len(labels) > 1 else ()))
+        return Measured(dict.fromkeys(names, math.nan))
     found = calibration(logits, labels, resamples=_RESAMPLES)
     assert found.ece_interval is not None
     metrics = {"nll": found.nll, "brier": found.brier, "ece": found.ece}
     metrics |= {"ece_low": found.ece_interval[0], "ece_high": found.ece_interval[1]}
     bins = {"evaluation": bins_of(found)}
-    if len(labels) > 1:
+    if len(labels) > 1 and math.isinf(found.nll):  # it is at every temperature
+        metrics |= dict.fromkeys(_SCALED, math.nan)
+    elif len(labels) > 1:
         scaled = calibration(temperature_scaled(logits, labels), labels)
         metrics |= {"temperature": temperature(logits, labels)}
         metrics |= {"nll_scaled": scaled.nll, "brier_scaled": scaled.brier, "ece_scaled": scaled.ece}
         bins |= {"scaled": bins_of(scaled)}
     return Measured(metrics, bins)
+
+
+def _diverged(logits: Tensor) -> bool:
+    """Whether there are no probabilities. A class whose logit is -inf has one: it is impossible."""
+    return bool(logits.softmax(-1).isnan().any())
 
 
 def bins_of(calibration: Any) -> Bins:

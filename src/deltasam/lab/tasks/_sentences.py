@@ -256,7 +256,8 @@ class SentenceTask(Table, Task):
         else:
             logits = other_logits(other, logits, data.classes)
             whole = quality_of_run(logits, self.labels(other.rows))
-            found = Measured(self.measure(logits, other.rows) | whole.metrics, {"": whole.reliability["evaluation"]})
+            bins = {key: one for key, one in whole.reliability.items() if key == "evaluation"}  # none if it diverged
+            found = Measured(self.measure(logits, other.rows) | whole.metrics, bins)
         metrics = {f"{key}_on_{name}": value for key, value in found.metrics.items()}
         return Measured(metrics, {f"on_{name}": bins for bins in found.reliability.values()})
 
