@@ -13,6 +13,7 @@ from deltasam.methods import check_number
 from deltasam.step.adapters import adapted_layers, adapter_parameters, innermost
 
 Chosen = Callable[[str, nn.Parameter], bool]
+Copy = tuple[nn.Parameter, Tensor, Tensor]  # a parameter, its memory, and what was in it
 
 
 def rounded(weight: Tensor, bits: int, *, group: int | None = 64, dim: int = -1) -> Tensor:
@@ -100,15 +101,15 @@ def quantized(
     # Merging changes biases, too (lora_bias).
     changed = [weight for weight, _ in matrices] + [p for x in layers.values() for p in innermost(x).parameters()]
     with ExitStack() as stack:  # runs all of its callbacks, from the last to the first, even if one fails
-        copies = [(p, p.data, p.detach().clone()) for p in {id(p): p for p in changed}.values()]
-        stack.callback(_restore, copies)
+        copies = {id(p): (p, p.data, p.detach().clone()) for p in {id(p): p for p in changed}.values()}
+        stack.callback(_restore, list(copies.values()))
         with torch.no_grad():
             for layer in layers.values():
-                stack.callback(_unmerge, layer, list(layer.merged_adapters))
+                own = [copies[id(p)] for p in innermost(layer).parameters()]
+                stack.callback(_unmerge, layer, list(layer.merged_adapters), own)
                 if not (layer.merged or layer.disable_adapters):
                     layer.merge()
-            for p, memory, _ in copies:
-                _move(p, memory)
+                    _move(own)
             for weight, dim in matrices:
                 weight.copy_(rounded(weight, bits, group=group, dim=dim))
         yield model
@@ -123,26 +124,29 @@ def _refuse_merged_and_disabled(layers: dict[str, Any]) -> None:
             )
 
 
-def _unmerge(layer: Any, before: list[str]) -> None:
-    """Unmerges the adapters, unless they were merged ``before``. The matrix is restored later."""
+@torch.no_grad()
+def _unmerge(layer: Any, before: list[str], own: list[Copy]) -> None:
+    """Unmerges the adapters, unless they were merged ``before``. The values are restored later."""
     if layer.merged and not before:
         layer.unmerge()
+        _move(own)
     if list(layer.merged_adapters) != before:  # a forward pass with disabled adapters has unmerged them
         layer.merged_adapters = before
 
 
-def _restore(copies: list[tuple[nn.Parameter, Tensor, Tensor]]) -> None:
-    with torch.no_grad():
-        for p, memory, copy in copies:
-            _move(p, memory)
-            p.copy_(copy)
+@torch.no_grad()
+def _restore(copies: list[Copy]) -> None:
+    _move(copies)
+    for p, _, values in copies:
+        p.copy_(values)
 
 
-def _move(p: nn.Parameter, memory: Tensor) -> None:
-    """Moves a parameter back into its memory: DoRA merges and unmerges into new memory, which CUDA graphs miss."""
-    if p.data_ptr() != memory.data_ptr():
-        memory.copy_(p)
-        p.data = memory
+def _move(copies: list[Copy]) -> None:
+    """Moves parameters back into their memory: DoRA merges and unmerges into new memory, which CUDA graphs miss."""
+    for p, memory, _ in copies:
+        if p.data_ptr() != memory.data_ptr():
+            memory.copy_(p)
+            p.data = memory
 
 
 def _matrices(model: nn.Module, params: Chosen | None) -> list[tuple[nn.Parameter, int]]:

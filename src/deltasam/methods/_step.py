@@ -16,7 +16,8 @@ class Step:
     r"""What happened in one step. All tensors are detached and on the model's device; nothing here synchronises.
 
     Attributes:
-        losses: :math:`l_i(w)`, shape (N,).
+        losses: :math:`l_i(w)`, shape (N,). Methods with a single pass (RandomPerturbation, MomentumSAM, BiLoRA) have
+            those at the perturbed weights instead.
         forwards: Number of forward passes; a sweep over micro-batches is one. Passes that only verify something, or
             that fail, are not counted.
         backwards: Number of backward passes, counted likewise.
@@ -52,12 +53,15 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The objective of the batch at w: the mean of the losses."""
+        """The objective of the batch: the mean of the losses."""
         return self.losses.mean()
 
     @property
     def sharpness(self) -> Tensor:
-        """How much the perturbation raised the mean loss: R_batch or R_inst, depending on the method."""
+        """How much the perturbation raised the mean loss: R_batch or R_inst, depending on the method.
+
+        0 where it is not measured: in plain training, and by methods with a single pass.
+        """
         if self.perturbed_losses is None:
             return torch.zeros_like(self.losses[0])
         return self.perturbed_losses.mean() - self.losses.mean()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,16 @@ def test_the_whole_split_unless_rows_are_given(folder: Path, capsys: pytest.Capt
     given = ["--task", "classification", "--model", folder / "model", "task.eval_rows=5"]
     files = [f"task.files.{split}={folder.parent / 'rows.csv'}" for split in ("train", "validation")]
     assert evaluated(capsys, *given, *files, "--bits")["rows"] == 5
+
+
+def test_a_damaged_result_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is measured: an evaluation may take long."""
+    copy = shutil.copytree(folder, tmp_path / "run")
+    (copy / "result.json").write_text('{"a":')
+    assert main(["evaluate", str(copy)]) == 2
+    error = capsys.readouterr().err
+    assert "result.json: not a result of this version" in error
+    assert "Traceback" not in error
 
 
 def test_settings_as_in_train(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_mistakes_in_files_and_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must hold a mapping"):
         resolve(file=tmp_path / "list.yaml")
     (tmp_path / "rows.csv").write_text("text,label\n" * 10_000)  # not all of it
-    with pytest.raises(ConfigError, match=r"must hold a mapping such as `task: mrpc`, not 'text,.{,30}$"):
+    with pytest.raises(ConfigError, match=r"must hold a mapping such as `name: value`, not 'text,.{,30}$"):
         resolve(file=tmp_path / "rows.csv")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     with pytest.raises(ConfigError, match="not YAML"):

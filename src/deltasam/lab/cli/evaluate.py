@@ -105,10 +105,10 @@ class Evaluate:
         check_positive(rows=self.rows, batch_size=self.batch_size)
         silence_libraries()
         with one_line_errors():
-            loaded = self._load()
+            loaded, before = self._load(), self._before()
         rows = f"{pluralized(len(loaded.rows), 'row')} of {loaded.origin}"
         with Console(stderr=True).status(Text(f"Evaluating on {rows}")):
-            found = self._measure(loaded)
+            found = self._measure(loaded, before)
         if self.json:
             plain = {"metrics": found.metrics, "rows": len(loaded.rows), "origin": loaded.origin}
             print(json.dumps(without_nan({**plain, "reliability": found.reliability}), indent=2))
@@ -121,13 +121,12 @@ class Evaluate:
         if self.figures is not None:
             self._draw(self.figures, found, loaded.task.primary)
 
-    def _measure(self, loaded: Loaded) -> Measured:
-        """Returns the metrics, and what the task measures once after training."""
+    def _measure(self, loaded: Loaded, before: dict[str, float]) -> Measured:
+        """Returns the metrics, and what the task measures once after training; some of it was measured before."""
         from deltasam.lab.tasks import Measured
 
         task, model, tokenizer, rows = loaded.task, loaded.model, loaded.tokenizer, loaded.rows
         found = Measured(task.evaluate(model, tokenizer, rows, batch_size=self.batch_size))
-        before = self._before()
         found |= task.final(model, tokenizer, loaded.data, rows, before=before, batch_size=self.batch_size)
         return found | Measured(torchao_metrics(loaded, self.batch_size)) if self.torchao else found
 

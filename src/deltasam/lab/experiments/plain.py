@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> Plain:
         line = "" if mark is None else f", line {mark.line + 1}"
         raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]}{line})") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: must hold a mapping such as `task: mrpc`, not {reprlib.repr(found)}")
+        raise ConfigError(f"{path}: must hold a mapping such as `name: value`, not {reprlib.repr(found)}")
     return found
 
 

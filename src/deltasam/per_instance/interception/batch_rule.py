@@ -10,8 +10,8 @@ The gradients of two groups are compared with autograd's on first use. A failed 
   only to the inputs of the parameter whose gradient is wrong.
 - *tiled*: R-Drop concatenates the batch with itself, so instance i is in the rows i and N + i.
 
-If neither makes the gradients right, the engine falls back to the loop. Nothing else is tried. Where a model chooses rows
-by their content (``h[mask]``), the rule is tested in every step, see ``verification/own_rows.py``.
+If neither makes the gradients right, the engine falls back to the loop. Nothing else is tried. Where a model
+chooses rows by their content (``h[mask]``), the rule is tested in every step, see ``verification/own_rows.py``.
 """
 
 from __future__ import annotations
