@@ -101,7 +101,7 @@ class _Encoder:
     def _next(self, console: Console, folders: list[Path]) -> None:
         lines = (
             "",
-            f"The last three columns are measured on {self.risk_rows} pairs, the others on all rows of the development set.",
+            f"The last three columns are measured on {self.risk_rows} pairs, the others on the whole development set.",
             f"Adversarial risk: the loss under the worst perturbation of norm {self.rho} for each pair.",
             "Sharpness: the rise of the loss under the worst perturbation for each batch. Passes: forward/backward.",
             "These runs are too short to rank the methods.",
