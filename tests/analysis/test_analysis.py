@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from deltasam.analysis import WEIGHTINGS, adversarial_risk, alignment, sharpness, weights_quality
 from deltasam.analysis._common import _number, cosine, gradient_of, spearman
 from deltasam.methods import ERM, SAM, DeltaSAM, PerInstanceSAM
+from deltasam.objectives import Classification
 from deltasam.weighting import FiniteDifference, OwnGradient, Uniform
 from helpers.instance_reference import ascended, loop
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT
+from helpers.random_models import cross_entropies, noisy
 
 
 def snapshot(model: nn.Module) -> list[object]:
@@ -48,6 +50,21 @@ def test_adversarial_risk_is_the_mean_over_instances(engine: str) -> None:
     assert float(risk) == pytest.approx(float(torch.cat([e.perturbed for e in exact]).mean()), rel=1e-9)
     assert risk.clean == pytest.approx(float(torch.cat([e.losses for e in exact]).mean()), rel=1e-9)
     assert torch.allclose(risk.norms, torch.cat([e.norms for e in exact]), rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*(draws random numbers|one after the other)")
+def test_in_train_mode_the_loop_has_the_masks_of_the_pass_at_w() -> None:
+    model, batch = noisy()
+    risk = adversarial_risk(model, [batch], Classification(), rho=1e-12, training=True)
+    torch.testing.assert_close(risk.adversarial_losses, risk.losses, rtol=0, atol=1e-9)
+    found = sharpness(model, [batch], Classification(), rho=1e-12, training=True)
+    assert found.instance == pytest.approx(found.first_order, abs=1e-14)
+    cosines = []
+    for objective in (Classification(), cross_entropies):
+        torch.manual_seed(0)
+        rows = alignment(model, [batch], objective, rho=0.05, training=True, methods={"SAM": SAM(rho=0.05)})
+        cosines.append(rows[1].regulariser)
+    assert cosines[0] == pytest.approx(cosines[1], abs=1e-9)
 
 
 def test_instances_of_a_group_share_their_perturbation() -> None:

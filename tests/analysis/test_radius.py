@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from deltasam import ASAM, ERM, SAM, PerInstanceSAM, RandomPerturbation
 from deltasam.analysis import RadiusSuggestion, suggest_radius
+from deltasam.objectives import Classification
 from helpers.instance_reference import loop
 from helpers.problems import TRANSFORMER, TRANSFORMER_NO_DROPOUT
+from helpers.random_models import cross_entropies, noisy
 
 
 def linear(start: list[float]) -> nn.Module:
@@ -71,6 +73,15 @@ def test_the_measured_loss_of_a_transformer_rises_by_the_share(group: int | None
         members = slice(k * size, (k + 1) * size)
         before, after = exact.losses[members].mean(), exact.perturbed[members].mean()
         assert float(after / before) == pytest.approx(1.3, abs=0.3 * 2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*draws random numbers")
+def test_instances_are_measured_with_the_masks_of_their_batch() -> None:
+    found = []
+    for objective in (Classification(), cross_entropies):
+        model, batch = noisy()
+        found.append(suggest_radius(model, [batch], objective, share=0.1, method=PerInstanceSAM(engine="loop")))
+    torch.testing.assert_close(found[0].radii, found[1].radii)
 
 
 @pytest.mark.parametrize("method", [None, PerInstanceSAM(), PerInstanceSAM(engine="loop")])

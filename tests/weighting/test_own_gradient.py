@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import DeltaSAM, MicroBatches
+from deltasam.objectives import Classification
 from deltasam.weighting import OwnGradient
 from helpers.architectures import BY_NAME, make
 from helpers.problems import TRANSFORMER_NO_DROPOUT, relative_error
+from helpers.random_models import cross_entropies, noisy
 
 
 def curvature(model: nn.Module, batch: object, objective: object, i: int) -> tuple[Tensor, Tensor]:
@@ -111,3 +113,17 @@ def test_a_model_that_no_rule_covers_runs_one_instance_at_a_time() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     # The losses at w, a gradient and a pass on each side of every instance; the step's own two.
     assert (step.forwards, step.backwards) == (1 + 3 * 5 + 2, 5 + 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*(draws random numbers|one after the other)")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_loop_compares_losses_with_the_same_masks(parts: int) -> None:
+    """With other masks the difference of the losses is dropout noise, divided by the square of a small radius."""
+    found = []
+    for objective in (Classification(), cross_entropies):
+        model, (x, labels) = noisy()
+        batch = MicroBatches(zip(x.chunk(parts), labels.chunk(parts), strict=True)) if parts > 1 else (x, labels)
+        method = DeltaSAM(eta=1e-12, weighting=OwnGradient(radius=1e-3))
+        found.append(method.backward(model, batch, objective).weights)
+    assert bool((found[0] < 1).all())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deltasam.analysis._common import batches_of
 from deltasam.methods import Method, check_number
-from deltasam.per_instance import UncoveredError, ascend, warn_of_loop
+from deltasam.per_instance import UncoveredError, ascend, one_by_one, warn_of_loop
 from deltasam.step.norms import global_norm
 from deltasam.step.passes import ObjectiveLike, Passes, prepare_objective
 from deltasam.step.selection import Selection
@@ -162,10 +162,7 @@ def _of_instances(part: Passes, share: float, method: Any) -> tuple[Tensor, Tens
         warn_of_loop(part, why)
         found = None
     if found is None:
-        size = part.losses().shape[0]
-        alone = getattr(part.objective, "separable", False)
-        members = torch.arange(size, device=part.device).split(group)
-        rows = [_of_batch(part.instances(each, alone=alone), share) for each in members]
+        rows = [_of_batch(each, share) for each in one_by_one(part, group)[1]]
         loss, norm, radius = (torch.cat(column) for column in zip(*rows, strict=True))
         return loss, norm, radius
     ascent = found

@@ -19,6 +19,7 @@ from deltasam.per_instance import (
     Recording,
     UncoveredError,
     count_pass,
+    one_by_one,
     record,
     refuse_batch_statistics,
     warn_of_loop,
@@ -58,7 +59,8 @@ class PerInstanceSAM(Method):
     :math:`W + c_i \nabla_W l_i`, which takes as many products as SAM; the form of each layer follows from its shapes.
     In bfloat16 and TF32 these matrices are rounded stochastically, as the moved weights of SAM are. Memory, beyond
     that of SAM: the inputs and output gradients of the layers between the two passes, and by default at most a quarter
-    more, see ``max_extra_memory``. With the loop engine: 2N + 1 forwards, 2N backwards.
+    more, see ``max_extra_memory``. With the loop engine: 2N + 1 forwards, 2N backwards,
+    each over one instance, or, with dropout, over the whole batch.
 
     Attributes:
         rho: Radius. This adversary is much stronger than SAM's, so the best radius is smaller: 0.005 on four of four
@@ -212,13 +214,10 @@ class PerInstanceSAM(Method):
             )
 
     def _loop(self, part: Passes, rule: Radius) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One group after the other. The objectives of this package allow to cut a group out of its batch."""
-        losses = part.losses(keep_side_effects=True)
-        alone = getattr(part.objective, "separable", False)
+        """One group after the other."""
+        losses, groups = one_by_one(part, self.group, keep_side_effects=True)
         perturbed, norms, radii = [], [], []
-        groups = torch.split(torch.arange(losses.shape[0], device=losses.device), self.group)
-        for k, members in enumerate(groups):
-            group = part.instances(members, alone=alone)
+        for k, group in enumerate(groups):
             _, grads = group.gradient(keep_side_effects=False)
             # One exchange of gradients at the last group, however many groups other processes have.
             with part.ranks.no_sync(k < len(groups) - 1), group.ascend(grads, rule) as ascent:

@@ -50,6 +50,7 @@ from deltasam.per_instance.ascent import (
     both_sides,
     count_pass,
     gradient_norms,
+    one_by_one,
     warn_of_loop,
 )
 from deltasam.per_instance.errors import InstancesMixedError, UncoveredError
@@ -62,5 +63,6 @@ from deltasam.per_instance.recording import Recording, record
 __all__ = [
     "Ascent", "Engine", "InstancesMixedError", "LowRank", "Recording", "UncoveredError", "adversarial", "ascend",
     "both_sides", "count_pass", "gradient_norms", "instance_adversarial_losses", "instance_gradient_norms",
-    "perturbed_instances", "record", "refuse_batch_statistics", "register_rule", "warn_of_loop", "warn_once",
+    "one_by_one", "perturbed_instances", "record", "refuse_batch_statistics", "register_rule", "warn_of_loop",
+    "warn_once",
 ]  # fmt: skip

@@ -165,6 +165,25 @@ def both_sides(part: Passes, rho: Number) -> tuple[Tensor, Tensor, Tensor, Tenso
     return found.losses, found.norms, plus, minus
 
 
+def one_by_one(part: Passes, group: int, *, keep_side_effects: bool = False) -> tuple[Tensor, list[Passes]]:
+    """For the loop engine: losses at w (N,), and the passes over each group.
+
+    The objectives of this package allow to cut a group out of its batch. But it would have the dropout masks of the
+    first rows, and not its own of the pass at w: where anything random is drawn, the whole batch passes every time.
+    """
+    losses, has_draws = part.losses_and_draws(keep_side_effects=keep_side_effects)
+    groups = torch.split(torch.arange(losses.shape[0], device=losses.device), group)
+    alone = getattr(part.objective, "separable", False)
+    if alone and has_draws and len(groups) > 1:
+        warn_once(
+            part.inner,
+            "The model or the objective draws random numbers (dropout), so the loop over instances passes the whole "
+            "batch through the model for each of them: alone they would have other draws. It is faster in eval mode, "
+            "or with dropout 0",
+        )
+    return losses, [part.instances(members, alone=alone and not has_draws) for members in groups]
+
+
 def by_loop(
     part: Passes,
     rho: Number,
@@ -176,13 +195,12 @@ def by_loop(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Losses at w (N,), norms (G,), and adversarial losses (N,) for each sign, with weights that are really moved."""
     alpha = stride if stride is not None else rho if steps == 1 else 2 * rho / steps
-    losses = part.losses()
+    losses, groups = one_by_one(part, group)
     params = list(part.params.values())
     require_apart(params, part.named)
     norms: list[Tensor] = []
     found: list[list[Tensor]] = [[] for _ in signs]
-    for members in torch.split(torch.arange(losses.shape[0], device=losses.device), group):
-        own = part.instances(members, alone=getattr(part.objective, "separable", False))
+    for own in groups:
         eps: list[Any] = [torch.zeros_like(p) for p in params]
         one = torch.ones((), device=losses.device)
         for k in range(steps):
@@ -194,7 +212,7 @@ def by_loop(
             shrink = (rho / global_norm(eps)).clamp_max(1).nan_to_num(1.0)
             eps = [e * shrink.to(e.dtype) for e in eps]
             if k == 0:
-                norms.append(norm / own.share * members.shape[0])
+                norms.append(norm / part.share * losses.shape[0])
         for side, sign in zip(found, signs, strict=True):
             with moved(params, eps, sign * one, consume=False):
                 side.append(own.losses())

@@ -170,6 +170,15 @@ class Passes(StepBatch):
         self.ranks.reshard()
         return losses
 
+    def losses_and_draws(self, *, keep_side_effects: bool = False) -> tuple[Tensor, bool]:
+        """As :meth:`losses`, and whether random numbers were drawn for them, which all passes of the step repeat."""
+        self.count.forwards += 1
+        with torch.no_grad(), self.one_pass(keep_side_effects):
+            losses = self.evaluate().detach()
+            has_draws = self._replay is not None and self._replay.has_drawn()
+        self.ranks.reshard()
+        return losses, has_draws
+
     def gradient(
         self,
         weights: Tensor | Callable[[Tensor], Tensor] | None = None,

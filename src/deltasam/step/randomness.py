@@ -58,6 +58,9 @@ class Seed:
 class Recording(Protocol):
     """Random streams of a step that is recorded for replay, in which states can be neither read nor set."""
 
+    def has_draws(self) -> bool:
+        """Whether the step draws from the streams."""
+
     def starts(self) -> Any:
         """Extra passes will start where the streams are now: returns this place."""
 
@@ -161,12 +164,22 @@ class RandomState:
             generators=tuple([(generator, generator.get_state()) for generator in generators]),
         )
 
-    def agrees_on_the_host(self, other: RandomState) -> bool:
-        """Whether nothing was drawn between the two states from the streams of the host."""
-        if self.python.state != other.python.state or not torch.equal(self.cpu, other.cpu):
+    def agrees_on_the_host(self, other: RandomState, host: Set[str] = STREAMS) -> bool:
+        """Whether nothing was drawn between the two states from the streams of the host.
+
+        Of Python's and NumPy's streams only those in ``host`` count.
+        """
+        if not torch.equal(self.cpu, other.cpu) or ("python" in host and self.python.state != other.python.state):
             return False
         # If NumPy was loaded in between, there was no stream to draw from before.
-        return self.numpy is None or other.numpy is None or are_equal(self.numpy.state, other.numpy.state)
+        if self.numpy is None or other.numpy is None or "numpy" not in host:
+            return True
+        return are_equal(self.numpy.state, other.numpy.state)
+
+    def agrees(self, other: RandomState, host: Set[str] = STREAMS) -> bool:
+        """Whether nothing was drawn between the two states, on any device; ``host`` as above."""
+        here, there = ([state for _, state in (*each.devices, *each.generators)] for each in (self, other))
+        return self.agrees_on_the_host(other, host) and all(map(torch.equal, here, there))
 
     @property
     def host(self) -> tuple[PythonState, NumpyState | None]:
@@ -305,6 +318,17 @@ class Replay:
     def at_w(self) -> AbstractContextManager[None]:
         """The pass at w. It also shows which streams the model draws from."""
         return nullcontext() if self._start is None else self._use.watched()
+
+    def has_drawn(self) -> bool:
+        """Whether a pass that started with this replay has drawn random numbers, which its other passes repeat.
+
+        To be asked after the pass at w, or at the end of a pass inside :meth:`extra`. False if the passes draw from
+        independent streams: then none repeats another's draws.
+        """
+        if self._start is None:
+            assert _recording is not None, "the step outlived its recording"
+            return _recording.has_draws()
+        return self._randomness == "shared" and not self._now().agrees(self._start, self._use.streams())
 
     @contextmanager
     def extra(self) -> Iterator[None]:

@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 ObjectiveLike = Callable[[nn.Module, Any], Tensor]
 
 
+class _OfInstances:
+    """An objective for some of the instances; everything but the losses is that of the whole objective."""
+
+    def __init__(self, objective: Any, part: Callable[[Tensor], Tensor]) -> None:
+        self._objective, self._part = objective, part
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        return self._part(self._objective(model, batch))
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return self._part(self._objective.losses(outputs, batch))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objective, name)
+
+
 def prepared(objective: Any, model: nn.Module, batch: Any) -> MicroBatches:
     """The micro-batches of a step, each as ``objective.prepare_batch`` returns it, if that exists."""
     parts = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
@@ -205,9 +221,9 @@ class StepBatch:
 
         Args:
             index: Which instances.
-            alone: Cut them out of the batch if its rows are the instances, which is cheaper. Otherwise the whole batch
-                passes through the model, which is right for any objective and gives every instance the random draws
-                that it has in the batch.
+            alone: Cut them out of the batch if its rows are the instances, which is cheaper, but right only if nothing
+                random is drawn: each of them would have the draws of the first row. Otherwise the whole batch passes
+                through the model, which is right for any objective.
         """
         size = self._only_size()
         assert size is not None
@@ -217,10 +233,10 @@ class StepBatch:
             counts = counts_of(objective, [other.batches[0], self.batches[0]])
             if counts is not None:  # a token mean is over the tokens of the whole batch
                 factor = ratio(*counts) * (size / index.shape[0])
-                other.objective = lambda model, batch: objective(model, batch) * factor
+                other.objective = _OfInstances(objective, lambda losses: losses * factor)
         else:
             other = copy(self)
-            other.objective = lambda model, batch: objective(model, batch)[index]
+            other.objective = _OfInstances(objective, lambda losses: losses[index])
             other.sizes = [index.shape[0]]
         other._shares = [self._shares[0] * (index.shape[0] / size)]
         other.fraction = other._shares[0] / self.as_whole

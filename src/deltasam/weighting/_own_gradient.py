@@ -35,7 +35,8 @@ class OwnGradient(Weighting):
     r, and so above rounding errors.
 
     Cost: 3 forwards and a backward without weight gradients; memory of :class:`~deltasam.methods.PerInstanceSAM`.
-    If no rule of the low-rank engine covers the model, one instance at a time: 3N + 1 forwards, N backwards.
+    If no rule of the low-rank engine covers the model, one instance at a time: 3N + 1 forwards, N backwards,
+    with dropout each over the whole batch.
 
     Attributes:
         radius: h; rho by default.

@@ -77,6 +77,7 @@ def test_the_passes_of_a_part_start_together(monkeypatch: pytest.MonkeyPatch, am
     # An ordinary step over three parts, each with an extra pass, which draws 12 numbers for each.
     needs.starts, needs.extras, needs.length = [0, 12, 24], [0, 12, 24], 36
     streams, own = GraphStreams(needs), default.state
+    assert streams.has_draws()
     with streams.used():
         graph = Graph(default)
         streams.register(graph)  # type: ignore[arg-type]
@@ -123,6 +124,7 @@ def test_a_failed_recording_does_not_touch_the_state_of_the_default_generator(
     needs = Needs(torch.device("cpu"))
     needs.device = torch.device("cuda", 0)
     streams = GraphStreams(needs)
+    assert not streams.has_draws()
     with pytest.raises(KeyError), streams.used():
         raise KeyError if default.state is not own else AssertionError
     assert default.state is own

@@ -93,6 +93,7 @@ class GraphStreams:
         self._seeded = [(seed, torch.Generator(needs.device)) for seed in needs.seeds]
         # Where a later part has a state of its own, the main one does not get to the end of the step.
         self._length = needs.length if any(needs.starts) else None
+        self._has_draws = needs.length > 0
         self._drawn: list[tuple[Callable[[int], Tensor], Tensor]] = []
         self._device = needs.device
         self._room = torch.empty(0, dtype=torch.uint8)
@@ -143,6 +144,10 @@ class GraphStreams:
             place.copy_(draw(step).pin_memory(), non_blocking=True)
         yield
         self.default.set_offset(self._main.get_offset() if self._length is None else offset + self._length)
+
+    def has_draws(self) -> bool:
+        """Whether the ordinary step drew from the default generator."""
+        return self._has_draws
 
     def starts(self) -> None:
         """From here on, the pass draws from a state that extra passes can start with, too."""
