@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deltasam import MicroBatches, measured_arrival
-from deltasam.methods import FriendlySAM, LookSAM, Method, MomentumSAM, Step, make_step, radius
+from deltasam import Classification, MicroBatches, measured_arrival
+from deltasam.methods import TRAM, FriendlySAM, LookSAM, Method, MomentumSAM, Step, make_step, radius
 from deltasam.step.passes import Passes
 from helpers.problems import TRANSFORMER_NO_DROPOUT, grads, relative_error
 
@@ -246,3 +246,12 @@ def test_look_sam_reuses_the_same_under_another_scale() -> None:
         method.backward(model, batch(1), objective, scale=scale)
         found.append({name: g / scale for name, g in grads(model).items()})
     assert relative_error(*found) < 1e-12
+
+
+def test_the_previous_weights_follow_another_dtype() -> None:
+    model, method = nn.Sequential(nn.Linear(3, 3)).double(), TRAM(against="previous")
+    for dtype in (torch.float64, torch.float32, torch.float64):
+        model.to(dtype)
+        step = method.backward(model, (torch.randn(4, 3, dtype=dtype), torch.tensor([0, 1, 2, 0])), Classification())
+        assert step.losses.dtype == dtype
+        assert {value.dtype for name, value in method.state.items() if name.startswith("previous.")} == {dtype}

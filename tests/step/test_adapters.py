@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from deltasam import ASAM, SAM, DeltaSAM, PerInstanceSAM, select
+from deltasam import ASAM, SAM, CausalLM, DeltaSAM, PerInstanceSAM, RandomPerturbation, select
 from deltasam.step.adapters import adapted_layers
 from helpers.frozen import FAMILIES, OTHER_KINDS, Adapter, Small, adapted, run_of, small
 from helpers.problems import cross_entropy
@@ -66,6 +66,51 @@ def test_embeddings_and_convolutions_carry_adapters_too() -> None:
     adapters = short(select(model, "adapters"))
     assert {"words.lora_embedding_A.default", "mix.lora_A.default.weight"} <= adapters
     assert adapters == short(select(model, "trained"))
+
+
+TIED = [
+    {"target_modules": ["q_proj"], "trainable_token_indices": [3, 7]},
+    {"target_modules": ["embed_tokens", "lm_head"]},
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings")
+@pytest.mark.parametrize("settings", TIED, ids=["trainable tokens", "both layers"])
+def test_a_tied_base_is_listed_and_moved_once(settings: dict[str, Any]) -> None:
+    """The radius that a step reports is how far the weights have moved; both engines agree."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("peft", "0.15")  # trainable_token_indices
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(vocab_size=31, tie_word_embeddings=True, initializer_range=0.5, **sizes)
+        lora = peft.LoraConfig(r=3, task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+        model: nn.Module = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora).double()
+        return model
+
+    model, seen = make(), []
+    start = [p.detach().clone() for p in model.parameters()]
+    ids = torch.randint(3, 31, (3, 6))
+    given = {"input_ids": ids, "labels": ids}
+
+    def objective(model: nn.Module, given: Any) -> Any:
+        moves = [(p.detach() - w).norm() for p, w in zip(model.parameters(), start, strict=True)]
+        seen.append(float(torch.stack(moves).norm()))
+        return CausalLM()(model, given)
+
+    chosen = select(model, "base")
+    assert len({id(p) for p in chosen.values()}) == len(chosen)
+    for method in (SAM(rho=0.05, params="base"), RandomPerturbation(rho=0.05, params="base", per="all")):
+        step = method.backward(model, given, objective)
+        assert max(seen) == pytest.approx(float(step.radius), rel=1e-6)
+        seen.clear()
+    found = []
+    for engine in ("low-rank", "loop"):
+        model = make()
+        step = PerInstanceSAM(rho=0.05, params="base", engine=engine).backward(model, given, CausalLM())
+        found.append([step.perturbed_losses, *(p.grad for p in model.parameters() if p.requires_grad)])
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)  # norms of Llama are float32
 
 
 def test_several_adapters_share_a_base() -> None:

@@ -137,6 +137,37 @@ def test_a_checkpoint_after_an_interruption_holds_the_weights_at_w(method: Metho
     look()
 
 
+@pytest.mark.parametrize("method", [SAM(), DeltaSAM()], ids=lambda m: type(m).__name__)
+def test_a_cache_is_restored_together_with_its_length(method: Method) -> None:
+    class Cache(nn.Linear):
+        def grow(self, size: int) -> None:
+            self.size = size
+            self.register_buffer("held", torch.ones(size))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > self.size:
+                self.grow(len(x))
+            return super().forward(x) * self.held.sum()
+
+    model = nn.Sequential(Cache(3, 1))
+    own: list[Tensor] = []
+
+    def step() -> None:
+        model[0].grow(2)
+        own[:] = [model[0].held]
+        method.backward(model, torch.randn(4, 3), objective)
+
+    def look() -> None:  # before the pass at w, or after it
+        assert model[0].held is own[0] or len(model[0].held) == 4
+        assert len(model[0].held) == model[0].size
+
+    k = 0
+    while Interruption(k, *LENDING).comes(step, look):
+        k += 1
+    look()
+    assert k > 100
+
+
 def test_weights_that_move_in_place_are_restored_first() -> None:
     """As on a GPU: nothing that could be interrupted is called before the copy."""
     params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]

@@ -51,7 +51,7 @@ def assert_listed(model: nn.Module) -> None:
     assert all(found.named[name] is p for name, p in wanted.items())
     assert list(found.trainable) == [name for name, p in wanted.items() if p.requires_grad]
     assert found.modes == bytes(module.training for module in model.modules())
-    held = [b for own in found.buffers for b in own.values() if b is not None]
+    held = [b for own in found.with_buffers[1] for b in own.values() if b is not None]
     assert {id(b) for b in held} == {id(b) for b in model.buffers()}
     assert found.size == (len(found.modules), sum(len(vars(module)) for module in model.modules()))
 

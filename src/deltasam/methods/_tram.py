@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.methods._base import Method
+from deltasam.methods._buffers import fitted
 from deltasam.methods._fields import choice, number, radius, random_seed
 from deltasam.methods._step import Step, make_step
 from deltasam.objectives import Objective, perturbed_embeddings
@@ -141,8 +142,10 @@ class TRAM(Method):
 
     def _previous(self, name: str, p: nn.Parameter) -> Tensor:
         """The weights of the step before; in the first step the current ones."""
-        value = p.detach()
-        return self.table(f"previous.{name}", p.shape, device=p.device, dtype=p.dtype, start=lambda t: t.copy_(value))
+        value, key = p.detach(), f"previous.{name}"
+        if key in self.state:
+            self.state[key] = fitted(self.state[key], p)  # the model may have another dtype now
+        return self.table(key, p.shape, device=p.device, dtype=p.dtype, start=lambda t: t.copy_(value))
 
     def _noisy(self, model: nn.Module, batch: Any, micro_batch: int) -> AbstractContextManager[Any]:
         """A context in which the embeddings are noisy."""

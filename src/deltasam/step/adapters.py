@@ -38,7 +38,9 @@ def adapter_parameters(model: nn.Module) -> set[int]:
 
 
 def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The matrices that carry adapters, by name, frozen or not; a quantized one is represented by a stand-in.
+    """The matrices that carry adapters, by name, frozen or not; a tied one is listed once, under its first name.
+
+    A quantized one is represented by a stand-in.
 
     Raises:
         ValueError: The model has no adapters, or they are merged into the matrices.
@@ -56,7 +58,9 @@ def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
                 f"params='base': the adapter of {name!r} is merged into its matrix, so it takes no part in the "
                 "forward pass: call model.unmerge_adapter() before training"
             )
-    return {name: p for prefix, layer in layers.items() for name, p in _base(prefix, layer)}
+    found = [pair for prefix, layer in layers.items() for pair in _base(prefix, layer)]
+    first = {id(p): name for name, p in reversed(found)}
+    return {name: p for name, p in found if first[id(p)] == name}
 
 
 def innermost(layer: nn.Module) -> nn.Module:

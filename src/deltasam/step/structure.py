@@ -124,11 +124,10 @@ class Structure:
         return self._modes
 
     @property
-    def buffers(self) -> list[dict[str, Any]]:
-        """The dictionaries in which modules hold their buffers, except empty ones."""
-        if self._attributes is None:
-            return [own for own in map(buffers_of, self.modules) if own]
-        return list(filter(None, map(buffers_in, self._attributes)))
+    def with_buffers(self) -> tuple[list[nn.Module], list[dict[str, Any]]]:
+        """The modules that have buffers, and the dictionaries in which they hold them."""
+        owners = list(map(buffers_of, self.modules) if self._attributes is None else map(buffers_in, self._attributes))
+        return list(compress(self.modules, owners)), list(filter(None, owners))
 
     @property
     def size(self) -> tuple[int, int]:
