@@ -35,6 +35,7 @@ ASCENDING = [SAM(), ASAM(), LookSAM(), DeltaSAM(), PerInstanceSAM(), PerInstance
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # by torch, for passes without a graph
+@pytest.mark.filterwarnings("ignore:.*the loop over instances passes the whole batch")
 @pytest.mark.parametrize("method", ASCENDING, ids=lambda m: f"{type(m).__name__}-{getattr(m, 'engine', '')}")
 def test_reentrant_checkpointing_names_the_setting(method: Method, tmp_path: Path) -> None:
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}

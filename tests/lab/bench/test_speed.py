@@ -33,6 +33,7 @@ def speed() -> Iterator[dict[str, Any]]:
         yield runpy.run_path(str(REPOSITORY / "benchmarks" / "speed.py"), run_name="speed")
 
 
+@pytest.mark.filterwarnings("ignore:.*the loop over instances passes the whole batch")
 def test_one_line_and_one_file_for_each(
     speed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
