@@ -46,7 +46,7 @@ def test_one_line_and_one_file_for_each(
     assert "PerInstanceSAM-loop" in measured
     assert "PerInstanceSAM-loop captured" not in measured
     passes = {row["name"]: row["forwards"] for row in stored["rows"]}
-    assert (passes["PerInstanceSAM"], passes["PerInstanceSAM-loop"]) == (2, 3)  # one per instance, and l(w)
+    assert (passes["PerInstanceSAM"], passes["PerInstanceSAM-loop"]) == (2, 5)  # two per instance, and l(w)
     assert capsys.readouterr().out.startswith("loop bert-tiny-2x4-fp32 (")
 
 
