@@ -112,9 +112,12 @@ def test_a_true_class_of_probability_zero() -> None:
 
 
 def test_the_interval_covers_the_error_of_a_model_that_is_too_sure() -> None:
-    """Labels are drawn at temperature 2; the error of so many instances that it is that of the model is 0.103."""
+    """Labels are drawn at temperature 2; the error of so many instances that it is that of the model is 0.103.
+
+    Nine of ten intervals contain it. Versions of torch draw other numbers: few draws could fail by chance.
+    """
     covered = 0
-    for seed in range(20):
+    for seed in range(60):
         generator = torch.Generator().manual_seed(seed)
         logits = 2 * torch.randn(400, 2, generator=generator)
         labels = torch.multinomial((logits / 2).softmax(-1), 1, generator=generator).squeeze(1)
@@ -125,7 +128,7 @@ def test_the_interval_covers_the_error_of_a_model_that_is_too_sure() -> None:
         right = calibration(logits, own, resamples=200, seed=seed).ece_interval
         assert right is not None
         assert right[0] < 0.04
-    assert covered >= 17
+    assert covered >= 48
     assert calibration(logits, labels).ece_interval is None
 
 

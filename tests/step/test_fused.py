@@ -229,7 +229,7 @@ def test_without_a_gpu_or_triton_it_falls_back_to_torch(monkeypatch: pytest.Monk
 
 
 def test_the_kernel_itself_in_tritons_interpreter() -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", minversion="3.3")  # with NumPy 2, earlier interpreters make wider random numbers
     code = "import torch; from deltasam.step import fused; cpu = torch.device('cpu'); "
     code += "print(fused.works(cpu) and fused.mirrors(cpu))"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
