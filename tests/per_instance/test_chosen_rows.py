@@ -113,6 +113,19 @@ def test_a_batch_with_other_rows_is_not_read_as_the_one_before(
         assert relative(mine[1], exact[1]) < 1e-9
 
 
+def test_a_compiled_model_that_sorts_runs_uncompiled() -> None:
+    """Its graph has the same shapes for every order, and would be compared only once."""
+    model = Sorts().double()
+    fast = torch.compile(model, backend="aot_eager")
+    with pytest.warns(UserWarning, match="run uncompiled.*chooses rows by their content"):
+        PerInstanceSAM().backward(fast, masked(COUNTS[0]), sorted_inside)
+    for counts in COUNTS:
+        batch = masked(counts)
+        mine, exact = gradient(fast, batch, sorted_inside), gradient(model, batch, sorted_inside, engine="loop")
+        assert relative(mine[0], exact[0]) < 1e-9
+        assert relative(mine[1], exact[1]) < 1e-9
+
+
 def test_equal_counts_stay_in_low_rank() -> None:
     """Rows that are chosen, and still next to each other: the test in every step lets them pass."""
     model = Head().double()

@@ -168,8 +168,8 @@ def both_sides(part: Passes, rho: Number) -> tuple[Tensor, Tensor, Tensor, Tenso
 def one_by_one(part: Passes, group: int, *, keep_side_effects: bool = False) -> tuple[Tensor, list[Passes]]:
     """For the loop engine: losses at w (N,), and the passes over each group.
 
-    The objectives of this package allow to cut a group out of its batch. But it would have the dropout masks of the
-    first rows, and not its own of the pass at w: where anything random is drawn, the whole batch passes every time.
+    The objectives of this package allow cutting a group out of its batch. Cut out, it would get the dropout masks of
+    the first rows instead of its own, so where the pass at w draws random numbers the whole batch passes every time.
     """
     losses, has_draws = part.losses_and_draws(keep_side_effects=keep_side_effects)
     groups = torch.split(torch.arange(losses.shape[0], device=losses.device), group)
@@ -178,7 +178,7 @@ def one_by_one(part: Passes, group: int, *, keep_side_effects: bool = False) -> 
         warn_once(
             part.inner,
             "The model or the objective draws random numbers (dropout), so the loop over instances passes the whole "
-            "batch through the model for each of them: alone they would have other draws. It is faster in eval mode, "
+            "batch through the model for each of them: cut out, they would get other draws. It is faster in eval mode "
             "or with dropout 0",
         )
     return losses, [part.instances(members, alone=alone and not has_draws) for members in groups]

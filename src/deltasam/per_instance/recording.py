@@ -59,6 +59,7 @@ class Recording:
         norms: Their norms, shape (G,); G = N for groups of one.
         slots: Where the parameters of the model are.
         each: The norms of the gradients of each parameter (``id``), shape (G,), if they were asked for.
+        chooses_rows: Whether the model chooses rows by their content, which is tested in every step.
     """
 
     losses: Tensor
@@ -66,6 +67,7 @@ class Recording:
     norms: Tensor
     slots: ParameterSlots
     each: Mapping[int, Tensor] = field(default_factory=dict)
+    chooses_rows: bool = False
 
     def rounded(self, *, widening: bool = False) -> Recording:
         """The same with output gradients in bfloat16, see :meth:`InstanceGradients.rounded`; norms stay exact."""
@@ -202,6 +204,8 @@ def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
         if is_recorded(known.losses.device):  # nothing can be compared, nor compiled
             return known
         try:
+            if known.chooses_rows:  # a compiled graph is compared once
+                raise NotCompilableError("the model chooses rows by their content") from None
             _compare_compiled(slots, request, region, known)
             return _compiled(slots, request, region)
         except Exception as error:  # noqa: BLE001 (a compiler may raise anything)
@@ -308,7 +312,8 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             if not are_own:
                 why = "the model chooses rows by their content, and those of an instance are not next to each other"
                 raise UncoveredError(why, [slots.names[name] for name in slots.names if name in state.chosen])
-    return _recording(slots, request, losses.detach(), gradients, gradients.norms()), signature, check
+    recording = _recording(slots, request, losses.detach(), gradients, gradients.norms())
+    return replace(recording, chooses_rows=bool(state.chosen)), signature, check
 
 
 def _recording(

@@ -131,7 +131,6 @@ def test_a_setup_with_few_seeds_of_one_arm_is_in_no_line(tmp_path: Path) -> None
         for seed in seeds:
             write_evidence(tmp_path / "pays", "rte", method, seed=seed, score=0.1, metrics=measured(0.1, 0.1, 0.0))
     frame = rounding.runs(tmp_path)
-    assert rounding.common_setups(frame, ("ERM", "SAM"), {32.0: "score"}) == ["MRPC, bert-small-wiki"]
     lines = rounding.common_lines(frame, ("ERM", "SAM"), {32.0: "score"})
     assert lines["ERM"][32.0][0] == lines["SAM"][32.0][0] == pytest.approx(80.2)
 

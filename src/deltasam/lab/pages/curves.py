@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from deltasam.lab.pages.effects import NO_RUNS, Groups, counted
 from deltasam.lab.pages.evidence import PLAIN
-from deltasam.lab.pages.figures import BLUE, CYCLE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, panels, svg
+from deltasam.lab.pages.figures import BLUE, CYCLE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, panels, share, svg
 from deltasam.lab.pages.statistics import Ends, mean_and_ends, stratified_interval
 
 Line = Mapping[float, Ends]
@@ -59,9 +59,7 @@ def curves(parts: Mapping[str, Mapping[str, Line]], xlabel: str, ylabel: str | S
         if zero:
             each.axhline(0, color=GREY, linewidth=0.8, zorder=0)
     if share_rows:
-        for left, right in zip(axes[: len(parts) : 2], axes[1 : len(parts) : 2], strict=False):
-            left.sharey(right)
-            left.autoscale(axis="y")
+        share(axes[: len(parts)], "y")
     for each in axes[len(parts) :]:
         each.remove()
     handles = [Line2D([], [], label="plain training" if arm == PLAIN else arm, **looks[arm]) for arm in arms]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,17 @@ def counted(groups: Groups) -> Groups:
     """
     enough = {setup: found for setup, found in groups.items() if len(found) >= FEWEST}
     return enough or groups
+
+
+def common_setups(cells: Iterable[Groups]) -> list[str]:
+    """The setups that all cells have, among those with three seeds everywhere if there are any.
+
+    Means over them can be compared: :func:`counted` leaves out the same setups in each.
+    """
+    first, *others = list(cells) or [{}]
+    least = {setup: min(len(cell.get(setup, ())) for cell in (first, *others)) for setup in first}
+    enough = FEWEST if max(least.values(), default=0) >= FEWEST else 1
+    return [setup for setup, count in least.items() if count >= enough]
 
 
 def shown(groups: Groups, setups: int = 0, digits: int = 2) -> str:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib import rc_context
@@ -46,6 +46,13 @@ def panels(count: int, size: tuple[float, float]) -> Sequence[Any]:
     return list(axes)
 
 
+def share(axes: Sequence[Any], axis: Literal["x", "y"]) -> None:
+    """Gives both panels of each row the same x or y axis."""
+    for left, right in zip(axes[::2], axes[1::2], strict=False):
+        getattr(left, f"share{axis}")(right)
+        left.autoscale(axis=axis)
+
+
 def svg(figure: Figure, drawn: Any) -> str:
     """The text of the file. It contains a digest of the data, to compare figures of different platforms."""
     # Rounded: the last digits differ between platforms, and 0 on one may be 1e-16 on another.
@@ -73,9 +80,7 @@ def forest(parts: Mapping[str, Mapping[str, Ends]], xlabel: str, *, share_rows: 
         each.set_yticks([-place for place in range(len(names))], names if number % 2 == 0 else [""] * len(names))
         each.set(title=title, xlabel=xlabel)
     if share_rows:
-        for left, right in zip(axes[::2], axes[1::2], strict=False):
-            left.sharex(right)
-            left.autoscale(axis="x")
+        share(axes, "x")
     return svg(axes[0].figure, parts)
 
 

@@ -13,7 +13,7 @@ from deltasam.lab.pages.effects import (
     NO_RUNS,
     Groups,
     arms_of,
-    counted,
+    common_setups,
     effect_table,
     mean,
     missing,
@@ -112,14 +112,11 @@ def forgetting(results: Path) -> str:
 
 
 def _shared(cells: Mapping[float, Groups]) -> dict[float, Groups]:
-    """The setups that all radii have, among those with three seeds if there are any."""
-    found = {rho: counted(groups) for rho, groups in cells.items() if groups}
-    most = max((len(values) for groups in found.values() for values in groups.values()), default=0)
-    if most >= FEWEST:
-        found = {rho: groups for rho, groups in found.items() if min(map(len, groups.values())) >= FEWEST}
-    every = [set(groups) for groups in found.values()]
-    common = set.intersection(*every) if every else set()
-    return {rho: {setup: groups[setup] for setup in groups if setup in common} for rho, groups in found.items()}
+    """The setups that all radii have; radii without three seeds of any count only if no radius has them."""
+    found = {rho: groups for rho, groups in cells.items() if groups}
+    enough = {rho: groups for rho, groups in found.items() if max(map(len, groups.values())) >= FEWEST} or found
+    common = common_setups(enough.values())
+    return {rho: {setup: groups[setup] for setup in common} for rho, groups in enough.items() if common}
 
 
 def default_radius(results: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves, ends
-from deltasam.lab.pages.effects import FEWEST, NO_RUNS, arms_of, effect_table, mean, missing, noted
+from deltasam.lab.pages.effects import NO_RUNS, arms_of, common_setups, effect_table, mean, missing, noted
 from deltasam.lab.pages.evidence import clean, of_arm, topic, values
 from deltasam.lab.pages.plan import cells
 from deltasam.lab.pages.statistics import table
@@ -77,7 +77,9 @@ def draw(frames: Mapping[str, pd.DataFrame], arms: Sequence[str]) -> str:
         metrics = {32.0: "score", **{float(bits): f"score_{bits}bit{suffix}" for bits in BITS}}
         known = {place: metric for place, metric in metrics.items() if metric in frame}
         if len(known) > 1:
-            heading = title or ", ".join(setup.partition(",")[0] for setup in common_setups(frame, arms, known))
+            heading = title or ", ".join(
+                setup.partition(",")[0] for setup in common_setups(_cells(frame, arms, known).values())
+            )
             parts[f"{heading}, {name}"] = common_lines(frame, arms, known)
     parts = parts or {name: {} for name in GROUPINGS.values()}
     names = ["not rounded", *(f"{bits}" for bits in BITS)]
@@ -91,27 +93,18 @@ def common_lines(frame: pd.DataFrame, arms: Sequence[str], metrics: Mapping[floa
     Arms without any run are left out. With other setups for other arms, the lines could not be compared.
     """
     cells = _cells(frame, arms, metrics)
-    shared = common_setups(frame, arms, metrics)
+    shared = common_setups(cells.values())
     return {
         arm: {place: ends({setup: cells[arm, place][setup] for setup in shared}) for place in metrics}
         for arm in arms
-        if shared and all(cells[arm, place] for place in metrics)
+        if shared and (arm, next(iter(metrics))) in cells
     }
-
-
-def common_setups(frame: pd.DataFrame, arms: Sequence[str], metrics: Mapping[float, str]) -> list[str]:
-    """The setups that all arms with runs have at all places, among those with three seeds if there are any."""
-    cells = _cells(frame, arms, metrics)
-    present = [arm for arm in arms if all(cells[arm, place] for place in metrics)]
-    counts = {
-        setup: min((len(cells[arm, place].get(setup, ())) for arm in present for place in metrics), default=0)
-        for setup in dict.fromkeys(frame["setup"])
-    }
-    least = FEWEST if max(counts.values(), default=0) >= FEWEST else 1
-    return [setup for setup, count in counts.items() if count >= least]
 
 
 def _cells(
     frame: pd.DataFrame, arms: Sequence[str], metrics: Mapping[float, str]
 ) -> dict[tuple[str, float], dict[str, list[float]]]:
-    return {(arm, place): values(of_arm(frame, arm), metric) for arm in arms for place, metric in metrics.items()}
+    """Arm and place -> the metric by setup, for the arms that have runs at all places."""
+    cells = {(arm, place): values(of_arm(frame, arm), metric) for arm in arms for place, metric in metrics.items()}
+    present = {arm for arm in arms if all(cells[arm, place] for place in metrics)}
+    return {key: cell for key, cell in cells.items() if key[0] in present}

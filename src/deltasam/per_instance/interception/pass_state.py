@@ -81,8 +81,8 @@ class PassState:
     def _rows_follow_from_shapes(self, tensor: Tensor, lead: tuple[int, ...]) -> bool:
         """Whether the rows of an instance are where they are in every batch of these shapes.
 
-        So it is for (N, ...), for what has as many rows as such a tensor flattened, for views of one, and for ids
-        (k N, T), which are texts of the caller. Not for rows that an operation has just chosen.
+        True for (N, ...), for as many rows as such a tensor has if flattened, for views of one, and for ids (k N, T),
+        which are texts of the caller. False for rows that an operation has just chosen.
         """
         rows, known = lead[0], self._known_rows
         node = tensor.grad_fn
