@@ -2,7 +2,8 @@
 
 A layout is compared with autograd on first use, and holds for all batches of the same shapes: unless the model chooses
 rows by their content. The logits of the masked tokens only, texts without padding, or a batch that is sorted by length
-have other rows in every batch. Such inputs are recognised (:meth:`PassState.layout`) and tested in every step.
+have other rows in every batch. Such inputs are recognised (:meth:`PassState.layout`) and tested in every step, except
+in replays of a captured one, where nothing can be read.
 """
 
 from __future__ import annotations
