@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deltasam.methods import PerInstanceSAM
+from deltasam.methods import ERM, PerInstanceSAM
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.verification import own_rows
+from deltasam.speed.capture import Captured
 from helpers.architectures import ARCHITECTURES, Architecture, make
 from helpers.instance_reference import relative
+from helpers.taped import play_graphs_on_the_cpu
 
 Batch = dict[str, Tensor]
 COUNTS = ([2, 2, 2, 2], [1, 4, 2, 1], [3, 1, 2, 2], [1, 1, 5, 5], [2, 2, 2, 2], [8, 2, 1, 1])
@@ -82,7 +84,7 @@ class Sorts(nn.Module):
 
 def sorted_inside(model: nn.Module, batch: Batch) -> Tensor:
     lengths = (batch["labels"] != -100).sum(1)
-    mask = (torch.arange(8) < lengths.unsqueeze(1)).double()
+    mask = (torch.arange(8, device=lengths.device) < lengths.unsqueeze(1)).double()
     return F.cross_entropy(model(batch["input_ids"], mask), batch["input_ids"][:, 0], reduction="none")
 
 
@@ -126,6 +128,56 @@ def test_a_compiled_model_that_sorts_runs_uncompiled() -> None:
         assert relative(mine[1], exact[1]) < 1e-9
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A simulated graph on the CPU, or a real one."""
+    if request.param == "cpu":
+        play_graphs_on_the_cpu(monkeypatch)
+    return str(request.param)
+
+
+def on(device: str, batch: Batch) -> Batch:
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+def captured_gradient(captured: Captured, model: nn.Module, batch: Batch) -> tuple[Tensor, bool]:
+    model.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fall back to the loop
+        step = captured.backward(model, batch, sorted_inside)
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), bool(step.skipped)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_replay_that_reorders_the_batch_leaves_out_its_perturbation(device: str, group: int) -> None:
+    """It was recorded with a batch in order; a replay can neither loop nor raise."""
+    model = Sorts().double().to(device)
+    captured = Captured(PerInstanceSAM(rho=0.1, group=group))
+    for counts in ([2, 2, 2, 2], [1, 1, 1, 1], [1, 4, 2, 3], [5, 3, 2, 1], [3, 3, 3, 3], [1, 2, 3, 4]):
+        batch = on(device, masked(counts))
+        mine, skipped = captured_gradient(captured, model, batch)
+        is_sorted = counts == sorted(counts, reverse=True)
+        method = PerInstanceSAM(rho=0.1, group=group, engine="loop") if is_sorted else ERM()
+        model.zero_grad()
+        method.backward(model, batch, sorted_inside)
+        expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        assert relative(mine, expected) < 1e-9
+        assert skipped != is_sorted
+    assert captured.report.replayed == 5  # the first replay follows the recording
+    assert captured.skipped == 2
+
+
+def test_a_model_that_has_reordered_a_batch_is_captured_as_a_loop(device: str) -> None:
+    model = Sorts().double().to(device)
+    captured = Captured(PerInstanceSAM(rho=0.1))
+    for counts in ([1, 4, 2, 3], [2, 2, 2, 2], [1, 2, 3, 4], [5, 3, 2, 1]):
+        batch = on(device, masked(counts))
+        mine, skipped = captured_gradient(captured, model, batch)
+        assert relative(mine, gradient(model, batch, sorted_inside, engine="loop")[1]) < 1e-9
+        assert not skipped
+    assert captured.report.replayed == 3
+
+
 def test_equal_counts_stay_in_low_rank() -> None:
     """Rows that are chosen, and still next to each other: the test in every step lets them pass."""
     model = Head().double()
@@ -156,9 +208,9 @@ def test_ordinary_models_are_not_tested_in_every_step(
 ) -> None:
     """Their rows follow from shapes, so a step has no further backward passes."""
     seen: list[PassState] = []
-    test = own_rows.rows_are_own
+    test = own_rows.mixed_rows
     monkeypatch.setattr(
-        "deltasam.per_instance.recording.rows_are_own", lambda *args: seen.append(args[0]) or test(*args)
+        "deltasam.per_instance.recording.mixed_rows", lambda *args: seen.append(args[0]) or test(*args)
     )
     model, _, batch = make(architecture, 3)
     with warnings.catch_warnings():

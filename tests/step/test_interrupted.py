@@ -24,7 +24,11 @@ from deltasam.step.moving import _in_place, perturbed
 ROOT = str(deltasam.__path__[0])
 CONTEXTS = str(contextlib.__file__)
 MODES = str(torch.autograd.grad_mode.__file__)
-OURS = ("_torch.py", "step/moving.py", "step/norms.py", "step/model_buffers.py", "step/randomness.py", "per_instance/")
+OURS = (
+    "_torch.py",
+    "per_instance/",
+    *(f"step/{name}.py" for name in ("described", "model_buffers", "moving", "norms", "randomness")),
+)
 LENDING = (CONTEXTS, MODES, *(f"{ROOT}/{name}" for name in OURS))
 
 

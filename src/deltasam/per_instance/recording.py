@@ -36,7 +36,7 @@ from deltasam.per_instance.verification.comparison import CheckResult, Scale, co
 from deltasam.per_instance.verification.diagnosis import NOT_FOUND, diagnose
 from deltasam.per_instance.verification.moved_weights import check_perturbed_pass
 from deltasam.per_instance.verification.objective_kind import kind_of
-from deltasam.per_instance.verification.own_rows import rows_are_own
+from deltasam.per_instance.verification.own_rows import mixed_rows
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
 from deltasam.step.model_buffers import ModelBuffers
@@ -290,8 +290,9 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             total = losses.sum() if scale is None else scale(losses.sum())
             signature = _signature(slots, state, request)
             is_new = signature not in slots.memory.verified and not is_recorded(losses.device)
-            are_own = not state.chosen or is_recorded(losses.device) or rows_are_own(state, losses, scale)
-            is_new = is_new or not are_own  # the comparison may find a layout that is right
+            mixed = mixed_rows(state, losses, scale) if state.chosen else None
+            must_loop = mixed is not None and _mixes_rows(slots, mixed)
+            is_new = is_new or must_loop  # the comparison may find a layout that is right
             edges = [call.edge for call in state.calls]
             found: list[Tensor | None] = []  # which collect empties
             if edges:
@@ -309,11 +310,22 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             )
             if is_new:
                 check = compare(slots, losses, state, found, gradients, scale)
-            if not are_own:
+            if must_loop:
                 why = "the model chooses rows by their content, and those of an instance are not next to each other"
                 raise UncoveredError(why, [slots.names[name] for name in slots.names if name in state.chosen])
-    recording = _recording(slots, request, losses.detach(), gradients, gradients.norms())
+    norms = gradients.norms()
+    if mixed is not None and is_recorded(losses.device):
+        norms = norms.masked_fill(mixed, torch.nan)  # a replay cannot loop: it leaves out its perturbation
+    recording = _recording(slots, request, losses.detach(), gradients, norms)
     return replace(recording, chooses_rows=bool(state.chosen)), signature, check
+
+
+def _mixes_rows(slots: ParameterSlots, mixed: Tensor) -> bool:
+    """Whether this pass reorders rows; while nothing can be read from the device, whether an earlier one did."""
+    if not is_recorded(mixed.device):
+        slots.memory.mixes_rows |= bool(mixed)
+        return bool(mixed)
+    return slots.memory.mixes_rows
 
 
 def _recording(

@@ -4,87 +4,33 @@ BatchNorm's statistics are small, and copied. Quantised models keep their weight
 every pass can take longer than the passes, so large buffers are copied only if a pass changes them. The tensors that a
 *method* keeps between steps are another matter, see :meth:`deltasam.methods.Method.buffer`.
 
-A cache that grows (rotary embeddings) is a buffer, and its length an attribute beside it. So if a pass changes or
-replaces a buffer, the plain attributes of its module are put back together with it, and buffers that the pass has
-added are taken away. Modules without buffers, torch's own modules and batch norms are not looked at.
+The attributes that describe a buffer, such as the length of a cache, are put back with it: see
+:mod:`~deltasam.step.described`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, compress, starmap
 from operator import attrgetter, delitem, getitem, ne, or_, setitem
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from deltasam._torch import BATCH_NORM, version_of
 from deltasam.step.branches import is_recorded
+from deltasam.step.described import GONE, Described, Entry, Look, Marks, is_known, marks_of, times_written
 from deltasam.step.structure import Structure
 
 SMALL = 64 * 1024  # bytes; smaller buffers are always copied: that is cheap, and right whatever a pass does to them
 
-_GONE: Any = object()  # in place of the value of an entry that is not there
-_PLAIN = frozenset({bool, int, float, str, tuple, type(None), torch.dtype, torch.device, torch.Size, Tensor})
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # the mode, and what belongs to hooks
-
-_Entry = tuple[dict[str, Any], str, Any]
-_Marks = tuple[list[str], list[int], list[int]]  # names, objects, versions
 _marks = attrgetter("marks")
-
-
-def _marks_of(buffers: dict[str, Any]) -> _Marks:
-    """Other ones after a buffer has been written to, replaced, added or removed."""
-    values = buffers.values()
-    try:
-        versions = list(map(version_of, values))
-    except (AttributeError, RuntimeError):  # None, or a tensor of inference mode
-        versions = list(map(_version, values))
-    return list(buffers), list(map(id, values)), versions
-
-
-class _Look(NamedTuple):
-    """What a module holds at one time."""
-
-    buffers: dict[str, Any]
-    marks: _Marks
-    attributes: dict[str, Any]
-    names: Set[str]  # of attributes, also those that are not kept
-
-
-class _Described:
-    """A module with buffers, and with attributes that may describe them, such as the length of a cache."""
-
-    def __init__(self, attributes: dict[str, Any], buffers: dict[str, Any]) -> None:
-        self.attributes, self.buffers = attributes, buffers
-        self._slots = frozenset(buffers)
-
-    def look(self) -> _Look:
-        kept = self.attributes.copy()
-        names: Set[str] = kept.keys()
-        if Tensor in map(type, kept.values()):  # one with a graph would keep the activations of an earlier step
-            names = frozenset(kept)
-            kept = {name: v for name, v in kept.items() if type(v) is not Tensor or v.grad_fn is None}
-        return _Look(self.buffers.copy(), _marks_of(self.buffers), kept, names)
-
-    def entries(self, then: _Look) -> Iterator[_Entry]:
-        """Those that give back the attributes of then, and what was added to the buffers."""
-        now = self.look()
-        for name, value in then.attributes.items():
-            if type(value) in _PLAIN and name not in _OF_EVERY_MODULE:
-                yield self.attributes, name, value
-        for name in now.attributes.keys() - then.names:
-            if type(now.attributes[name]) in _PLAIN:
-                yield self.attributes, name, _GONE
-        for name in (now.buffers.keys() | then.buffers.keys()) - self._slots:
-            yield self.buffers, name, then.buffers.get(name, _GONE)
 
 
 @dataclass
@@ -115,46 +61,51 @@ class ModelBuffers:
         self._slots = [(own, name) for own in owners for name in own]
         self._owners, self._names = [own for own, _ in self._slots], [name for _, name in self._slots]
         holders = zip(modules, owners, strict=True)
-        self._described = [_Described(vars(module), own) for module, own in holders if not _is_known(module)]
+        self._described = [Described(vars(module), own) for module, own in holders if not is_known(module)]
         self._attributes = [module.attributes for module in self._described]
         self._marked = [module.buffers for module in self._described]
         self._model, self._modes = model, structure.modes
         self._own = self._held()
-        self._large = {id(b): (b, _version(b)) for b in self._own if b is not None and _size(b) > SMALL}
+        self._large = {id(b): (b, times_written(b)) for b in self._own if b is not None and _size(b) > SMALL}
         self._constant = {key for key, (b, _) in self._large.items() if self._is_constant(b)}
         self._start = self._copies(self._own)
         self._looks = self._look()
 
     def _is_constant(self, buffer: Tensor) -> bool:
         seen = _SEEN.get(buffer)
-        return seen is not None and not seen.changes and seen.version == _version(buffer) and self._modes in seen.modes
+        return (
+            seen is not None
+            and not seen.changes
+            and seen.version == times_written(buffer)
+            and self._modes in seen.modes
+        )
 
     def _held(self) -> list[Any]:
         try:
             return list(map(getitem, self._owners, self._names))
         except KeyError:  # a pass has removed a buffer
-            return [own.get(name, _GONE) for own, name in self._slots]
+            return [own.get(name, GONE) for own, name in self._slots]
 
-    def _look(self) -> list[_Look]:
+    def _look(self) -> list[Look]:
         return [module.look() for module in self._described]
 
-    def _marks(self) -> list[_Marks]:
-        return list(map(_marks_of, self._marked))
+    def _marks(self) -> list[Marks]:
+        return list(map(marks_of, self._marked))
 
-    def _entries(self, then: list[_Look], which: list[bool]) -> list[_Entry]:
+    def _entries(self, then: list[Look], which: list[bool]) -> list[Entry]:
         """What gives back the attributes of then to some of the modules."""
         if True not in which:
             return []
         chosen = compress(zip(self._described, then, strict=True), which)
         return [entry for module, look in chosen for entry in module.entries(look)]
 
-    def _putting(self, values: list[Any], entries: Sequence[_Entry] = ()) -> Iterator[None]:
+    def _putting(self, values: list[Any], entries: Sequence[Entry] = ()) -> Iterator[None]:
         """An iterator that assigns the values of the buffers, and the entries, as it is consumed."""
         put: Iterator[None] = map(setitem, self._owners, self._names, values)
-        if not entries and id(_GONE) not in map(id, values):
+        if not entries and id(GONE) not in map(id, values):
             return put
-        gone = [slot for slot, value in zip(self._slots, values, strict=True) if value is _GONE]
-        gone += [(where, name) for where, name, value in entries if value is _GONE]
+        gone = [slot for slot, value in zip(self._slots, values, strict=True) if value is GONE]
+        gone += [(where, name) for where, name, value in entries if value is GONE]
         # What is to be deleted is assigned first, so that it is there.
         return chain(put, starmap(setitem, entries), starmap(delitem, gone))
 
@@ -179,7 +130,7 @@ class ModelBuffers:
         self._notice("extra passes of this step start with the new value")
         lent = self._copies(self._start)
         pending = [k for k, own in enumerate(self._own) if id(own) in self._large and id(own) not in self._constant]
-        versions = [_version(lent[k]) for k in pending]
+        versions = [times_written(lent[k]) for k in pending]
         held, before = self._held(), self._look()
         were_moved = list(map(ne, map(_marks, before), map(_marks, self._looks)))
         there = self._putting(lent, self._entries(self._looks, were_moved))
@@ -200,7 +151,7 @@ class ModelBuffers:
         for k, version in zip(pending, versions, strict=True):
             if found[k] is self._own[k]:  # the pass has restarted the step: nothing can be learned from it
                 continue
-            self._learn(k, lent[k], written=found[k] is not lent[k] or _version(lent[k]) != version)
+            self._learn(k, lent[k], written=found[k] is not lent[k] or times_written(lent[k]) != version)
         self._notice("it keeps the value that an extra pass has written")
 
     def _learn(self, k: int, lent: Tensor, *, written: bool) -> None:
@@ -218,7 +169,7 @@ class ModelBuffers:
 
     def _notice(self, consequence: str) -> None:
         """Finds constant buffers that have been written to, warns, and copies them from here on."""
-        for key in [key for key in self._constant if _version(self._large[key][0]) != self._large[key][1]]:
+        for key in [key for key in self._constant if times_written(self._large[key][0]) != self._large[key][1]]:
             buffer, _ = self._large[key]
             self._constant.remove(key)
             now = buffer.detach().clone()
@@ -244,16 +195,6 @@ class ModelBuffers:
                 own.copy_(start)
         deque(self._putting(self._own, self._entries(self._looks, moved)), maxlen=0)
         self._looks = self._look()  # the tensors have other versions now
-
-
-def _is_known(module: nn.Module) -> bool:
-    """Whether no attribute describes a buffer: torch's own classes, and all batch norms, of which models have many."""
-    return type(module).__module__.startswith("torch.") or isinstance(module, BATCH_NORM)
-
-
-def _version(buffer: Tensor | None) -> int:
-    """Changes with every write, except writes through ``.data``."""
-    return 0 if buffer is None or buffer.is_inference() else version_of(buffer)
 
 
 def _size(buffer: Tensor) -> int:
