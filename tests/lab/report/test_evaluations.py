@@ -190,6 +190,17 @@ def test_a_run_with_any_metric_that_is_not_finite_is_left_out(tmp_path: Path) ->
     assert runs.problems() == ["1 run left out, a metric is not finite: bad"]
 
 
+def test_forgetting_on_another_text_is_named_and_left_out(tmp_path: Path) -> None:
+    """A machine without the text of the data folder measures on another one."""
+    for seed, text in ((1, "help"), (2, "wikipedia"), (3, "wikipedia")):
+        numbers = {**BASE["metrics"], "forgetting": 0.1 * seed, "general_nll": 3.0, "general_nll_before": 2.9}
+        write(tmp_path / f"run{seed}", 0.7, seed=seed, metrics=numbers, origins={"general text": text})
+    runs = read_runs(tmp_path)
+    assert [run.metrics.get("forgetting") for run in runs.finished] == [None, 0.2, pytest.approx(0.3)]
+    assert "general_nll" not in runs.finished[0].metrics
+    assert runs.problems() == ["1 run without forgetting, measured on another text: run1"]
+
+
 @pytest.mark.parametrize(("higher", "best"), [(True, "b"), (False, "a")])
 def test_the_best_settings_have_the_smallest_metric_if_less_is_better(tmp_path: Path, higher: bool, best: str) -> None:
     for name, value, precision in (("a", 0.2, "fp32"), ("b", 0.4, "bf16")):

@@ -10,14 +10,23 @@ import pandas as pd
 from matplotlib import rc_context
 
 from deltasam.lab.pages.curves import ends
-from deltasam.lab.pages.effects import NO_RUNS, arms_of, counted, effect_table, missing, noted, setup_table
-from deltasam.lab.pages.evidence import PLAIN, clean, of_arm, paired, topic, values
+from deltasam.lab.pages.effects import NO_RUNS, arms_of, counted, effect_table, missing, noted, setup_table, shown
+from deltasam.lab.pages.evidence import PLAIN, arm_name, clean, of_arm, paired, topic, values
 from deltasam.lab.pages.figures import BLUE, GREY, STYLE, forest, panels, svg
 from deltasam.lab.pages.plan import cells
+from deltasam.lab.pages.statistics import table
 
 METRICS = {"score": "metric", "nll": "NLL x 100", "brier": "Brier x 100", "ece": "ECE x 100",
            "nll_scaled": "NLL x 100, scaled", "brier_scaled": "Brier x 100, scaled",
            "ece_scaled": "ECE x 100, scaled"}  # fmt: skip
+_PAIRS = [
+    (arm_name(first), arm_name(second))
+    for first, second in (
+        ("PerInstanceSAM", "SAM"), ("DeltaSAM", "SAM"), ("DeltaSAM", "DeltaSAM(RandomWeights)"),
+        ("SAM", "ERM+LabelSmoothing"), ("SAM", "ERM+RDrop"),
+    )
+]  # fmt: skip
+"""A method, and one that it refines or competes with; chosen after the differences to plain training were known."""
 _PANELS = {"ece": "ECE", "ece_scaled": "ECE, after temperature scaling", "nll": "NLL",
            "nll_scaled": "NLL, after temperature scaling"}  # fmt: skip
 
@@ -35,6 +44,17 @@ def planned(results: Path) -> pd.DataFrame:
 def differences(results: Path) -> str:
     """Arms by metrics, over all tasks and encoders: difference to plain training, paired by seed."""
     return noted(effect_table(runs(results), METRICS), missing(planned(results)))
+
+
+def pairs(results: Path) -> str:
+    """The differences between the methods of :data:`_PAIRS`, over the setups that both have, paired by seed."""
+    frame = runs(results)
+    if frame.empty:
+        return NO_RUNS
+    cells = [[shown(paired(of_arm(frame, a), of_arm(frame, b), metric)) for metric in METRICS] for a, b in _PAIRS]
+    return table(
+        ["difference", *METRICS.values()], [[f"{a} - {b}", *row] for (a, b), row in zip(_PAIRS, cells, strict=True)]
+    )
 
 
 def by_setup(results: Path, metric: str) -> str:

@@ -237,6 +237,7 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "calibration.svg": calibration.dots,
     "reliability.svg": calibration.reliability,
     "calibration.md": calibration.differences,
+    "calibration-pairs.md": calibration.pairs,
     **{f"calibration-{metric}.md": partial(calibration.by_setup, metric=metric) for metric in ("nll", "ece")},
     **{
         f"calibration-{metric}-differences.md": partial(calibration.by_setup_differences, metric=metric)
@@ -254,7 +255,9 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
         for metric in ("score", "nll", "ece")
     },
     "noise-tasks.md": partial(stress.by_setup, axis="noise", level=0.2),
+    "noise-tasks-40.md": partial(stress.by_setup, axis="noise", level=0.4),
     "rows-tasks.md": partial(stress.by_setup, axis="rows", level=250),
+    "rows-tasks-1000.md": partial(stress.by_setup, axis="rows", level=1000),
     "shift.md": shift.overall,
     "shift-sets.md": shift.by_set,
     "base.md": base.overall,

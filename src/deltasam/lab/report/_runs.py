@@ -7,13 +7,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sys import intern
 from typing import Any
 
 from deltasam.lab.report._conditions import Conditions, conditions_of
 from deltasam.lab.report._evaluation import Evaluation
+from deltasam.lab.report._general_text import ORIGIN, on_another_text, without_text
 from deltasam.lab.report._measured import FORMS, RISK, is_number, read_measurement
 from deltasam.step.names import pluralized
 
@@ -59,6 +60,7 @@ class Run:
     memory: int  #: Peak memory in bytes.
     device: str  #: Device.
     captured: bool  #: Whether steps were replayed as CUDA graphs.
+    general: str = ""  #: The text on which forgetting was measured.
 
     @property
     def score(self) -> float:
@@ -110,6 +112,7 @@ class Runs:
     failed: list[Path] = field(default_factory=list)  #: Traceback files of failed runs of sweeps.
     unreadable: dict[Path, str] = field(default_factory=dict)  #: Results that cannot be read, with the reason.
     diverged: list[Path] = field(default_factory=list)  #: Runs with a metric that is not finite.
+    other_text: list[Path] = field(default_factory=list)  #: Runs without forgetting: they measured it on another text.
 
     def problems(self) -> list[str]:
         """Describes the runs that are missing. Tables and the page show this."""
@@ -118,6 +121,7 @@ class Runs:
             (len(self.failed), "failed, see failures/ of the sweep"),
             (len(self.unreadable), f"unreadable, such as {next(iter(self.unreadable), '')}"),
             (len(self.diverged), f"left out, a metric is not finite: {_listed(self.diverged)}"),
+            (len(self.other_text), f"without forgetting, measured on another text: {_listed(self.other_text)}"),
         )
         return [f"{pluralized(count, 'run')} {what}" for count, what in counts if count]
 
@@ -159,8 +163,14 @@ def read_runs(*folders: Path) -> Runs:
     done = {run.path.name for run in found.values()}
     runs = sorted(found.values(), key=lambda run: str(run.path))
     finished = [run for run in runs if all(map(math.isfinite, run.metrics.values()))]
+    others = on_another_text([((run.task, run.model), run.general) for run in finished])
+    other = [run.path for run, is_other in zip(finished, others, strict=True) if is_other]
+    finished = [
+        replace(run, metrics=without_text(run.metrics)) if is_other else run
+        for run, is_other in zip(finished, others, strict=True)
+    ]
     diverged = [run.path for run in runs if not all(map(math.isfinite, run.metrics.values()))]
-    return Runs(finished, unfinished, [path for path in failed if path.stem not in done], unreadable, diverged)
+    return Runs(finished, unfinished, [path for path in failed if path.stem not in done], unreadable, diverged, other)
 
 
 def _listed(paths: Sequence[Path]) -> str:
@@ -211,6 +221,7 @@ def _read(place: Path) -> Run:
         memory=int(given["peak_memory_bytes"]),
         device=intern(str(given["device"]).replace(", 1 threads", ", 1 thread")),  # spelling of earlier runs
         captured=bool(config.get("capture")),
+        general=intern(str((given.get("origins") or {}).get(ORIGIN, ""))),
     )
 
 
