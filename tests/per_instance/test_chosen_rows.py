@@ -82,6 +82,16 @@ class Sorts(nn.Module):
         return self.out(x.sum(1)[order.argsort()])
 
 
+class SortsBehindAnOperation(Sorts):
+    """As before, but the layers see the sorted rows only after an elementwise operation."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        order = mask.sum(1).argsort(descending=True, stable=True)
+        x = torch.tanh(self.inner(self.words(ids)[order].exp())) * mask[order].unsqueeze(-1)
+        x = x.sum(1)
+        return self.out(torch.zeros_like(x).index_copy(0, order, x) + 1)
+
+
 def sorted_inside(model: nn.Module, batch: Batch) -> Tensor:
     lengths = (batch["labels"] != -100).sum(1)
     mask = (torch.arange(8, device=lengths.device) < lengths.unsqueeze(1)).double()
@@ -98,8 +108,9 @@ def gradient(model: nn.Module, batch: Batch, objective: Callable[..., Tensor], *
 
 
 @pytest.mark.parametrize(
-    ("build", "objective"), [(modernbert, hugging_face), (Head, small), (Sorts, sorted_inside)],
-    ids=["ModernBERT", "head", "sorted"],
+    ("build", "objective"),
+    [(modernbert, hugging_face), (Head, small), (Sorts, sorted_inside), (SortsBehindAnOperation, sorted_inside)],
+    ids=["ModernBERT", "head", "sorted", "sorted behind an operation"],
 )  # fmt: skip
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_batch_with_other_rows_is_not_read_as_the_one_before(
@@ -115,9 +126,10 @@ def test_a_batch_with_other_rows_is_not_read_as_the_one_before(
         assert relative(mine[1], exact[1]) < 1e-9
 
 
-def test_a_compiled_model_that_sorts_runs_uncompiled() -> None:
+@pytest.mark.parametrize("build", [Sorts, SortsBehindAnOperation])
+def test_a_compiled_model_that_sorts_runs_uncompiled(build: Callable[[], nn.Module]) -> None:
     """Its graph has the same shapes for every order, and would be compared only once."""
-    model = Sorts().double()
+    model = build().double()
     fast = torch.compile(model, backend="aot_eager")
     with pytest.warns(UserWarning, match="run uncompiled.*chooses rows by their content"):
         PerInstanceSAM().backward(fast, masked(COUNTS[0]), sorted_inside)
@@ -148,10 +160,13 @@ def captured_gradient(captured: Captured, model: nn.Module, batch: Batch) -> tup
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), bool(step.skipped)
 
 
+@pytest.mark.parametrize("build", [Sorts, SortsBehindAnOperation])
 @pytest.mark.parametrize("group", [1, 2])
-def test_a_replay_that_reorders_the_batch_leaves_out_its_perturbation(device: str, group: int) -> None:
+def test_a_replay_that_reorders_the_batch_leaves_out_its_perturbation(
+    build: Callable[[], nn.Module], device: str, group: int
+) -> None:
     """It was recorded with a batch in order; a replay can neither loop nor raise."""
-    model = Sorts().double().to(device)
+    model = build().double().to(device)
     captured = Captured(PerInstanceSAM(rho=0.1, group=group))
     for counts in ([2, 2, 2, 2], [1, 1, 1, 1], [1, 4, 2, 3], [5, 3, 2, 1], [3, 3, 3, 3], [1, 2, 3, 4]):
         batch = on(device, masked(counts))
@@ -208,10 +223,11 @@ def test_ordinary_models_are_not_tested_in_every_step(
 ) -> None:
     """Their rows follow from shapes, so a step has no further backward passes."""
     seen: list[PassState] = []
-    test = own_rows.mixed_rows
-    monkeypatch.setattr(
-        "deltasam.per_instance.recording.mixed_rows", lambda *args: seen.append(args[0]) or test(*args)
-    )
+    for name in ("mixed_rows", "crossed_rows"):
+        test = getattr(own_rows, name)
+        monkeypatch.setattr(
+            f"deltasam.per_instance.recording.{name}", lambda *args, test=test: seen.append(args[0]) or test(*args)
+        )
     model, _, batch = make(architecture, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

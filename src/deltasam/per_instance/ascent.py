@@ -13,7 +13,7 @@ from torch import Tensor
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.compiling.region import warn_about_wrapper
 from deltasam.per_instance.errors import UncoveredError
-from deltasam.per_instance.interception.memory import warn_once
+from deltasam.per_instance.interception.memory import memory_of, warn_once
 from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.recording import perturbed, record
 from deltasam.step.branches import is_recorded
@@ -169,11 +169,12 @@ def one_by_one(part: Passes, group: int, *, keep_side_effects: bool = False) -> 
     """For the loop engine: losses at w (N,), and the passes over each group.
 
     The objectives of this package allow cutting a group out of its batch. Cut out, it would get the dropout masks of
-    the first rows instead of its own, so where the pass at w draws random numbers the whole batch passes every time.
+    the first rows instead of its own, so where the pass at w draws random numbers the whole batch passes every time;
+    also if the model moves rows, since those of a tensor of the batch need not be the instances then.
     """
     losses, has_draws = part.losses_and_draws(keep_side_effects=keep_side_effects)
     groups = torch.split(torch.arange(losses.shape[0], device=losses.device), group)
-    alone = getattr(part.objective, "separable", False)
+    alone = getattr(part.objective, "separable", False) and not memory_of(part.inner).mixes_rows
     if alone and has_draws and len(groups) > 1:
         warn_once(
             part.inner,

@@ -36,7 +36,7 @@ from deltasam.per_instance.verification.comparison import CheckResult, Scale, co
 from deltasam.per_instance.verification.diagnosis import NOT_FOUND, diagnose
 from deltasam.per_instance.verification.moved_weights import check_perturbed_pass
 from deltasam.per_instance.verification.objective_kind import kind_of
-from deltasam.per_instance.verification.own_rows import mixed_rows
+from deltasam.per_instance.verification.own_rows import crossed_rows, mixed_rows
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
 from deltasam.step.model_buffers import ModelBuffers
@@ -46,6 +46,7 @@ from deltasam.step.selection import differentiable
 Run = Callable[[], Tensor]
 Terms = Sequence[tuple[InstanceGradients, Tensor]]
 
+_MOVES_ROWS = "the model moves rows by their content, and those of an instance are not next to each other"
 _ATTEMPTS = 5  # a wrong N, a tiled batch and shared inputs, each corrected once, and one to spare
 
 
@@ -290,7 +291,10 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             total = losses.sum() if scale is None else scale(losses.sum())
             signature = _signature(slots, state, request)
             is_new = signature not in slots.memory.verified and not is_recorded(losses.device)
+            crossed = crossed_rows(state) if state.crossings else None
             mixed = mixed_rows(state, losses, scale) if state.chosen else None
+            if crossed is not None and _mixes_rows(slots, crossed):
+                raise UncoveredError(_MOVES_ROWS, list(slots.params))
             must_loop = mixed is not None and _mixes_rows(slots, mixed)
             is_new = is_new or must_loop  # the comparison may find a layout that is right
             edges = [call.edge for call in state.calls]
@@ -311,13 +315,13 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             if is_new:
                 check = compare(slots, losses, state, found, gradients, scale)
             if must_loop:
-                why = "the model chooses rows by their content, and those of an instance are not next to each other"
-                raise UncoveredError(why, [slots.names[name] for name in slots.names if name in state.chosen])
+                raise UncoveredError(_MOVES_ROWS, [slots.names[name] for name in slots.names if name in state.chosen])
     norms = gradients.norms()
-    if mixed is not None and is_recorded(losses.device):
-        norms = norms.masked_fill(mixed, torch.nan)  # a replay cannot loop: it leaves out its perturbation
+    for wrong in (crossed, mixed):
+        if wrong is not None and is_recorded(losses.device):
+            norms = norms.masked_fill(wrong, torch.nan)  # a replay cannot loop: it leaves out its perturbation
     recording = _recording(slots, request, losses.detach(), gradients, norms)
-    return replace(recording, chooses_rows=bool(state.chosen)), signature, check
+    return replace(recording, chooses_rows=bool(state.chosen or state.crossings)), signature, check
 
 
 def _mixes_rows(slots: ParameterSlots, mixed: Tensor) -> bool:

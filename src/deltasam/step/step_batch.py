@@ -243,8 +243,13 @@ class StepBatch:
         return other
 
     def _rows_are_instances(self, size: int) -> bool:
-        """Whether the batch has one row per instance; an objective may need several, such as the answers of a pair."""
-        return batch_size(self.batches[0]) == size
+        """Whether the batch has one row per instance.
+
+        An objective may need several, such as the answers of a pair. A tensor of another length may be shared, or hold
+        the images of all texts: then nothing can be cut out.
+        """
+        batch = self.batches[0]
+        return batch_size(batch) == size and all(t.shape[0] in (1, size) for t in tensors(batch) if t.ndim)
 
     def _only_size(self) -> int | None:
         return self.sizes[0] or batch_size(self.batches[0])

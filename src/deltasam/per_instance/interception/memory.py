@@ -24,6 +24,7 @@ class Memory:
 
     layout_table: LayoutTable = field(default_factory=LayoutTable)
     layouts: dict[Any, Layout] = field(default_factory=dict)  # a cache, see PassState.layout
+    straight: set[Hashable] = field(default_factory=set)  # inputs before which no rows move, see PassState.layout
     verified: set[Hashable] = field(default_factory=set)  # signatures of passes that were compared with autograd
     warned: set[str] = field(default_factory=set)
     rows: dict[Hashable, int] = field(default_factory=dict)  # of the batch per instance, by kind of objective

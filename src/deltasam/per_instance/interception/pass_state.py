@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -21,11 +21,10 @@ from deltasam.per_instance.errors import NoRuleError
 from deltasam.per_instance.interception.batch_rule import Kind
 from deltasam.per_instance.interception.layout import Layout, find_layout
 from deltasam.per_instance.interception.memory import Memory
+from deltasam.per_instance.interception.row_moves import CHOOSING, moves_rows
 from deltasam.per_instance.interception.tensors import PerInstance, Proxy, unwrapped
 
 _MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
-#: Operations that choose rows. Where they are is data: another batch of the same shape may have them elsewhere.
-_CHOOSING = {f"{name}Backward0" for name in ("Index", "IndexSelect", "MaskedSelect", "Gather", "Take")}
 
 
 class PassState:
@@ -54,6 +53,9 @@ class PassState:
         self.layouts: list[Layout | None] = []  # of the inputs of the calls; None for a parameter written out
         self.together: set[int] = set()  # parameters (``id``) with a use that cannot take one matrix per group
         self.chosen: set[int] = set()  # parameters (``id``) with an input whose rows the model may choose by content
+        self.crossings: list[tuple[Tensor, Layout]] = []  # inputs that rows may reach from layers of other instances
+        self._ends: set[Any] = set()  # nodes of the graph at which the gradients of the first calls arrive
+        self._counted = 0  # the number of these calls
         self._known_rows = {grouping.size}  # numbers of rows that follow from shapes: N, N T, N C T
         self._dtypes: dict[int, torch.dtype] = {}  # of the inputs of parameters that are used as matrices
         # By parameter, and whether there is a graph: a value that was computed without one has no gradient.
@@ -76,7 +78,26 @@ class PassState:
             self.layout_table.note(layout.place, layout.kind)
             if not self._rows_follow_from_shapes(tensor, layout.lead):
                 self.chosen.add(id(parameter.parameter))
+            elif layout.kind != "shared" and tensor.grad_fn is not None:
+                self._note_crossing(tensor, layout, known)
         return layout
+
+    def _note_crossing(self, tensor: Tensor, layout: Layout, known: Hashable) -> None:
+        """Remembers an input with an operation between it and earlier layers that can move rows.
+
+        The graph is searched once for each input of a layer; later passes repeat the operations.
+        """
+        what, straight = (known, len(self.calls)), self._memory.straight
+        if what in straight:
+            return
+        self._ends.update(call.edge.node for call in self.calls[self._counted :])
+        self._counted = len(self.calls)
+        if moves_rows(tensor, self._ends):
+            self.crossings.append((tensor, layout))
+        else:
+            if len(straight) > _MOST_LAYOUTS:
+                straight.clear()
+            straight.add(what)
 
     def _rows_follow_from_shapes(self, tensor: Tensor, lead: tuple[int, ...]) -> bool:
         """Whether the rows of an instance are where they are in every batch of these shapes.
@@ -86,7 +107,7 @@ class PassState:
         """
         rows, known = lead[0], self._known_rows
         node = tensor.grad_fn
-        if node is not None and node.name() in _CHOOSING:
+        if node is not None and node.name() in CHOOSING:
             return False
         if rows not in known:
             base = base_of(tensor)

@@ -102,6 +102,11 @@ _BROADCASTING = {
     "true_divide", "where",
 }  # fmt: skip
 
+#: Operations that spread values over the rows of the whole batch: an instance alone does not see which are its own.
+_SPREADING = {
+    f"{name}{end}" for name in ("masked_scatter", "index_add", "index_copy", "index_put") for end in ("", "_")
+}  # fmt: skip
+
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Carries out one operation that is called with a :class:`Proxy` or a :class:`PerInstance`."""
@@ -151,6 +156,8 @@ def vectorised(func: Any, leaves: list[Any], spec: Any) -> Any:
     batch = [leaf for leaf in leaves if _is_batch(leaf, size)]
     for leaf in batch:
         table.note(Place(f"{name}()", leaf.ndim, leaf.shape[0] == size), "batch")
+    if batch and name in _SPREADING:
+        raise RuntimeError(f"{name} spreads a value that differs between the instances over the rows of the batch")
     if name in ("expand", "broadcast_to", "repeat"):
         grown = _grown(name, hidden[0], leaves)
         if grown is not None:
