@@ -92,6 +92,25 @@ class SortsBehindAnOperation(Sorts):
         return self.out(torch.zeros_like(x).index_copy(0, order, x) + 1)
 
 
+class Listwise(nn.Module):
+    """Scores of passages, k N rows, of which each question has its own number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner, self.out = nn.Embedding(31, 6), nn.Linear(6, 8), nn.Linear(8, 1)
+
+    def forward(self, passages: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.inner(self.words(passages))).sum(1)).squeeze(1)
+
+
+def listwise(model: nn.Module, batch: Batch) -> Tensor:
+    """After the last layer the scores are divided among the questions."""
+    at = batch["labels"] != -100
+    passages = batch["input_ids"][at].unsqueeze(1)
+    parts = model(passages).split(at.sum(1).tolist())
+    return torch.stack([torch.logsumexp(part, 0) - part[0] for part in parts])
+
+
 def sorted_inside(model: nn.Module, batch: Batch) -> Tensor:
     lengths = (batch["labels"] != -100).sum(1)
     mask = (torch.arange(8, device=lengths.device) < lengths.unsqueeze(1)).double()
@@ -109,8 +128,9 @@ def gradient(model: nn.Module, batch: Batch, objective: Callable[..., Tensor], *
 
 @pytest.mark.parametrize(
     ("build", "objective"),
-    [(modernbert, hugging_face), (Head, small), (Sorts, sorted_inside), (SortsBehindAnOperation, sorted_inside)],
-    ids=["ModernBERT", "head", "sorted", "sorted behind an operation"],
+    [(modernbert, hugging_face), (Head, small), (Sorts, sorted_inside), (SortsBehindAnOperation, sorted_inside),
+     (Listwise, listwise)],
+    ids=["ModernBERT", "head", "sorted", "sorted behind an operation", "after the last layer"],
 )  # fmt: skip
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_batch_with_other_rows_is_not_read_as_the_one_before(

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from deltasam.methods import PerInstanceSAM
 from deltasam.objectives import CausalLM
-from deltasam.per_instance.interception.row_moves import moves_rows
+from deltasam.per_instance.interception.row_moves import moves_between
+from deltasam.per_instance.verification import own_rows
 from helpers.instance_reference import relative
 
 Batch = dict[str, Tensor]
@@ -95,6 +96,32 @@ def test_texts_are_not_cut_off_from_their_images() -> None:
         assert relative(found[0], found[1]) < 1e-9
 
 
+def test_images_after_the_last_trained_layer() -> None:
+    """Between the losses and the projector there are frozen layers only."""
+    model = llava()
+    for name, p in model.named_parameters():
+        p.requires_grad_("projector" in name)
+    for counts in COUNTS[1:]:
+        batch = texts(counts)
+        mine, exact = (step(model, batch, **options) for options in ({}, {"engine": "loop"}))
+        assert relative(mine[0], exact[0]) < 1e-9
+        assert relative(mine[1], exact[1]) < 1e-9
+
+
+def test_one_input_behind_an_operation_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every norm sees the images through the residual stream; to test them all would take longer than the step."""
+    seen: list[int] = []
+    test = own_rows.crossed_rows
+    monkeypatch.setattr(
+        "deltasam.per_instance.recording.crossed_rows",
+        lambda state: seen.append(len(state.crossings)) or test(state),
+    )
+    model = llava()
+    for _ in range(3):
+        step(model, texts([1, 1, 1, 1]))
+    assert seen == [1, 1, 1]
+
+
 def test_a_frozen_vision_tower_needs_no_loop() -> None:
     """As with LoRA on the language model: the images are constants."""
     model = llava()
@@ -116,13 +143,14 @@ def test_only_operations_on_the_first_dimension_move_rows() -> None:
         "select": h.index_select(0, rows), "select from the end": h.index_select(-3, rows),
         "gather": h.gather(0, torch.zeros(4, 3, 5, dtype=torch.long)), "copy": zeros.index_copy(0, rows, h),
         "add": zeros.index_add(0, rows, h), "scatter": zeros.masked_scatter(mask.unsqueeze(-1), h),
-        "put": zeros.index_put((rows,), h), "sort": h.sort(0).values,
+        "put": zeros.index_put((rows,), h), "sort": h.sort(0).values, "split": h.split([1, 3])[1],
     }  # fmt: skip
     others = {
         "index": h[:, columns], "select": h.index_select(1, columns), "last": h.index_select(-1, columns),
         "gather": h.gather(-1, torch.zeros(4, 3, 1, dtype=torch.long)), "topk": h.topk(2, -1).values,
-        "slice": h[1:], "product": h @ h.mT, "add": zeros.index_add(-1, columns, h[..., :2]),
+        "slice": h[1:], "chunk": h.chunk(2)[0], "split": h.split([2, 3], -1)[0],
+        "product": h @ h.mT, "add": zeros.index_add(-1, columns, h[..., :2]),
     }  # fmt: skip
-    assert [name for name, tensor in moving.items() if not moves_rows(tensor.relu(), ())] == []
-    assert [name for name, tensor in others.items() if moves_rows(tensor.relu(), ())] == []
-    assert not moves_rows(moving["index"].relu(), {moving["index"].grad_fn}), "the graph is searched up to a layer"
+    assert [name for name, tensor in moving.items() if not moves_between(tensor.relu(), ())] == []
+    assert [name for name, tensor in others.items() if moves_between(tensor.relu(), ())] == []
+    assert not moves_between(moving["index"].relu(), {moving["index"].grad_fn}), "the graph is searched up to a layer"

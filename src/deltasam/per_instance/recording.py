@@ -26,6 +26,7 @@ from deltasam.per_instance.errors import (
     MisreadError,
     ModelError,
     SizeUnknownError,
+    SuspectedMixError,
     UncoveredError,
     is_for_the_caller,
 )
@@ -36,7 +37,7 @@ from deltasam.per_instance.verification.comparison import CheckResult, Scale, co
 from deltasam.per_instance.verification.diagnosis import NOT_FOUND, diagnose
 from deltasam.per_instance.verification.moved_weights import check_perturbed_pass
 from deltasam.per_instance.verification.objective_kind import kind_of
-from deltasam.per_instance.verification.own_rows import crossed_rows, mixed_rows
+from deltasam.per_instance.verification.own_rows import crossed_rows, mixed_rows, rows_have_one_owner
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
 from deltasam.step.model_buffers import ModelBuffers
@@ -291,11 +292,14 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             total = losses.sum() if scale is None else scale(losses.sum())
             signature = _signature(slots, state, request)
             is_new = signature not in slots.memory.verified and not is_recorded(losses.device)
+            state.note_losses(losses, request.objective)
             crossed = crossed_rows(state) if state.crossings else None
             mixed = mixed_rows(state, losses, scale) if state.chosen else None
-            if crossed is not None and _mixes_rows(slots, crossed):
+            must_loop = False
+            for wrong in (crossed, mixed):
+                must_loop |= wrong is not None and _mixes_rows(slots, wrong)
+            if must_loop and is_recorded(losses.device):
                 raise UncoveredError(_MOVES_ROWS, list(slots.params))
-            must_loop = mixed is not None and _mixes_rows(slots, mixed)
             is_new = is_new or must_loop  # the comparison may find a layout that is right
             edges = [call.edge for call in state.calls]
             found: list[Tensor | None] = []  # which collect empties
@@ -313,9 +317,14 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
                 empty=not is_new,
             )
             if is_new:
-                check = compare(slots, losses, state, found, gradients, scale)
+                try:
+                    check = compare(slots, losses, state, found, gradients, scale)
+                except SuspectedMixError:
+                    if not must_loop or not rows_have_one_owner(state, losses, scale):
+                        raise
             if must_loop:
-                raise UncoveredError(_MOVES_ROWS, [slots.names[name] for name in slots.names if name in state.chosen])
+                chosen = [name for number, name in slots.names.items() if number in state.chosen]
+                raise UncoveredError(_MOVES_ROWS, chosen or list(slots.params))
     norms = gradients.norms()
     for wrong in (crossed, mixed):
         if wrong is not None and is_recorded(losses.device):

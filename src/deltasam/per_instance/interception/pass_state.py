@@ -21,7 +21,7 @@ from deltasam.per_instance.errors import NoRuleError
 from deltasam.per_instance.interception.batch_rule import Kind
 from deltasam.per_instance.interception.layout import Layout, find_layout
 from deltasam.per_instance.interception.memory import Memory
-from deltasam.per_instance.interception.row_moves import CHOOSING, moves_rows
+from deltasam.per_instance.interception.row_moves import CHOOSING, moves_between
 from deltasam.per_instance.interception.tensors import PerInstance, Proxy, unwrapped
 
 _MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
@@ -53,7 +53,10 @@ class PassState:
         self.layouts: list[Layout | None] = []  # of the inputs of the calls; None for a parameter written out
         self.together: set[int] = set()  # parameters (``id``) with a use that cannot take one matrix per group
         self.chosen: set[int] = set()  # parameters (``id``) with an input whose rows the model may choose by content
-        self.crossings: list[tuple[Tensor, Layout]] = []  # inputs that rows may reach from layers of other instances
+        # Inputs that rows may reach from layers of other instances, and the operations that may have moved them.
+        self.crossings: list[tuple[Tensor, Layout, set[Any]]] = []
+        self._moves: set[Any] = set()  # all of these operations
+        self._noted: set[Hashable] = set()  # which inputs these are; the layout of one is asked for more than once
         self._ends: set[Any] = set()  # nodes of the graph at which the gradients of the first calls arrive
         self._counted = 0  # the number of these calls
         self._known_rows = {grouping.size}  # numbers of rows that follow from shapes: N, N T, N C T
@@ -82,18 +85,27 @@ class PassState:
                 self._note_crossing(tensor, layout, known)
         return layout
 
+    def note_losses(self, losses: Tensor, objective: Hashable) -> None:
+        """Remembers the losses, (N,), if an operation between them and the last layers can move rows."""
+        if losses.grad_fn is not None:
+            layout = Layout("batch", self.size, self.layout_table, (self.size,))
+            self._note_crossing(losses, layout, (objective, losses.shape))
+
     def _note_crossing(self, tensor: Tensor, layout: Layout, known: Hashable) -> None:
         """Remembers an input with an operation between it and earlier layers that can move rows.
 
-        The graph is searched once for each input of a layer; later passes repeat the operations.
+        The first input behind such an operation is enough: later ones see the same rows. The graph is searched once
+        for each input of a layer; later passes repeat the operations.
         """
         what, straight = (known, len(self.calls)), self._memory.straight
-        if what in straight:
+        if what in straight or what in self._noted:
             return
         self._ends.update(call.edge.node for call in self.calls[self._counted :])
         self._counted = len(self.calls)
-        if moves_rows(tensor, self._ends):
-            self.crossings.append((tensor, layout))
+        if moves := moves_between(tensor, self._ends) - self._moves:
+            self.crossings.append((tensor, layout, moves))
+            self._moves |= moves
+            self._noted.add(what)
         else:
             if len(straight) > _MOST_LAYOUTS:
                 straight.clear()

@@ -9,26 +9,42 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 #: Operations that choose rows.
 CHOOSING = frozenset(f"{name}Backward0" for name in ("Index", "IndexSelect", "MaskedSelect", "Gather", "Take"))
-_PLACING = frozenset({
-    *(f"{name}Backward0" for name in ("MaskedScatter", "IndexPut", "IndexPutImpl", "IndexCopy", "IndexAdd",
-                                      "ScatterAdd", "ScatterReduce", "Sort", "Topk", "Put")),
-    "ScatterBackward0", "ScatterBackward1",
-})  # fmt: skip
+_MOVING = CHOOSING | {
+    *(f"{name}Backward0" for name in ("MaskedScatter", "IndexPut", "IndexPutImpl", "IndexCopy", "IndexAdd", "Put",
+                                      "Scatter", "ScatterAdd", "ScatterReduce", "Sort", "Topk", "SplitWithSizes",
+                                      "SegmentReduce")),
+    "ScatterBackward1",
+}  # fmt: skip
 _SIGN = 1 << 63  # dimensions are stored without a sign
 
 
-def moves_rows(tensor: Tensor, ends: Collection[Any]) -> bool:
-    """Whether an operation that can move rows lies between the tensor and the nodes ``ends`` of its graph."""
-    return any(_moves(node) for node in _nodes(tensor, ends) if node not in ends)
+def moves_between(tensor: Tensor, ends: Collection[Any]) -> set[Any]:
+    """The operations between the tensor and the nodes ``ends`` of its graph that can move rows."""
+    return {node for node in _nodes(tensor, ends) if node not in ends and _moves(node)}
 
 
 def sources(tensor: Tensor, ends: Collection[Any]) -> list[Any]:
     """The nodes among ``ends`` from which the tensor is computed without another of them in between."""
     return [node for node in _nodes(tensor, ends) if node in ends]
+
+
+def leaves_its_place(node: Any, size: int) -> Tensor | None:
+    """Whether ``x[i, ...]`` of N rows, with integers i, is anything but row i at place i: a test without a backward.
+
+    None if the operation is another one. The usual pooling of a causal model, ``x[arange(N), last]``, is of this kind.
+    """
+    if node.name() != "IndexBackward0" or node._saved_self_sym_sizes[0] != size:
+        return None
+    index = node._saved_indices[0]
+    if index.dtype not in (torch.int64, torch.int32) or index.ndim == 0 or index.shape[0] != size:
+        return None
+    rows = torch.arange(size, device=index.device).view(-1, *(1,) * (index.ndim - 1))
+    return torch.any(index != rows)
 
 
 def _nodes(tensor: Tensor, ends: Collection[Any]) -> Iterator[Any]:
@@ -47,7 +63,7 @@ def _nodes(tensor: Tensor, ends: Collection[Any]) -> Iterator[Any]:
 def _moves(node: Any) -> bool:
     """Whether this operation can move rows. Only the first dimension holds instances."""
     name = node.name()
-    if name not in CHOOSING and name not in _PLACING:
+    if name not in _MOVING:
         return False
     if name.startswith(("IndexBackward", "IndexPut")):
         return node._saved_indices[0] is not None
@@ -60,4 +76,5 @@ def _ndim(node: Any) -> int:
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     if sizes is not None:
         return len(sizes)
-    return int(getattr(node, "_saved_source_dim", node._saved_index.ndim))
+    index = getattr(node, "_saved_index", None)
+    return int(getattr(node, "_saved_source_dim", 0 if index is None else index.ndim))

@@ -8,19 +8,21 @@ recognised (:meth:`PassState.layout`) and tested in every step, in a captured on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from deltasam.per_instance.algebra.calls import Call
+from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.interception.layout import Layout
 from deltasam.per_instance.interception.pass_state import PassState
-from deltasam.per_instance.interception.row_moves import sources
+from deltasam.per_instance.interception.row_moves import leaves_its_place, sources
 from deltasam.per_instance.verification.comparison import Scale
 from deltasam.step.gradients import grad
 
+_SMALLEST = 1e-4
 _TOLERANCE = 1e-2  # a row of another instance is off by its own size at least; exact ones differ by rounding
 
 
@@ -43,14 +45,13 @@ def mixed_rows(state: PassState, losses: Tensor, scale: Scale | None) -> Tensor 
     grouping = state.grouping
     if not calls or grouping.groups == 1:
         return None
-    a = _powers(grouping.groups, losses)
 
     def gradients(weights: Tensor) -> tuple[Tensor | None, ...]:
         total = (losses * weights).sum()
         edges = [call.edge for call in calls]
         return grad(total if scale is None else scale(total), edges, retain_graph=True, allow_unused=True)
 
-    return _differ(calls, gradients(torch.ones_like(losses)), gradients(grouping.spread(a)), a)
+    return _are_mixed(calls, gradients, grouping, losses, lambda values: values)
 
 
 def crossed_rows(state: PassState) -> Tensor | None:
@@ -60,10 +61,10 @@ def crossed_rows(state: PassState) -> Tensor | None:
     :math:`\langle v, x \rangle` is compared with that of :math:`\sum_g a_g \langle v_g, x_g \rangle`, which must be
     :math:`a_g` times as large in the rows of g.
 
-    On the device; None if there is nothing to test. Cost: two backward passes from x to y, a few operations. Must run
-    before the graph is freed.
+    On the device; None if there is nothing to test. Cost: two backward passes from x to y, a few operations, unless
+    x is the losses and the last layers are frozen. Must run before the graph is freed.
     """
-    grouping, found = state.grouping, []
+    grouping, found = state.grouping, list[Tensor]()
     if grouping.groups == 1:
         return None
     by_node: dict[Any, list[Call]] = {}
@@ -71,27 +72,76 @@ def crossed_rows(state: PassState) -> Tensor | None:
         if layout is None or layout.kind != "shared":
             by_node.setdefault(call.edge.node, []).append(call)
     ends = {call.edge.node for call in state.calls}
-    for x, layout in state.crossings:
+    for x, layout, moves in state.crossings:
         # Those of a written out parameter, (N, ...), count as well.
         calls = [call for node in sources(x, ends) for call in by_node.get(node, ())]
         if not calls:
             continue
-        a = _powers(grouping.groups, x)
+        known = [leaves_its_place(node, grouping.size) for node in moves]
+        if all(each is not None for each in known):
+            found += [each for each in known if each is not None]
+            continue
         v = torch.arange(1, x.numel() + 1, device=x.device).to(x.dtype).sin().view(x.shape)
-        rows = _of_each_row(grouping.spread(a), x.shape[0], layout)
-        plain, weighted = (
-            grad(torch.sum(x * each), [call.edge for call in calls], retain_graph=True, allow_unused=True)
-            for each in (v, v * rows.view(-1, *(1,) * (x.ndim - 1)))
-        )
-        off = _differ(calls, plain, weighted, a)
+
+        def gradients(rows: Tensor, x: Tensor = x, v: Tensor = v, calls: list[Call] = calls) -> Any:
+            total = torch.sum(x * (v * rows.view(-1, *(1,) * (x.ndim - 1))))
+            return grad(total, [call.edge for call in calls], retain_graph=True, allow_unused=True)
+
+        def rows_of(values: Tensor, x: Tensor = x, layout: Layout = layout) -> Tensor:
+            return _of_each_row(values, x.shape[0], layout)
+
+        off = _are_mixed(calls, gradients, grouping, x, rows_of)
         if off is not None:
             found.append(off)
     return torch.stack([each.to(found[0].device) for each in found]).any() if found else None
 
 
-def _powers(groups: int, like: Tensor) -> Tensor:
-    """A factor for each group: powers of two, which round nothing."""
-    return 2.0 ** (torch.arange(groups, device=like.device) % 4).to(like.dtype)
+def rows_have_one_owner(state: PassState, losses: Tensor, scale: Scale | None) -> bool:
+    """Whether each row of the layers before the noted inputs has a gradient from one loss only, whichever it is.
+
+    If so, the rows were moved; if not, the losses mix instances. Waits for the device.
+    """
+    ends = {call.edge.node for call in state.calls}
+    reached = {node for x, _, _ in state.crossings for node in sources(x, ends)}
+    calls = [call for call in state.calls if call.edge.node in reached or id(call.weight) in state.chosen]
+    groups = torch.arange(state.grouping.groups, device=losses.device)
+    weights = state.grouping.spread(2.0 ** (groups % 8).to(losses.dtype))
+
+    def gradients(weights: Tensor) -> tuple[Tensor | None, ...]:
+        total = (losses * weights).sum()
+        edges = [call.edge for call in calls]
+        return grad(total if scale is None else scale(total), edges, retain_graph=True, allow_unused=True)
+
+    for one, other in zip(gradients(torch.ones_like(weights)), gradients(weights), strict=True):
+        if one is not None and other is not None:
+            d, found = (each.float().reshape(-1, each.shape[-1]) for each in (one, other))
+            ratio = (d * found).sum(1) / (d * d).sum(1).clamp_min(torch.finfo(d.dtype).tiny)
+            a = 2.0 ** ratio.clamp_min(1.0).log2().round()
+            off = (found - a.unsqueeze(1) * d).norm(dim=1) > _TOLERANCE * found.norm(dim=1)
+            if bool(off.any()):
+                return False
+    return True
+
+
+def _are_mixed(
+    calls: Sequence[Call],
+    gradients: Callable[[Tensor], Sequence[Tensor | None]],
+    grouping: Grouping,
+    like: Tensor,
+    rows_of: Callable[[Tensor], Tensor],
+) -> Tensor | None:
+    """Whether the gradients for the factors of the groups are not these factors times the plain ones.
+
+    The factors are powers of two, which round nothing. Two digits of the number of a group tell 64 groups apart.
+    """
+    numbers = torch.arange(grouping.groups, device=like.device)
+    plain = gradients(rows_of(torch.ones(grouping.size, device=like.device, dtype=like.dtype)))
+    off = []
+    for digit in (numbers % 8, numbers // 8 % 8)[: 1 + (grouping.groups > 8)]:
+        a = 2.0 ** digit.to(like.dtype)
+        off.append(_differ(calls, plain, gradients(rows_of(grouping.spread(a))), a))
+    known = [each for each in off if each is not None]
+    return torch.stack(known).any() if known else None
 
 
 def _of_each_row(values: Tensor, rows: int, layout: Layout) -> Tensor:
@@ -109,5 +159,8 @@ def _differ(
         if one is not None and other is not None:
             d, found = call.arranged(one), call.arranged(other)
             expected = d * a.to(d.device, d.dtype).view(-1, *(1,) * (d.ndim - 1))
-            off.append((found - expected).float().norm() > _TOLERANCE * expected.float().norm())  # False for NaN
+            norms = expected.float().flatten(1).norm(dim=1)
+            floor = _SMALLEST * norms.max()  # rounding, where an instance has next to no gradient
+            far = (found - expected).float().flatten(1).norm(dim=1) > _TOLERANCE * norms.maximum(floor)
+            off.append(far.any())  # False for NaN
     return torch.stack([each.to(a.device) for each in off]).any() if off else None
