@@ -293,13 +293,8 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             signature = _signature(slots, state, request)
             is_new = signature not in slots.memory.verified and not is_recorded(losses.device)
             state.note_losses(losses, request.objective)
-            crossed = crossed_rows(state) if state.crossings else None
-            mixed = mixed_rows(state, losses, scale) if state.chosen else None
-            must_loop = False
-            for wrong in (crossed, mixed):
-                must_loop |= wrong is not None and _mixes_rows(slots, wrong)
-            if must_loop and is_recorded(losses.device):
-                raise UncoveredError(_MOVES_ROWS, list(slots.params))
+            moved = _rows_moved(state, losses, scale)
+            must_loop = moved is not None and _must_loop(slots, moved)
             is_new = is_new or must_loop  # the comparison may find a layout that is right
             edges = [call.edge for call in state.calls]
             found: list[Tensor | None] = []  # which collect empties
@@ -326,19 +321,30 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
                 chosen = [name for number, name in slots.names.items() if number in state.chosen]
                 raise UncoveredError(_MOVES_ROWS, chosen or list(slots.params))
     norms = gradients.norms()
-    for wrong in (crossed, mixed):
-        if wrong is not None and is_recorded(losses.device):
-            norms = norms.masked_fill(wrong, torch.nan)  # a replay cannot loop: it leaves out its perturbation
+    if moved is not None and is_recorded(losses.device):
+        norms = norms.masked_fill(moved, torch.nan)  # a replay cannot loop: it leaves out its perturbation
     recording = _recording(slots, request, losses.detach(), gradients, norms)
     return replace(recording, chooses_rows=bool(state.chosen or state.crossings)), signature, check
 
 
-def _mixes_rows(slots: ParameterSlots, mixed: Tensor) -> bool:
-    """Whether this pass reorders rows; while nothing can be read from the device, whether an earlier one did."""
-    if not is_recorded(mixed.device):
-        slots.memory.mixes_rows |= bool(mixed)
-        return bool(mixed)
-    return slots.memory.mixes_rows
+def _rows_moved(state: PassState, losses: Tensor, scale: Scale | None) -> Tensor | None:
+    """Whether rows are not where their layout says, as a tensor of the device; None if none can have moved."""
+    crossed = crossed_rows(state) if state.crossings else None
+    mixed = mixed_rows(state, losses, scale) if state.chosen else None
+    if crossed is None or mixed is None:
+        return mixed if crossed is None else crossed
+    return crossed.to(mixed.device) | mixed
+
+
+def _must_loop(slots: ParameterSlots, moved: Tensor) -> bool:
+    """Whether this pass moves rows; while nothing can be read from the device, raises if an earlier one did."""
+    if is_recorded(moved.device):
+        if slots.memory.mixes_rows:
+            raise UncoveredError(_MOVES_ROWS, list(slots.params))
+        return False
+    must = bool(moved)
+    slots.memory.mixes_rows |= must
+    return must
 
 
 def _recording(
