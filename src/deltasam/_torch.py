@@ -129,6 +129,27 @@ def output_dtype(node: Any) -> torch.dtype | None:
     return dtype
 
 
+def indices_of(node: Any) -> tuple[Tensor | None, ...] | None:
+    """The indices with which ``x[...]`` was read or assigned (2.6), by dimension; None if torch no longer tells."""
+    found = getattr(node, "_saved_indices", None)
+    return tuple(found) if found else None
+
+
+def shape_before(node: Any) -> tuple[int, ...]:
+    """The shape of what an operation was called with (2.6); empty if it is not kept."""
+    return tuple(getattr(node, "_saved_self_sym_sizes", ()))
+
+
+def dimension_of(node: Any) -> int:
+    """The dimension of ``gather``, ``index_select``, ... (2.6); 0 if there is none, or if torch no longer tells."""
+    dimension = int(getattr(node, "_saved_dim", 0))
+    if dimension < 1 << 63:
+        return dimension
+    index = getattr(node, "_saved_index", None)  # counted from the end, and stored without a sign
+    ndim = len(shape_before(node)) or getattr(node, "_saved_source_dim", 0 if index is None else index.ndim)
+    return dimension - (1 << 64) + int(ndim)
+
+
 # -- modules (2.6) ----------------------------------------------------------------------------------------------------
 # The dictionaries themselves, because tensors are exchanged in them: setattr() refuses a tensor that is not a
 # Parameter. And because named_parameters() and modules() compose names, which takes too long in every step.

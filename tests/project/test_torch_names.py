@@ -155,6 +155,8 @@ def test_answers_are_cautious_where_names_are_missing(monkeypatch: pytest.Monkey
     assert names.with_gradient_hooks({"w": bare}) == {"w": bare}
     assert names.base_of(bare) is names.output_dtype(bare) is names.fsdp_gathers_as(bare) is None
     assert names.argument_names(bare) == []
+    assert names.indices_of(bare) is None
+    assert (names.dimension_of(bare), names.shape_before(bare)) == (0, ())
     assert not names.joins_uneven_inputs(bare)
 
 
@@ -171,6 +173,12 @@ def test_the_names_of_this_torch() -> None:
     linear.weight.register_post_accumulate_grad_hook(lambda p: None)
     assert list(names.with_gradient_hooks({"w": linear.weight, "b": linear.bias})) == ["w"]
     assert names.output_dtype(linear(x).bfloat16().grad_fn) is torch.bfloat16
+    rows, h = torch.tensor([1, 0]), torch.ones(4, 2, requires_grad=True)
+    (index,) = names.indices_of(h[rows].grad_fn)
+    assert torch.equal(index, rows)
+    assert names.shape_before(h[rows].grad_fn) == (4, 2)
+    places = {dim: names.dimension_of(h.index_select(dim, rows).grad_fn) for dim in (0, 1, -1, -2)}
+    assert places == {0: 0, 1: 1, -1: 1, -2: 0}
     assert list(names.parameters_of(linear)) == ["weight", "bias"]
     assert names.parameters_in(vars(linear)) is names.parameters_of(linear)
     assert names.children_in(vars(linear)) is names.children_of(linear)

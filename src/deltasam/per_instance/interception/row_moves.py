@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltasam._torch import dimension_of, indices_of, shape_before
+
 #: Operations that choose rows.
 CHOOSING = frozenset(f"{name}Backward0" for name in ("Index", "IndexSelect", "MaskedSelect", "Gather", "Take"))
 _MOVING = CHOOSING | {
@@ -20,7 +22,6 @@ _MOVING = CHOOSING | {
                                       "SegmentReduce")),
     "ScatterBackward1",
 }  # fmt: skip
-_SIGN = 1 << 63  # dimensions are stored without a sign
 
 
 def moves_between(tensor: Tensor, ends: Collection[Any]) -> set[Any]:
@@ -38,10 +39,9 @@ def leaves_its_place(node: Any, size: int) -> Tensor | None:
 
     None if the operation is another one. The usual pooling of a causal model, ``x[arange(N), last]``, is of this kind.
     """
-    if node.name() != "IndexBackward0" or node._saved_self_sym_sizes[0] != size:
-        return None
-    index = node._saved_indices[0]
-    if index.dtype not in (torch.int64, torch.int32) or index.ndim == 0 or index.shape[0] != size:
+    indices = indices_of(node) if node.name() == "IndexBackward0" and shape_before(node)[:1] == (size,) else None
+    index = indices[0] if indices else None
+    if index is None or index.dtype not in (torch.int64, torch.int32) or index.ndim == 0 or index.shape[0] != size:
         return None
     rows = torch.arange(size, device=index.device).view(-1, *(1,) * (index.ndim - 1))
     return torch.any(index != rows)
@@ -66,15 +66,6 @@ def _moves(node: Any) -> bool:
     if name not in _MOVING:
         return False
     if name.startswith(("IndexBackward", "IndexPut")):
-        return node._saved_indices[0] is not None
-    dim = getattr(node, "_saved_dim", 0)
-    return (dim - 2 * _SIGN + _ndim(node) if dim >= _SIGN else dim) == 0
-
-
-def _ndim(node: Any) -> int:
-    """The number of dimensions of what an operation with a dimension counted from the end was called with."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    if sizes is not None:
-        return len(sizes)
-    index = getattr(node, "_saved_index", None)
-    return int(getattr(node, "_saved_source_dim", 0 if index is None else index.ndim))
+        indices = indices_of(node)
+        return indices is None or indices[0] is not None
+    return dimension_of(node) == 0
