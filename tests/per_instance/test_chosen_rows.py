@@ -237,6 +237,29 @@ def test_the_last_token_of_a_text_stays_in_low_rank() -> None:
         assert relative(mine[1], exact[1]) < 1e-9
 
 
+def test_the_pooling_of_a_classifier_is_not_tested_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers takes the last token's logits after the head; a test would wait for the device."""
+    import transformers
+
+    monkeypatch.setattr("deltasam.per_instance.recording.crossed_rows", lambda state: pytest.fail("tested"))
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, pad_token_id=0, num_labels=3,
+    )  # fmt: skip
+    model = transformers.LlamaForSequenceClassification(config)
+    for model_or_compiled in (model, torch.compile(model, backend="aot_eager")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no loop, and the compiled model runs compiled
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            step = PerInstanceSAM().backward(model_or_compiled, masked([2, 2, 2, 2]), classified)
+        assert step.forwards == 2
+
+
+def classified(model: nn.Module, batch: Batch) -> Tensor:
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    return F.cross_entropy(model(**inputs).logits, batch["input_ids"][:, 0] % 3, reduction="none")
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
 def test_ordinary_models_are_not_tested_in_every_step(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch

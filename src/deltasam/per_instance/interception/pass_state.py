@@ -21,7 +21,7 @@ from deltasam.per_instance.errors import NoRuleError
 from deltasam.per_instance.interception.batch_rule import Kind
 from deltasam.per_instance.interception.layout import Layout, find_layout
 from deltasam.per_instance.interception.memory import Memory
-from deltasam.per_instance.interception.row_moves import CHOOSING, moves_between
+from deltasam.per_instance.interception.row_moves import CHOOSING, moves_between, rows_taken
 from deltasam.per_instance.interception.tensors import PerInstance, Proxy, unwrapped
 
 _MOST_LAYOUTS = 20_000  # to remember: some hundred parameters times the lengths of texts
@@ -86,12 +86,16 @@ class PassState:
         return layout
 
     def note_losses(self, losses: Tensor, objective: Hashable) -> None:
-        """Remembers the losses, (N,), if an operation between them and the last layers can move rows."""
+        """Remembers the losses, (N,), if an operation between them and the last layers can move rows.
+
+        Not if it takes N of N rows, such as the pooling of a causal model: with groups of one their order does not
+        matter after the last layer, and a test would wait for the device in every step.
+        """
         if losses.grad_fn is not None:
             layout = Layout("batch", self.size, self.layout_table, (self.size,))
-            self._note_crossing(losses, layout, (objective, losses.shape))
+            self._note_crossing(losses, layout, (objective, losses.shape, self.grouping.m), last=self.grouping.m == 1)
 
-    def _note_crossing(self, tensor: Tensor, layout: Layout, known: Hashable) -> None:
+    def _note_crossing(self, tensor: Tensor, layout: Layout, known: Hashable, *, last: bool = False) -> None:
         """Remembers an input with an operation between it and earlier layers that can move rows.
 
         The first input behind such an operation is enough: later ones see the same rows. The graph is searched once
@@ -102,7 +106,10 @@ class PassState:
             return
         self._ends.update(call.edge.node for call in self.calls[self._counted :])
         self._counted = len(self.calls)
-        if moves := moves_between(tensor, self._ends) - self._moves:
+        moves = moves_between(tensor, self._ends) - self._moves
+        if last:
+            moves = {node for node in moves if rows_taken(node, self.size) is None}
+        if moves:
             self.crossings.append((tensor, layout, moves))
             self._moves |= moves
             self._noted.add(what)

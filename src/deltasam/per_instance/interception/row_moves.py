@@ -34,14 +34,22 @@ def sources(tensor: Tensor, ends: Collection[Any]) -> list[Any]:
     return [node for node in _nodes(tensor, ends) if node in ends]
 
 
-def leaves_its_place(node: Any, size: int) -> Tensor | None:
-    """Whether ``x[i, ...]`` of N rows, with integers i, is anything but row i at place i: a test without a backward.
+def rows_taken(node: Any, size: int) -> Tensor | None:
+    """The integers i of ``x[i, ...]``, if both x and the result have N rows; None for another operation.
 
-    None if the operation is another one. The usual pooling of a causal model, ``x[arange(N), last]``, is of this kind.
+    The usual pooling of a causal model, ``x[arange(N), last]``, is of this kind.
     """
     indices = indices_of(node) if node.name() == "IndexBackward0" and shape_before(node)[:1] == (size,) else None
     index = indices[0] if indices else None
     if index is None or index.dtype not in (torch.int64, torch.int32) or index.ndim == 0 or index.shape[0] != size:
+        return None
+    return index
+
+
+def leaves_its_place(node: Any, size: int) -> Tensor | None:
+    """Whether ``x[i, ...]`` of N rows is anything but row i at place i: a test without a backward; else None."""
+    index = rows_taken(node, size)
+    if index is None:
         return None
     rows = torch.arange(size, device=index.device).view(-1, *(1,) * (index.ndim - 1))
     return torch.any(index != rows)

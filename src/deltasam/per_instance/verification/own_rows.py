@@ -9,6 +9,7 @@ recognised (:meth:`PassState.layout`) and tested in every step, in a captured on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,12 +47,7 @@ def mixed_rows(state: PassState, losses: Tensor, scale: Scale | None) -> Tensor 
     if not calls or grouping.groups == 1:
         return None
 
-    def gradients(weights: Tensor) -> tuple[Tensor | None, ...]:
-        total = (losses * weights).sum()
-        edges = [call.edge for call in calls]
-        return grad(total if scale is None else scale(total), edges, retain_graph=True, allow_unused=True)
-
-    return _are_mixed(calls, gradients, grouping, losses, lambda values: values)
+    return _are_mixed(calls, partial(_gradients, calls, losses, scale), grouping, losses, lambda values: values)
 
 
 def crossed_rows(state: PassState) -> Tensor | None:
@@ -107,12 +103,8 @@ def rows_have_one_owner(state: PassState, losses: Tensor, scale: Scale | None) -
     groups = torch.arange(state.grouping.groups, device=losses.device)
     weights = state.grouping.spread(2.0 ** (groups % 8).to(losses.dtype))
 
-    def gradients(weights: Tensor) -> tuple[Tensor | None, ...]:
-        total = (losses * weights).sum()
-        edges = [call.edge for call in calls]
-        return grad(total if scale is None else scale(total), edges, retain_graph=True, allow_unused=True)
-
-    for one, other in zip(gradients(torch.ones_like(weights)), gradients(weights), strict=True):
+    plain, weighted = (_gradients(calls, losses, scale, each) for each in (torch.ones_like(weights), weights))
+    for one, other in zip(plain, weighted, strict=True):
         if one is not None and other is not None:
             d, found = (each.float().reshape(-1, each.shape[-1]) for each in (one, other))
             ratio = (d * found).sum(1) / (d * d).sum(1).clamp_min(torch.finfo(d.dtype).tiny)
@@ -142,6 +134,15 @@ def _are_mixed(
         off.append(_differ(calls, plain, gradients(rows_of(grouping.spread(a))), a))
     known = [each for each in off if each is not None]
     return torch.stack(known).any() if known else None
+
+
+def _gradients(
+    calls: Sequence[Call], losses: Tensor, scale: Scale | None, weights: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the weighted sum of the losses at the outputs of the calls."""
+    total = (losses * weights).sum()
+    edges = [call.edge for call in calls]
+    return grad(total if scale is None else scale(total), edges, retain_graph=True, allow_unused=True)
 
 
 def _of_each_row(values: Tensor, rows: int, layout: Layout) -> Tensor:
