@@ -106,6 +106,18 @@ def test_messages_name_an_extra_that_brings_the_package() -> None:
     assert {extra for _, extra in INTEGRATIONS.values() if extra} <= EXTRAS.keys()
 
 
+@pytest.mark.parametrize("package", ["tasks", "experiments", "sweeps", "report"])
+def test_the_laboratory_without_its_libraries_names_the_extra(package: str) -> None:
+    code = f"""
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "yaml" else found(name, *rest)
+import deltasam.lab.{package}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert re.search(r"ModuleNotFoundError: .*yaml.*pip install \"deltasam\[lab\]\"", done.stderr)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", tmp_path_factory.mktemp("wheel"))

@@ -8,6 +8,7 @@
 ``run(config, folder)`` trains and evaluates; a finished run is not repeated, an interrupted one resumes.
 """
 
+import deltasam.lab._extra  # noqa: F401
 from deltasam.lab.experiments._attention import attention_without_nan
 from deltasam.lab.experiments._config import RunConfig, option_hint
 from deltasam.lab.experiments._environment import environment

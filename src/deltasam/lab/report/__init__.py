@@ -1,5 +1,6 @@
 """Reads a folder of runs and makes statistics, the paper's tables and one page of HTML. Does not import torch."""
 
+import deltasam.lab._extra  # noqa: F401
 from deltasam.lab.report._compare import compare, comparison_notes
 from deltasam.lab.report._formats import terminal_parts, to_csv, to_latex, to_markdown
 from deltasam.lab.report._learned import largest_class, learning_problem, learning_problems

@@ -5,6 +5,7 @@ of :class:`~deltasam.lab.experiments.RunConfig`, so a sweep can be interrupted, 
 processes.
 """
 
+import deltasam.lab._extra  # noqa: F401
 from deltasam.lab.sweeps._file import Risk, Sweep, Tune, read_sweep
 from deltasam.lab.sweeps._measure import RISK, WEIGHTS, measured, record_risk, record_weights
 from deltasam.lab.sweeps._plan import Planned, final_runs, select, tuning_runs
