@@ -122,6 +122,17 @@ def with_gradient_hooks(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.
         return dict(parameters)
 
 
+_tensor_hooks = attrgetter("_backward_hooks")
+
+
+def with_tensor_hooks(parameters: Mapping[str, Tensor]) -> list[str]:
+    """The names of those for which ``register_hook`` was called (2.6). If torch no longer tells, none."""
+    try:
+        return list(compress(parameters, map(_tensor_hooks, parameters.values())))
+    except AttributeError:
+        return []
+
+
 def output_dtype(node: Any) -> torch.dtype | None:
     """The dtype of the tensor that a node of an autograd graph has computed (2.6); None if torch no longer tells."""
     metadata = getattr(node, "_input_metadata", None)

@@ -30,14 +30,16 @@ from deltasam.per_instance.errors import (
     UncoveredError,
     is_for_the_caller,
 )
+from deltasam.per_instance.interception.kept_values import kept_values
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.slots import ParameterSlots
 from deltasam.per_instance.interception.tensors import PerInstance
-from deltasam.per_instance.verification.comparison import CheckResult, Scale, compare, passes_compare
+from deltasam.per_instance.verification.comparison import CheckResult, Scale, compare
 from deltasam.per_instance.verification.diagnosis import NOT_FOUND, diagnose
 from deltasam.per_instance.verification.moved_weights import check_perturbed_pass
 from deltasam.per_instance.verification.objective_kind import kind_of
 from deltasam.per_instance.verification.own_rows import crossed_rows, mixed_rows, rows_have_one_owner
+from deltasam.per_instance.verification.unseen_uses import passes_compare, refuse_direct_uses
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
 from deltasam.step.model_buffers import ModelBuffers
@@ -121,8 +123,8 @@ def record(
     The backward stops at the outputs of the layers: no weight gradient is computed. The first time a model is seen
     with an objective, and whenever an input has k N rows in a new place, the gradients of two groups are compared with
     autograd's, and the loss of one group at perturbed weights with the loss at moved weights. So a use of a weight
-    that the engine does not see is detected, not skipped. That costs two more backwards and two forwards. Inputs whose
-    rows the model chooses by their content (masked tokens, a sorted batch) are tested in every step.
+    that the engine does not see is detected, not skipped. That costs two more backwards and three forwards. Inputs
+    whose rows the model chooses by their content (masked tokens, a sorted batch) are tested in every step.
 
     The parameters need not require gradients. Memory: the inputs and output gradients of every layer; no gradient or
     copy of the parameters, except of a sample of them in the comparison.
@@ -265,7 +267,7 @@ def _by_proxies(slots: ParameterSlots, request: _Request) -> Recording:
 def _verified(slots: ParameterSlots, request: _Request) -> Recording:
     recording, signature, check = _pass_at_w(slots, request)
     if check is not None:
-        comparable = passes_compare(slots, request.run, check)
+        comparable = passes_compare(slots, request.run, recording.losses, check, request.scale)
         if check.is_conclusive:
             if comparable and not request.terms:
                 perturb = recording.only(slots.compared.values()).perturbed
@@ -312,6 +314,8 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
                 empty=not is_new,
             )
             if is_new:
+                slots.memory.kept |= kept_values(slots.model)
+                refuse_direct_uses(slots, losses, state)
                 try:
                     check = compare(slots, losses, state, found, gradients, scale)
                 except SuspectedMixError:
@@ -366,7 +370,18 @@ def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Ha
     grouping = state.grouping
     m = grouping.m if grouping.groups > 1 else 0
     seen = frozenset(state.layout_table.seen.items())
-    return tuple(slots.params), seen, m, bool(request.terms), request.objective, state.is_half
+    # A place in the table does not name the parameters that were written out for it.
+    written_out = frozenset(slots.names[id(call.weight)] for call in state.calls if call.form == "dense")
+    return (
+        tuple(slots.params),
+        seen,
+        written_out,
+        slots.hooked,
+        m,
+        bool(request.terms),
+        request.objective,
+        state.is_half,
+    )
 
 
 @contextmanager

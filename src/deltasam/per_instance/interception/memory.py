@@ -29,6 +29,7 @@ class Memory:
     warned: set[str] = field(default_factory=set)
     rows: dict[Hashable, int] = field(default_factory=dict)  # of the batch per instance, by kind of objective
     mixes_rows: bool = False  # a pass has reordered rows by their content
+    kept: set[tuple[str, bool, str]] = field(default_factory=set)  # see kept_values
     places: list[list[Any]] | None = None  # of the parameters in memory that were found to be apart
     _proxies: dict[int, tuple[Proxy, tuple[Any, ...]]] = field(default_factory=dict)
 

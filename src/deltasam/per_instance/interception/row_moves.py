@@ -26,12 +26,12 @@ _MOVING = CHOOSING | {
 
 def moves_between(tensor: Tensor, ends: Collection[Any]) -> set[Any]:
     """The operations between the tensor and the nodes ``ends`` of its graph that can move rows."""
-    return {node for node in _nodes(tensor, ends) if node not in ends and _moves(node)}
+    return {node for node in nodes_before(tensor, ends) if node not in ends and _moves(node)}
 
 
 def sources(tensor: Tensor, ends: Collection[Any]) -> list[Any]:
     """The nodes among ``ends`` from which the tensor is computed without another of them in between."""
-    return [node for node in _nodes(tensor, ends) if node in ends]
+    return [node for node in nodes_before(tensor, ends) if node in ends]
 
 
 def rows_taken(node: Any, size: int) -> Tensor | None:
@@ -55,8 +55,8 @@ def leaves_its_place(node: Any, size: int) -> Tensor | None:
     return torch.any(index != rows)
 
 
-def _nodes(tensor: Tensor, ends: Collection[Any]) -> Iterator[Any]:
-    """The nodes between, and the ends that are reached."""
+def nodes_before(tensor: Tensor, ends: Collection[Any]) -> Iterator[Any]:
+    """The nodes of the graph of a tensor up to ``ends``, and the ends that are reached."""
     waiting: list[Any] = [tensor.grad_fn]
     seen = set(waiting)
     while waiting:

@@ -14,13 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltasam._torch import BATCH_NORM, children_of, forward_pre_hooks_of, is_compiler_loaded, parameters_of
+from deltasam._torch import (
+    BATCH_NORM,
+    children_of,
+    forward_pre_hooks_of,
+    is_compiler_loaded,
+    parameters_of,
+    with_tensor_hooks,
+)
 from deltasam.parallel.refusals import require_whole
 from deltasam.parallel.shards import sharded_modules
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.algebra.grouping import Grouping
 from deltasam.per_instance.algebra.perturbation import Perturbation
 from deltasam.per_instance.errors import InstancesMixedError, SizeUnknownError
+from deltasam.per_instance.interception.kept_values import plain_afterwards
 from deltasam.per_instance.interception.memory import memory_of
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.quantized_layers import perturbed_forward
@@ -50,6 +58,7 @@ class ParameterSlots:
         model: The model.
         params: The chosen parameters by name.
         frozen: The names of those that are not trained.
+        hooked: The names of those with a hook that may change their gradient.
 
     Raises:
         InstancesMixedError: A BatchNorm of the model is in training mode.
@@ -93,6 +102,7 @@ class ParameterSlots:
         self._filled = [(own, name, self._proxies[id(p)]) for own, name, p in self._slots]
         for layer, p in quantized:
             self._changes.append((vars(layer), "forward", perturbed_forward(layer, self._proxies[id(p)])))
+        self.hooked = frozenset(with_tensor_hooks(params))
         # Noted here, because a pass changes both.
         self.frozen = {name for name, p in params.items() if not p.requires_grad}
         self._beside = {id(p) for layer, _ in quantized for p in layer.parameters(recurse=False)}
@@ -166,7 +176,7 @@ class ParameterSlots:
                 start(size)
             else:
                 handle = self.model.register_forward_pre_hook(start_when_called, with_kwargs=True)
-            with eager():
+            with plain_afterwards(self.model, self.memory, is_at_w=not terms), eager():
                 yield lambda: _started(states)
         finally:
             deque(back, maxlen=0)  # first, and in one call: an interruption (Ctrl-C) finds all slots restored or none

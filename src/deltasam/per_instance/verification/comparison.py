@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -15,8 +15,6 @@ from deltasam.per_instance.errors import MisreadError, SuspectedMixError, Uncove
 from deltasam.per_instance.interception.batch_rule import Place
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.slots import ParameterSlots, first_of_each_kind
-from deltasam.per_instance.verification.plain_pass import Run, plain_losses
-from deltasam.step.gradients import graph_of, refuse_reentrant
 
 #: Relative differences that rounding explains; a weight that is missed or misread differs by a good part of itself.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
@@ -93,25 +91,6 @@ def compare(
     return first
 
 
-def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult) -> bool:
-    """Raises UncoveredError if a parameter has a gradient only without proxies.
-
-    A ``torch.autograd.Function`` silently treats a proxy as a constant. Returns False for a model that uses different
-    parameters in every pass, so that passes cannot be compared.
-    """
-    has_gradient = {name: g is not None for name, g in zip(slots.compared, check.gradients, strict=True)}
-    if all(has_gradient.values()) or slots.is_sharded:
-        return True
-    losses = plain_losses(slots.model, run)
-    refuse_reentrant(losses)
-    reached = {id(node.variable) for node in graph_of(losses) if hasattr(node, "variable")}
-    missed = [name for name, p in slots.compared.items() if id(p) in reached and not has_gradient[name]]
-    same = all(id(p) in reached for name, p in slots.compared.items() if has_gradient[name])
-    if missed and same:
-        raise UncoveredError(describe(slots.model, missed, "a torch.autograd.Function"), missed)
-    return same
-
-
 def _telling_groups(norms: Tensor) -> list[int]:
     """The two groups with the largest finite gradients; -1 if all are zero, nothing if none is finite."""
     finite = torch.where(torch.isfinite(norms), norms, torch.zeros_like(norms))
@@ -125,6 +104,8 @@ def _raise_cause(
 ) -> NoReturn:
     """Raises the reason for a wrong gradient: an exception to the batch rule, or a model that is not covered."""
     table = state.layout_table
+    if hooked := [name for name in wrong if name in slots.hooked]:
+        raise UncoveredError(f"{hooked[0]} has a hook (register_hook) that changes its gradient", hooked)
     if mixed and not table.tiled and table.may_be_tiled():
         raise MisreadError("several rows per instance, which are not adjacent", tiled=True)
     if mixed:
@@ -162,7 +143,6 @@ def _differences(
     """The parameters whose gradient is not autograd's, and whether all could be compared."""
     precisions = {call.weight.dtype for call in state.calls}
     precisions |= {f.d.dtype for fs in gradients.factors.values() for f in fs if isinstance(f, (LowRank, Rows))}
-    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
     biases = _folded_biases(state, gradients, group)
     rows = []
     for p, reference in zip(params.values(), expected, strict=True):
@@ -172,12 +152,23 @@ def _differences(
         )
         mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
         rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
+    return far_apart(params, rows, precisions)
+
+
+def far_apart(
+    names: Iterable[str], rows: Sequence[Tensor], precisions: Iterable[torch.dtype]
+) -> tuple[list[str], bool]:
+    """Which gradients differ by more than rounding, and whether all could be compared.
+
+    ``rows`` are the norms of the difference and of the exact gradient, for each name.
+    """
+    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
     measured = torch.stack([row.to(rows[0].device) for row in rows])
     # An overflow, or an instance that is not finite, proves nothing about the engine, nor about other parameters.
     finite = torch.isfinite(measured).all(1)
     floor = 1e-2 * measured[finite, 1].norm()
     bad = finite & (measured[:, 0] > tolerance * torch.maximum(measured[:, 1], floor))
-    return [name for name, is_bad in zip(params, bad.tolist(), strict=True) if is_bad], bool(finite.all())
+    return [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad], bool(finite.all())
 
 
 def _folded_biases(state: PassState, gradients: InstanceGradients, group: int) -> dict[int, list[Tensor]]:
