@@ -17,6 +17,7 @@ import peft
 from deltasam import ERM, SAM, CausalLM, DeltaSAM, Method, PerInstanceSAM, RDrop
 from deltasam.integrations import MethodTrainer
 from deltasam.integrations._infer import infer_objective
+from deltasam.step.selection import select
 from helpers.tiny import causal, sentences
 from helpers.trainers import arguments, largest_difference, weights
 
@@ -105,6 +106,12 @@ def test_both_engines_agree() -> None:
         PerInstanceSAM(rho=0.05, engine=engine).backward(model, batch, infer_objective(model))  # type: ignore[arg-type]
         found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", list(CONFIGS))
+def test_prompts_are_adapters(config: str) -> None:
+    model = tuned(config)
+    assert select(model, "adapters").keys() == select(model, "trained").keys()
 
 
 def test_regularisers_see_the_logits_of_the_targets() -> None:

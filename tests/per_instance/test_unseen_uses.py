@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deltasam import PerInstanceSAM
+from deltasam.per_instance import InstancesMixedError
 from helpers.instance_reference import gradient_errors, loop
 from helpers.problems import grads
 
@@ -208,3 +209,44 @@ def test_a_failed_pass_leaves_plain_tensors() -> None:
         PerInstanceSAM().backward(model, x, failing)
     assert type(model.size) is Tensor
     assert model.same is model.layer.weight
+
+
+class MixingInTraining(nn.Module):
+    """Adds the mean over the batch in training mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        return self.last(h + h.mean(0, keepdim=True) if self.training else h)
+
+
+def test_a_model_that_mixes_in_training_mode_is_refused_there() -> None:
+    model, x = MixingInTraining().double().eval(), torch.randn(4, 6).double()
+    assert_exact(model, x, squares)
+    with pytest.raises(InstancesMixedError):
+        PerInstanceSAM().backward(model.train(), x, squares)
+    assert_exact(model.eval(), x, squares)
+
+
+class AssigningData(nn.Module):
+    """Keeps a function of its weight by assigning to ``.data``."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("kept", torch.zeros(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.data = self.layer.weight.square()
+        return self.layer(x).tanh() + 0.1 * (x @ self.kept)
+
+
+def test_an_assignment_to_data_is_looped_over() -> None:
+    model, x = AssigningData().double(), torch.randn(4, 5, 6).double()
+    assert_exact(model, x, squares, "moved weights")
+    torch.testing.assert_close(model.kept, model.layer.weight.detach().square())

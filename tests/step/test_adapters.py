@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -157,6 +158,14 @@ def refused(method: Any, model: nn.Module, message: str, params: Any = "base") -
 @methods
 def test_without_adapters(method: Any) -> None:
     refused(method, Small(), r"params='base'.*no adapters.*get_peft_model")
+
+
+@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")
+@methods
+def test_adapters_of_vectors(method: Any) -> None:
+    config = peft.LNTuningConfig(target_modules=["norm"])
+    model = peft.get_peft_model(nn.Sequential(OrderedDict(layer=nn.Linear(6, 6), norm=nn.LayerNorm(6))), config)
+    refused(method, model, r"params='base'.*adapters of vectors only")
 
 
 @methods

@@ -284,11 +284,13 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
     with torch.enable_grad(), slots.filled(request.size, request.group, request.terms, recording=True) as current:
         losses = request.run()
         state = current()
-        if isinstance(losses, PerInstance) or losses.shape[0] != state.size:
-            why = f"the model was called with {state.size} instances, and losses have the shape {tuple(losses.shape)}"
-            if isinstance(losses, PerInstance):
-                raise UncoveredError(f"{why}; {NOT_FOUND}", list(slots.params))
-            raise MisreadError(why, size=int(losses.shape[0]))
+        shape = tuple(losses.shape)
+        if isinstance(losses, PerInstance):
+            why = f"the losses, of shape {shape}, are computed from parameters without the batch"
+            raise UncoveredError(f"{why}; {NOT_FOUND}", list(slots.params))
+        if shape[0] != state.size:
+            why = f"the model was called with {state.size} instances, and losses have the shape {shape}"
+            raise MisreadError(why, size=shape[0])
         state.recording = False  # activation checkpointing calls the layers again
         with no_autocast(losses.device):
             total = losses.sum() if scale is None else scale(losses.sum())
@@ -365,7 +367,8 @@ def _recording(
 def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Hashable:
     """What a comparison with autograd is valid for.
 
-    One group alone has the right gradient under every layout. In half precision less can be compared.
+    One group alone has the right gradient under every layout. In half precision less can be compared. In training mode
+    a model may do what it does not in evaluation: mix its instances.
     """
     grouping = state.grouping
     m = grouping.m if grouping.groups > 1 else 0
@@ -377,6 +380,7 @@ def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Ha
         seen,
         written_out,
         slots.hooked,
+        slots.modes,
         m,
         bool(request.terms),
         request.objective,

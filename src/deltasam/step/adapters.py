@@ -27,8 +27,8 @@ def is_adapted(module: nn.Module) -> bool:
 
 
 def adapter_parameters(model: nn.Module) -> set[int]:
-    """The ``id`` of every parameter that belongs to an adapter."""
-    found = {id(p) for name, p in model.named_parameters() if "lora_" in name}
+    """The ``id`` of every parameter that belongs to an adapter, or to the prompts that PEFT trains."""
+    found = {id(p) for name, p in model.named_parameters() if "lora_" in name or "prompt_encoder." in name}
     for layer in adapted_layers(model).values():
         for name in layer.adapter_layer_names:  # type: ignore[union-attr]
             part = getattr(layer, str(name), None)
@@ -43,15 +43,9 @@ def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     A quantized one is represented by a stand-in.
 
     Raises:
-        ValueError: The model has no adapters, or they are merged into the matrices.
+        ValueError: No matrix carries an adapter, or adapters are merged into the matrices.
     """
     layers = adapted_layers(model)
-    if not layers:
-        raise ValueError(
-            f"params='base' selects the matrices that carry adapters, and {type(model).__name__} has no adapters: add "
-            "them with peft.get_peft_model(model, LoraConfig(...)), or select the matrices by a predicate "
-            "(name, parameter) -> bool"
-        )
     for name, layer in layers.items():
         if getattr(layer, "merged", False):
             raise ValueError(
@@ -59,6 +53,13 @@ def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
                 "forward pass: call model.unmerge_adapter() before training"
             )
     found = [pair for prefix, layer in layers.items() for pair in _base(prefix, layer)]
+    if not found:
+        has = "adapters of vectors only" if layers else "no adapters"
+        raise ValueError(
+            f"params='base' selects the matrices that carry adapters, and {type(model).__name__} has {has}: add them "
+            "with peft.get_peft_model(model, LoraConfig(...)), or select the matrices by a predicate "
+            "(name, parameter) -> bool"
+        )
     first = {id(p): name for name, p in reversed(found)}
     return {name: p for name, p in found if first[id(p)] == name}
 

@@ -28,11 +28,11 @@ def select(
     Args:
         model: The model. Some parameter must be trained, perturbed or not.
         which: ``"trained"``: what requires gradients; ``"base"``: the matrices that carry adapters, frozen or not,
-            also quantized ones; ``"adapters"`` (or ``"lora"``): the adapters; ``"all"``: every parameter, trained or
-            frozen. Of what is trained: ``"no-embeddings"``: all except the tables of ``nn.Embedding`` (and heads tied
-            to them); ``"no-bias-norm"``: neither biases nor the parameters of normalisation layers; ``"norms"``: only
-            those of normalisation layers. Or a predicate ``(name, parameter) -> bool``, which is asked for every
-            parameter, trained or frozen.
+            also quantized ones; ``"adapters"`` (or ``"lora"``): the adapters, and prompts that PEFT trains; ``"all"``:
+            every parameter, trained or frozen. Of what is trained: ``"no-embeddings"``: all except the tables of
+            ``nn.Embedding`` (and heads tied to them); ``"no-bias-norm"``: neither biases nor the parameters of
+            normalisation layers; ``"norms"``: only those of normalisation layers. Or a predicate
+            ``(name, parameter) -> bool``, which is asked for every parameter, trained or frozen.
         among: The trained parameters, if the caller has them already.
 
     Returns:

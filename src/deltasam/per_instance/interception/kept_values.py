@@ -55,7 +55,9 @@ def _places(model: nn.Module, memory: Memory) -> list[tuple[dict[str, Any], str]
         return []
     modules = dict(model.named_modules())
     found = [(modules[path], is_buffer, name) for path, is_buffer, name in memory.kept if path in modules]
-    owners = [(buffers_of(module) if is_buffer else vars(module), name) for module, is_buffer, name in found]
+    owners: list[tuple[Any, str]] = [
+        (buffers_of(module) if is_buffer else vars(module), name) for module, is_buffer, name in found
+    ]
     return [(own, name) for own, name in owners if name in own]
 
 

@@ -40,6 +40,7 @@ from deltasam.step.quantized import layer_of
 
 _MOST_COMPARED = 2**26  # elements of frozen parameters: 256 MB of gradients in float32
 
+_training = attrgetter("training")
 _READ: tuple[Callable[[Any], Any], ...] = (
     id,
     type,
@@ -59,6 +60,7 @@ class ParameterSlots:
         params: The chosen parameters by name.
         frozen: The names of those that are not trained.
         hooked: The names of those with a hook that may change their gradient.
+        modes: Which modules are in training mode.
 
     Raises:
         InstancesMixedError: A BatchNorm of the model is in training mode.
@@ -79,7 +81,9 @@ class ParameterSlots:
         self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may compute weights
         self.is_sharded = bool(sharded_modules(model))
         names, others = self.names, list[Tensor]()
-        for module in all_modules(model):  # one walk for all questions: on a fast device its time counts
+        modules = all_modules(model)
+        self.modes = bytes(map(_training, modules))
+        for module in modules:  # one walk for all questions: on a fast device its time counts
             kind = type(module)
             if kind in SHORTCUTS:
                 self._with_shortcuts.append(module)
