@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import torch
@@ -46,6 +47,42 @@ def blocks(rank: int, world: int) -> dict[str, float]:
         "per-instance": relative_error(found, {name: p.grad for name, p in alone.named_parameters()}),
         "gathered after the step": float(whole),
     }
+
+
+def looped(rank: int, world: int) -> dict[str, float]:
+    """The loop over instances of shards, whose number differs between the processes."""
+    from torch.distributed.fsdp import fully_shard
+
+    random = torch.Generator().manual_seed(3)
+    batches = [torch.randn(5, 2 + r, 4, generator=random).double() for r in range(world)]  # the batch comes second
+
+    def build() -> Any:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3)).double()
+
+    def objective(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).cumsum(0).square().sum((0, 2))
+
+    model = build()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+    for layer in (model[0], model[3], model):
+        fully_shard(layer, mesh=mesh)
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model is not covered
+        for engine in ("loop", "auto"):
+            wanted: dict[str, Tensor] = {}
+            for batch in batches:
+                alone = build()
+                PerInstanceSAM(rho=0.3, engine=engine).backward(alone, batch, objective)
+                for name, p in alone.named_parameters():
+                    wanted[name] = wanted.get(name, 0) + p.grad / world
+            for times in (1, 2):  # a second backward adds to .grad
+                PerInstanceSAM(rho=0.3, engine=engine).backward(model, batches[rank], objective)
+                got = {name: p.grad.full_tensor() / times for name, p in model.named_parameters()}  # type: ignore[union-attr]
+                found[f"{engine} {times}"] = relative_error(got, wanted)
+            model.zero_grad()
+    return found
 
 
 def kept(rank: int, world: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from deltasam.methods import (
 )  # fmt: skip
 from deltasam.weighting import Directional
 from helpers.problems import Outputs, TinyTransformer, cross_entropy, relative_error
-from helpers.rank_blocks import CAN_SHARD, blocks, kept
+from helpers.rank_blocks import CAN_SHARD, blocks, kept, looped
 from helpers.rank_frozen import frozen_replicas, frozen_shards
 from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, routed, uneven, unwrapped
 
@@ -385,9 +385,21 @@ def directions(rank: int, world: int) -> dict[str, float]:
     return found
 
 
+class Holder(nn.Module):
+    """A model with a replicated part."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.part(*args, **kwargs)
+
+
 def refusals(rank: int, world: int) -> dict[str, str]:
     """The messages of refusals."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed._composable.replicate import replicate
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
 
     batch = part_of(whole_batch(world), rank)
@@ -408,6 +420,12 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     found["fsdp1"] = message(
         SAM(), FullyShardedDataParallel(model_for(0.0), device_id=torch.device("cpu"), use_orig_params=True)
     )
+    found["part"] = message(SAM(), Holder(DistributedDataParallel(model_for(0.0))))
+    found["composable"] = message(SAM(), Holder(replicate(model_for(0.0))))
+    whole = model_for(0.0)
+    fully_shard(whole, mesh=mesh, ignored_params={whole.feed.weight})
+    found["unsharded"] = message(SAM(scope="global"), whole)
+    found["unsharded local"] = message(SAM(), whole)
     engine = type("DeepSpeedEngine", (TinyTransformer,), {"__module__": "deepspeed.runtime.engine"})
     found["deepspeed"] = message(SAM(), engine().double())
     return found
@@ -416,7 +434,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 CASES: Any = (replicas, accumulation, held_back, routed, buffers, closures, compiled)
 CASES += (inside, unwrapped, uneven, communication, decisions, frozen_replicas)
 if CAN_SHARD:
-    CASES += (frozen_shards, shards, gathered, blocks, kept, directions, refusals)
+    CASES += (frozen_shards, shards, gathered, blocks, looped, kept, directions, refusals)
 
 
 def process(rank: int, world: int, folder: Path) -> None:

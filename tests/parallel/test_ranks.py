@@ -43,7 +43,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     [
         *("replicas", "accumulation", "held_back", "routed", "buffers", "closures", "compiled"),
         "frozen_replicas",
-        *(pytest.param(case, marks=shards) for case in ("shards", "gathered", "blocks", "frozen_shards")),
+        *(pytest.param(case, marks=shards) for case in ("shards", "gathered", "blocks", "looped", "frozen_shards")),
     ],
 )
 def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
@@ -102,6 +102,10 @@ def test_refusals(ranks: list[dict[str, Any]]) -> None:
     assert "tensor parallelism" in messages["tensor-parallel"]
     assert "fully_shard" in messages["fsdp1"]
     assert "DeepSpeed" in messages["deepspeed"]
+    for name in ("part", "composable"):
+        assert "wrap the whole model" in messages[name]
+    assert "feed.weight" in messages["unsharded"]
+    assert messages["unsharded local"] == "nothing was refused"
 
 
 @shards

@@ -218,9 +218,10 @@ class PerInstanceSAM(Method):
         losses, groups = one_by_one(part, self.group, keep_side_effects=True)
         perturbed, norms, radii = [], [], []
         for k, group in enumerate(groups):
-            _, grads = group.gradient(keep_side_effects=False)
             # One exchange of gradients at the last group, however many groups other processes have.
-            with part.ranks.no_sync(k < len(groups) - 1), group.ascend(grads, rule) as ascent:
+            with part.ranks.no_sync(len(groups) > 1, shards=True):
+                _, grads = group.gradient(keep_side_effects=False)
+            with part.ranks.no_sync(k < len(groups) - 1, shards=True), group.ascend(grads, rule) as ascent:
                 perturbed.append(group.accumulate())
             norms.append(part.scaled(ascent.norm) / group.share)
             assert ascent.radius is not None

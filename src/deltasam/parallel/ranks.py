@@ -8,7 +8,7 @@ to the wrappers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -20,8 +20,10 @@ from deltasam.parallel.refusals import (
     refuse_foreign,
     refuse_inside_ddp_forward,
     refuse_join,
+    refuse_parts,
     refuse_static_graph,
     refuse_tensor_parallel,
+    refuse_unsharded,
 )
 from deltasam.parallel.shards import is_distributed, is_shard, sharded_modules
 
@@ -71,6 +73,7 @@ class Ranks:
             self._groups, self.size = [wrapped.process_group], wrapped.process_group.size()
             return
         refuse_inside_ddp_forward(model)
+        refuse_parts(model)
         self._shards = sharded_modules(model)
         self.reshard()
         parts: list[Any] = [p for p in model.parameters() if is_shard(p)]
@@ -83,12 +86,14 @@ class Ranks:
             module.set_requires_gradient_sync(True)
 
     def check(self, scope: Scope) -> None:
-        """Raises a ValueError if shards would be perturbed by the gradient of one process."""
+        """Raises a ValueError if shards, or parameters beside them, would be perturbed by that of one process."""
         if self.sharded and scope == "local":
             raise ValueError(
                 "scope='local' needs whole parameters on every process, and these are sharded: pass "
                 "scope='global' (one perturbation for the batches of all processes), or use DistributedDataParallel"
             )
+        if self.sharded:
+            refuse_unsharded(self.inner)
 
     def _gather(self) -> None:
         for module in self._shards:
@@ -112,12 +117,30 @@ class Ranks:
         for module in self._shards:
             module.reshard()
 
-    def no_sync(self, wanted: bool = True) -> AbstractContextManager[None]:
-        """Inside, replicas accumulate their gradients; the first backward outside averages them over all replicas."""
-        if not wanted or self._wrapper is None:
+    def no_sync(self, wanted: bool = True, *, shards: bool = False) -> AbstractContextManager[None]:
+        """Inside, replicas accumulate their gradients; the first backward outside averages them over all replicas.
+
+        Args:
+            wanted: Whether to do so.
+            shards: Do the same with gathered shards. Until the last backward no ascent must run outside, which would
+                exchange what was accumulated.
+        """
+        if not wanted or (self._wrapper is None and not (shards and self._gathered)):
             return nullcontext()
+        if self._wrapper is None:
+            return self._without_exchange()
         refuse_static_graph(self._wrapper)
         return self._wrapper.no_sync()
+
+    @contextmanager
+    def _without_exchange(self) -> Iterator[None]:
+        for module in self._shards:
+            module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for module in self._shards:
+                module.set_requires_gradient_sync(True)
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a small tensor over all processes."""

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from deltasam._torch import active_ddp, joins_uneven_inputs
 from deltasam.parallel.shards import is_shard
@@ -25,6 +27,31 @@ def refuse_foreign(model: nn.Module) -> None:
             "the model is wrapped in FullyShardedDataParallel, which flattens the parameters: use "
             "torch.distributed.fsdp.fully_shard instead (fsdp_version: 2 in accelerate)"
         )
+
+
+def refuse_parts(model: nn.Module) -> None:
+    """Refuses a model of which a part is replicated: only passes through that part would exchange its gradients."""
+    composable = sys.modules.get("torch.distributed._composable.replicate")
+    kinds = (DistributedDataParallel, *([composable.DDP] if composable is not None else []))
+    if not any(issubclass(kind, kinds) for kind in set(map(type, model.modules()))):
+        return
+    if torch.distributed.get_world_size() > 1:
+        name, module = next((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
+        raise ValueError(
+            f"{f'a part of the model ({name})' if name else 'the model'} is replicated ({type(module).__name__}), and "
+            "a method cannot hold back its exchange of gradients there: wrap the whole model in "
+            "DistributedDataParallel, and pass the wrapper"
+        )
+
+
+def refuse_unsharded(model: nn.Module) -> None:
+    """Refuses trained parameters beside shards whose gradients nothing averages over the processes."""
+    for name, p in model.named_parameters():
+        if p.requires_grad and not is_shard(p):
+            raise ValueError(
+                f"scope='global' needs the mean gradient of all processes, and {name} is not sharded, so that nothing "
+                "averages its gradient: shard it, too (fully_shard without ignored_params), or freeze it"
+            )
 
 
 def inside_ddp_forward(model: nn.Module) -> bool:

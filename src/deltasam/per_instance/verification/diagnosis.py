@@ -45,15 +45,12 @@ def diagnose(slots: ParameterSlots, run: Run, error: Exception, why: MisreadErro
         message = describe(slots.model, error.parameters, f"an operation ({error.operation})")
         return UncoveredError(message, error.parameters)
     if isinstance(error, SuspectedMixError):
-        # With sharded parameters a pass of one process alone would wait for the others.
-        if slots.is_sharded or _mixes(slots.model, run, error.size, error.members) is not False:
+        if _mixes(slots.model, run, error.size, error.members) is not False:
             return InstancesMixedError(
                 "the loss of one instance depends on the other instances of the batch (in-batch negatives, statistics "
                 "over the batch), so a perturbation per instance is not defined; use SAM or DeltaSAM"
             )
         message = NOT_FOUND
-    elif slots.is_sharded:
-        return error
     else:
         try:
             plain_losses(slots.model, run)
