@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import compress
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -388,9 +390,21 @@ def inductor_multiplies_to_float32() -> bool:
 # -- activation checkpointing -----------------------------------------------------------------------------------------
 
 
+class _Recomputing(threading.local):
+    """How each thread wants its checkpointed functions to be recomputed, the outermost way first."""
+
+    def __init__(self) -> None:
+        self.ways: list[Callable[[Callable[[], Any]], Any]] = []
+
+
+_RECOMPUTING = _Recomputing()
+_REPLACED: list[Any] = []  # torch's own function, once for every context of any thread that is open
+_REPLACING = threading.Lock()
+
+
 @contextmanager
 def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Functions that are checkpointed inside are recomputed in backward as ``run(compute)``.
+    """Functions that this thread checkpoints inside are recomputed in backward as ``run(compute)``.
 
     By then the context of the forward has been left; ``run`` can enter it again. A function of torch is replaced
     (2.6, renamed in 2.14), because the calls that a model makes cannot be seen from outside. If it is gone, this only
@@ -401,8 +415,7 @@ def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
     module: Any = checkpoint
     former = "_checkpoint_without_reentrant_generator"  # in 2.14 it is there, and nothing calls it
     name = f"{former}_impl" if hasattr(module, f"{former}_impl") else former
-    own = getattr(module, name, None)
-    if own is None:
+    if not hasattr(module, name):
         warnings.warn(
             f"torch {torch.__version__} implements activation checkpointing in an unknown way: do not combine it with "
             f"Contrastive or with noise on embeddings, or install torch {_TESTED}, which deltasam is tested with",
@@ -411,14 +424,30 @@ def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
         yield
         return
 
-    def wrapped(function: Callable[..., Any], *rest: Any, **options: Any) -> Any:
-        return own(lambda *args, **named: run(lambda: function(*args, **named)), *rest, **options)
-
-    setattr(module, name, wrapped)
+    with _REPLACING:
+        own = _REPLACED[0] if _REPLACED else getattr(module, name)
+        _REPLACED.append(own)
+        setattr(module, name, partial(_checkpointed, own))
+    _RECOMPUTING.ways.append(run)
     try:
         yield
     finally:
-        setattr(module, name, own)
+        _RECOMPUTING.ways.pop()
+        with _REPLACING:
+            _REPLACED.pop()
+            if not _REPLACED:
+                setattr(module, name, own)
+
+
+def _checkpointed(own: Callable[..., Any], function: Callable[..., Any], *rest: Any, **options: Any) -> Any:
+    """Torch's function ``own`` with the ways of this thread to recompute."""
+
+    def recomputed(way: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **named: way(lambda: inner(*args, **named))
+
+    for way in reversed(_RECOMPUTING.ways):
+        function = recomputed(way, function)
+    return own(function, *rest, **options)
 
 
 # -- several processes ------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -255,6 +256,38 @@ def test_the_checkpoint_function_is_restored() -> None:
     with deltasam._torch.recomputed_by(lambda compute: compute()):
         assert getattr(checkpoint, name) is not own
     assert getattr(checkpoint, name) is own
+
+
+def test_each_thread_recomputes_in_its_own_way() -> None:
+    """The second thread enters the context before the first leaves it, and leaves it later."""
+    from torch.utils import checkpoint
+
+    before, made = dict(vars(checkpoint)), list[str]()
+    opened, closed = threading.Event(), threading.Event()
+
+    def way(name: str) -> Callable[[Callable[[], Any]], Any]:
+        return lambda compute: (made.append(name), compute())[1]
+
+    def train() -> None:
+        x = torch.ones(2, requires_grad=True)
+        checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+
+    def second() -> None:
+        with deltasam._torch.recomputed_by(way("second")):
+            opened.set()
+            closed.wait(10)
+            train()
+
+    thread = threading.Thread(target=second)
+    with deltasam._torch.recomputed_by(way("first")):
+        thread.start()
+        opened.wait(10)
+        train()
+    closed.set()
+    thread.join()
+    train()
+    assert made == ["first", "second"]
+    assert dict(vars(checkpoint)) == before
 
 
 def test_the_newer_name_of_the_checkpoint_function_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
