@@ -156,3 +156,8 @@ def test_no_instance_decides_about_its_own_temperature() -> None:
     assert torch.equal(scaled.argmax(-1), logits.argmax(-1))
     with pytest.raises(ValueError, match="one instance"):
         temperature_scaled(logits[:1], labels[:1])
+
+
+def test_equal_logits_have_no_temperature() -> None:
+    assert temperature(torch.full((4, 3), 0.1), torch.tensor([0, 1, 2, 0])) == 1
+    assert temperature(torch.tensor([[0.1, 0.1, -torch.inf]]), torch.tensor([0])) == 1

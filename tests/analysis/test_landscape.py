@@ -112,3 +112,19 @@ def test_a_flat_loss_has_no_direction(problem: Any) -> None:
     model, data, _ = problem
     with pytest.raises(ValueError, match="norm 0"):
         gradient_direction(model, data, lambda model, batch: 0 * model(batch["x"]).sum(dim=1))
+
+
+def test_a_mean_in_place_of_losses_is_refused(problem: Any) -> None:
+    model, data, objective = problem
+
+    def mean(model: nn.Module, batch: Any) -> Tensor:
+        return objective(model, batch).mean()
+
+    with pytest.raises(ValueError, match="reduction='none'"):
+        line_slice(model, data, mean, filter_direction(model), [0.0, 0.1])
+    with pytest.raises(ValueError, match="reduction='none'"):
+        gradient_direction(model, data, mean)
+
+
+def test_no_distances_are_an_empty_slice(problem: Any) -> None:
+    assert instance_slice(*problem, distances=[]) == []

@@ -309,3 +309,9 @@ def test_one_scale_per_output_channel() -> None:
     model = nn.Sequential(nn.Linear(200, 4))
     with quantized(model, 2, group=None):
         assert [len(row.unique()) for row in model[0].weight] == [4] * 4
+
+
+def test_an_empty_tensor_stays_and_integers_are_refused() -> None:
+    assert rounded(torch.empty(3, 0), 4).shape == (3, 0)
+    with pytest.raises(ValueError, match=r"weight is torch\.int8"):
+        rounded(torch.ones(2, 2, dtype=torch.int8), 4)

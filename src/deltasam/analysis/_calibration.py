@@ -133,7 +133,8 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
     .. math:: T = \arg\min_T \frac{1}{N} \sum_i -\log \operatorname{softmax}(z_i / T)_{y_i}
 
     The loss is convex in :math:`1/T`, so its derivative is bisected, in float64. If all predictions are right, more
-    confidence is always better, and the result is the lower end. Classes whose logit is -inf take no part.
+    confidence is always better, and the result is the lower end. If all logits of every instance are equal, no
+    temperature changes anything, and the result is 1. Classes whose logit is -inf take no part.
 
     Raises:
         ValueError: As in :func:`calibration`, or a true class has the logit -inf: the loss is infinite at every
@@ -147,6 +148,8 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
     _check(logits, labels)
     _check_possible(logits, labels)
     z = logits.detach().double()
+    if torch.equal(z.masked_fill(z == -torch.inf, torch.inf).amin(-1), z.amax(-1)):
+        return 1.0
     target = z.gather(-1, labels.to(z.device).long()[:, None]).mean()
     finite = z.masked_fill(z == -torch.inf, 0)  # their probability is 0, and 0 times -inf is NaN
     low, high = 1 / _HOTTEST, _HOTTEST  # of 1/T

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deltasam.analysis._common import batches_of, in_mode, tracked
 from deltasam.analysis._risk import adversarial_risk
-from deltasam.step.checks import require_apart
+from deltasam.step.checks import check_losses, require_apart
 from deltasam.step.directions import random_direction
 from deltasam.step.moving import perturbed
 from deltasam.step.norms import global_norm
@@ -46,7 +46,9 @@ def gradient_direction(model: nn.Module, data: Iterable[Any], objective: Objecti
     total: list[Tensor] = [torch.zeros_like(p) for p in params]
     with in_mode(model, False):
         for batch in batches_of(model, data, None, False, "gradient"):
-            grads = torch.autograd.grad(objective(model, batch).sum(), params, allow_unused=True)
+            losses = objective(model, batch)
+            check_losses(losses, graph=True, batch=batch)
+            grads = torch.autograd.grad(losses.sum(), params, allow_unused=True)
             for sum_, grad in zip(total, grads, strict=True):
                 if grad is not None:
                     sum_ += grad.to_dense() if grad.is_sparse else grad
@@ -111,7 +113,7 @@ def instance_slice(
     Raises:
         ValueError: A distance is negative.
     """
-    if min(distances) < 0:
+    if any(t < 0 for t in distances):
         raise ValueError(f"distances={list(distances)} must be at least 0")
     found = []
     for t in distances:
@@ -128,6 +130,7 @@ def _loss(model: nn.Module, data: Sequence[Any], objective: ObjectiveLike, direc
     with in_mode(model, False), torch.no_grad(), perturbed(params, direction, step, consume=False):
         for batch in batches_of(model, data, None, False, "loss"):
             losses = objective(model, batch)
+            check_losses(losses, graph=False, batch=batch)
             total += losses.double().sum()
             count += len(losses)
     return float(total) / count  # one synchronization with the GPU

@@ -31,11 +31,18 @@ def rounded(weight: Tensor, bits: int, *, group: int | None = 64, dim: int = -1)
             all of them: one m and s for each output channel.
         dim: The dimension along which the groups lie: the inputs of a layer.
 
+    Raises:
+        ValueError: The weights are not of floating point.
+
     Example:
         >>> rounded(torch.tensor([0.0, 0.2, 0.7, 1.0]), bits=1)
         tensor([0., 0., 1., 1.])
     """
     check_number("bits", bits, 1, 16, whole=True)
+    if not weight.is_floating_point():
+        raise ValueError(f"weight is {weight.dtype}; only floating-point weights can be rounded")
+    if not weight.numel():
+        return weight.detach().clone()
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).movedim(dim, -1)
     group = max(1, wide.shape[-1]) if group is None else group
     check_number("group", group, 1, whole=True)

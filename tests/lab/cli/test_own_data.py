@@ -66,8 +66,18 @@ def test_compare_ends_with_a_table_and_a_report_and_is_not_repeated(bert: str, d
     code, out, _ = deltasam("table", "results", folder, "--methods", "δ-sam", "per-instance SAM")
     assert code == 2
     code, out, _ = deltasam("table", "results", folder, "--methods", "per-instance SAM", "--format", "csv")
-    (row,) = csv.DictReader(io.StringIO(out))
-    assert (row["setup"], row["seeds"], row["settings"]) == ("classification, bert", "1", "lr 0.01, rho 0.02")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert {(row["setup"], row["n"], row["settings"]) for row in rows} == {
+        ("classification, bert", "1", "lr 0.01, rho 0.02")
+    }
+    code, _, err = deltasam("table", "results", folder, "--aggregate", "max")
+    assert (code, "--aggregate is for the paper's tables" in err) == (2, True)
+    unreadable = folder / "unreadable"
+    unreadable.mkdir()
+    (unreadable / "result.json").write_text("{")
+    _, out, err = deltasam("table", "results", folder, "--format", "markdown")
+    assert "unreadable" in err
+    assert "unreadable" not in out
 
 
 @pytest.mark.parametrize(

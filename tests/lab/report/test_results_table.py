@@ -49,6 +49,17 @@ def test_means_intervals_and_p_against_plain_training(runs: Path) -> None:
     assert any("radii rho differ" in note for note in table.notes)
 
 
+def test_each_method_has_its_own_pairs(runs: Path) -> None:
+    """The method with the fewest common seeds comes last."""
+    for seed in (4, 5):
+        write_run(runs, "own", {"name": "SAM", "rho": 0.01}, seed=seed, metrics={"accuracy": 0.7})
+    (table,) = result_tables(read_runs(runs))
+    _, sam, own = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    assert (sam["seeds"], sam["accuracy − plain"], sam["p"]) == ("5", "+0.0267 (3 pairs)", "0.25")
+    assert own["accuracy − plain"] == "+0.0100"
+    assert any("with 3 pairs no p below 0.25" in note for note in table.notes)
+
+
 def test_methods_and_metrics_are_chosen_by_name(runs: Path) -> None:
     found = read_runs(runs)
     (table,) = result_tables(found, methods=["per-instance", "plain"], metrics=["accuracy_4bit"])
@@ -63,7 +74,11 @@ def test_methods_and_metrics_are_chosen_by_name(runs: Path) -> None:
 def test_files(runs: Path) -> None:
     tables = result_tables(read_runs(runs))
     rows = list(csv.DictReader(io.StringIO(results_to_csv(tables))))
-    assert [row["accuracy"].partition(" ")[0] for row in rows] == ["0.7200", "0.7467", "0.7100"]
+    scores = [row for row in rows if row["metric"] == "accuracy"]
+    assert [float(row["mean"]) for row in scores] == pytest.approx([0.72, 2.24 / 3, 0.71])
+    assert [row["p"] for row in scores] == ["", "0.25", ""]
+    assert [row["pairs"] for row in scores] == ["0", "3", "1"]
+    assert float(scores[0]["ci_low"]) < 0.72 < float(scores[0]["ci_high"])
     assert all("bert-small-wiki" in row["setup"] for row in rows)
     assert "| SAM | lr 0.0001, rho 0.01 | 3 |" in results_to_markdown(tables)
     latex = results_to_latex(tables)

@@ -63,19 +63,19 @@ class TableCommand:
     """For results: the metrics to show. Defaults to those of the task."""
 
     aggregate: Literal["mean", "median", "max"] = "mean"
-    """How to combine several seeds."""
+    """For the paper's tables: how to combine several seeds."""
 
     spread: Literal["std", "ci", "none"] = "std"
-    """What to print next to a mean: standard deviation, 95% bootstrap interval, or nothing."""
+    """For the paper's tables: standard deviation, 95% bootstrap interval, or nothing next to a mean."""
 
     format: Literal["terminal", "markdown", "latex", "csv"] = "terminal"
-    """Output format. CSV contains all statistics of every cell."""
+    """Output format. CSV contains all statistics of every cell; its notes are printed to stderr."""
 
     output: Path | None = None
     """File to write to instead of the terminal."""
 
     no_paper: bool = False
-    """Omit the paper's numbers, the differences, and rows without a run. CSV always contains them."""
+    """For the paper's tables: omit its numbers, the differences, and rows without a run. CSV always contains them."""
 
     measure: bool = False
     """For adversarial-risk: measure runs that lack it or have it for other settings, if they kept their weights."""
@@ -130,6 +130,9 @@ class TableCommand:
 
         if self.measure:
             raise InputError("--measure is for the table adversarial-risk, not for results")
+        for option in ("aggregate", "spread", "no_paper"):
+            if getattr(self, option) != getattr(type(self), option):
+                raise InputError(f"--{option.replace('_', '-')} is for the paper's tables, not for results")
         if not runs.finished:
             problems = "; ".join(["no finished run found", *runs.problems()])
             raise InputError(f"{', '.join(map(str, self.folders))}: {problems}")
@@ -146,6 +149,9 @@ class TableCommand:
             write_file(self.output, text)
         else:
             print(text, end="")
+        notes = [note for table in tables for note in table.notes] if self.format == "csv" else []
+        for note in [*notes, *runs.problems()]:
+            print(f"deltasam table results: {note}", file=sys.stderr)
 
     def _show(self, table: Table) -> None:
         from deltasam.lab.report import table_notes, terminal_parts

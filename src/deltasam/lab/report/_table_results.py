@@ -8,14 +8,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltasam.lab.report._formats import latex_text, markdown_text
 from deltasam.lab.report._learned import largest_class, learning_problems
 from deltasam.lab.report._names import method_name, method_order, short_models
 from deltasam.lab.report._runs import Run, Runs
 from deltasam.lab.report._select import by_cell
-from deltasam.lab.report._statistics import paired_test, summarize
+from deltasam.lab.report._statistics import Comparison, paired_test, summarize
 from deltasam.step.names import method_key, pluralized, suggest
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Results:
     header: tuple[str, ...]  #: Names of the columns.
     rows: tuple[tuple[str, ...], ...]  #: One per method, plain training first.
     notes: tuple[str, ...] = ()  #: Explanations.
+    statistics: tuple[dict[str, Any], ...] = ()  #: Of every method and metric, for CSV.
 
 
 def result_tables(runs: Runs, *, methods: Sequence[str] = (), metrics: Sequence[str] = ()) -> list[Results]:
@@ -75,20 +76,53 @@ def _table(title: str, found: dict[str, list[Run]], metrics: Sequence[str]) -> R
     first = next(iter(found.values()))[0]
     known = {name for runs in found.values() for run in runs for name in run.metrics}
     shown = [name for name in metrics or _usual_metrics(first) if name in known]
-    plain = {run.seed: run.score for run in found.get(PLAIN, [])}
-    rows, smallest, pairs = [], 1.0, 0
+    rows, tests = [], list[Comparison]()
     for method, runs in found.items():
         difference = p = ""
-        common = [run for run in runs if run.seed in plain and method != PLAIN]
-        if common:
-            test = paired_test([run.score for run in common], [plain[run.seed] for run in common])
-            difference, smallest, pairs = f"{test.difference:+.4f}", test.smallest_p, test.pairs
+        test = _against_plain(found, method, first.primary)
+        if test is not None:
+            tests.append(test)
+            fewer = f" ({pluralized(test.pairs, 'pair')})" if test.pairs < len(runs) else ""
+            difference = f"{test.difference:+.4f}{fewer}"
             p = f"{test.p:.3g}" if test.pairs > 1 else ""
-        values = [_mean([run.metrics[name] for run in runs if name in run.metrics]) for name in shown]
+        values = [_mean(_values(runs, name)) for name in shown]
         seconds = f"{fmean(run.train_seconds for run in runs):.0f}"
         rows.append((method_name(method), _settings(runs[0]), str(len(runs)), *values, difference, p, seconds))
     header = ("method", "settings", "seeds", *shown, f"{first.primary} − plain", "p", "seconds")
-    return Results(_title(title, first), header, tuple(rows), tuple(_notes(found, smallest, pairs)))
+    statistics = [_statistics(title, found, method, name) for method in found for name in shown]
+    return Results(_title(title, first), header, tuple(rows), tuple(_notes(found, tests)), tuple(statistics))
+
+
+def _values(runs: Sequence[Run], metric: str) -> list[float]:
+    return [run.metrics[metric] for run in runs if metric in run.metrics]
+
+
+def _against_plain(found: dict[str, list[Run]], method: str, metric: str) -> Comparison | None:
+    """The method against plain training, over the seeds that have both; None if there are none."""
+    plain = {run.seed: run.metrics[metric] for run in found.get(PLAIN, []) if metric in run.metrics}
+    common = [run for run in found[method] if run.seed in plain and metric in run.metrics and method != PLAIN]
+    if not common:
+        return None
+    return paired_test([run.metrics[metric] for run in common], [plain[run.seed] for run in common])
+
+
+def _statistics(setup: str, found: dict[str, list[Run]], method: str, metric: str) -> dict[str, Any]:
+    values, test = _values(found[method], metric), _against_plain(found, method, metric)
+    summary = summarize(values) if values else None
+    names = {"mean": "mean", "median": "median", "max": "max", "std": "std", "ci_low": "low", "ci_high": "high"}
+    return {
+        "setup": setup,
+        "method": method_name(method),
+        "settings": _settings(found[method][0]),
+        "metric": metric,
+        "n": len(values),
+        **{name: getattr(summary, attribute, None) for name, attribute in names.items()},
+        "values": " ".join(map(repr, values)),
+        "difference": None if test is None else test.difference,
+        "pairs": 0 if test is None else test.pairs,
+        "p": None if test is None or test.pairs < 2 else test.p,
+        "seconds": fmean(run.train_seconds for run in found[method]),
+    }
 
 
 def _title(setup: str, run: Run) -> str:
@@ -98,15 +132,18 @@ def _title(setup: str, run: Run) -> str:
     return f"{setup}: means over seeds on {run.evaluation.split}{rows}{largest}"
 
 
-def _notes(found: dict[str, list[Run]], smallest: float, pairs: int) -> list[str]:
+def _notes(found: dict[str, list[Run]], tests: Sequence[Comparison]) -> list[str]:
     runs = [run for each in found.values() for run in each]
     notes = []
     if any(len(each) >= _FEWEST for each in found.values()):
         notes.append("In brackets: 95% bootstrap intervals of the mean over seeds; with few seeds they are too short.")
-    if pairs > 1:
+    most = max(tests, key=lambda test: test.pairs, default=None)
+    if most is not None and most.pairs > 1:
+        exact = "exact " if all(test.exact for test in tests) else ""
         notes.append(
-            "p: exact paired permutation test against plain training (ERM) with the same seeds, not adjusted for the "
-            f"number of methods; with {pairs} seeds no p below {smallest:.3g} is possible."
+            f"p: {exact}paired permutation test against plain training (ERM) with the same seeds, not adjusted for "
+            f"the number of methods; with {pluralized(most.pairs, 'pair')} no p below {most.smallest_p:.3g} is "
+            "possible."
         )
     radii = {dict(run.settings)["rho"] for run in runs if "rho" in dict(run.settings)}
     if len(radii) > 1:
@@ -166,14 +203,12 @@ def results_to_latex(tables: Sequence[Results]) -> str:
 
 
 def results_to_csv(tables: Sequence[Results]) -> str:
-    """Returns one line for each setup and method."""
-    names = list(dict.fromkeys(name for table in tables for name in table.header))
+    """Returns one line for each setup, method and metric, with all statistics."""
+    rows = [row for table in tables for row in table.statistics]
     out = io.StringIO()
-    writer = csv.DictWriter(out, ["setup", *names], restval="", lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    for table in tables:
-        for row in table.rows:
-            writer.writerow({"setup": table.title.partition(":")[0], **dict(zip(table.header, row, strict=True))})
+    writer.writerows({name: "" if value != value else value for name, value in row.items()} for row in rows)  # no nan
     return out.getvalue()
 
 
