@@ -255,6 +255,7 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
         for metric in ("score", "nll", "ece")
     },
     "noise-tasks.md": partial(stress.by_setup, axis="noise", level=0.2),
+    "noise-tasks-ece.md": partial(stress.by_setup, axis="noise", level=0.2, metric="ece"),
     "noise-tasks-40.md": partial(stress.by_setup, axis="noise", level=0.4),
     "rows-tasks.md": partial(stress.by_setup, axis="rows", level=250),
     "rows-tasks-1000.md": partial(stress.by_setup, axis="rows", level=1000),

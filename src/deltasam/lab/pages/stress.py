@@ -56,11 +56,11 @@ def gaps(results: Path, axis: str) -> str:
     return "\n".join(f"- {name}: {note}" for name, note in notes.items() if note) or "Every planned cell has runs."
 
 
-def by_setup(results: Path, axis: str, level: float) -> str:
-    """Arms by setups at one level: the difference of the metric to plain training."""
+def by_setup(results: Path, axis: str, level: float, metric: str = "score") -> str:
+    """Arms by setups at one level: the difference of a metric to plain training."""
     frame = at(results, axis, level)
     planned = _level(cells(results, "pays"), axis, level)
-    return noted(setup_table(frame, "score", planned["setup"].unique(), to=PLAIN), missing(planned))
+    return noted(setup_table(frame, metric, planned["setup"].unique(), to=PLAIN), missing(planned))
 
 
 def figure(results: Path, axis: str) -> str:
