@@ -106,7 +106,7 @@ def test_messages_name_an_extra_that_brings_the_package() -> None:
     assert {extra for _, extra in INTEGRATIONS.values() if extra} <= EXTRAS.keys()
 
 
-@pytest.mark.parametrize("package", ["tasks", "experiments", "sweeps", "report"])
+@pytest.mark.parametrize("package", ["experiments", "sweeps", "report"])
 def test_the_laboratory_without_its_libraries_names_the_extra(package: str) -> None:
     code = f"""
 import importlib.util, sys

@@ -1,13 +1,13 @@
-"""Imported first by the packages that need the extra ``lab``: tasks, experiments, sweeps and report.
+"""Imported first by the packages that need the extra ``lab``: experiments, sweeps and report.
 
-The benchmarks of ``deltasam.lab.bench`` do without it.
+The tasks and the benchmarks of ``deltasam.lab.bench`` do without it.
 """
 
 from importlib.util import find_spec
 
 if missing := [name for name in ("numpy", "pydantic", "transformers", "yaml") if find_spec(name) is None]:
     raise ModuleNotFoundError(
-        f"tasks, experiments and reports need {', '.join(missing)}, which the extra `lab` installs: "
+        f"experiments, sweeps and reports need {', '.join(missing)}, which the extra `lab` installs: "
         'pip install "deltasam[lab]". The methods themselves need only torch: from deltasam import SAM.',
         name=missing[0],
     )

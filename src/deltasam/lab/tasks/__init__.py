@@ -11,7 +11,6 @@ conversations (``chat``).
     (['train', 'validation'], ('mismatch', 'match'))
 """
 
-import deltasam.lab._extra  # noqa: F401
 from deltasam.lab.tasks._base import Task
 from deltasam.lab.tasks._chat import ChatTask
 from deltasam.lab.tasks._data import Data, DataError
