@@ -23,6 +23,7 @@ from deltasam.methods import (
     FunctionalSAM,
     Method,
     PerInstanceSAM,
+    RandomPerturbation,
 )  # fmt: skip
 from deltasam.objectives import R3F, SMART, Classification, EmbeddingNoise, NEFTune, RDrop
 from deltasam.speed.capture import Captured
@@ -351,3 +352,21 @@ def test_no_step_synchronises(method: str) -> None:
             taken.backward(model, batch, objective)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_first_replay_waits_for_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch sets the generators on the stream of the recording before it records, which a busy GPU does late."""
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(graph: torch.cuda.CUDAGraph, *args: Any, **options: Any) -> None:
+        torch.cuda._sleep(10**9)  # about half a second
+        begin(graph, *args, **options)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    model = nn.Linear(64, 8).cuda()
+    x = torch.randn(16, 64, device="cuda")
+    losses = []
+    for method in (Captured(RandomPerturbation(rho=0.3)), RandomPerturbation(rho=0.3)):
+        steps = [method.backward(model, x, lambda model, x: model(x).square().mean(1)) for _ in range(4)]
+        losses.append(torch.stack([step.loss for step in steps]))
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)

@@ -91,6 +91,8 @@ class RecordedStep:
                 found = {name: p.grad for name, p in params.items() if p.grad is not None}
                 if place is not None:
                     _copy_([place[name] for name in found], list(found.values()))
+            # Torch sets the generators on the recording's own stream first: late, it would undo what a replay sets.
+            torch.cuda.current_stream(needs.device).wait_stream(pool.stream)
             self.placed = [] if place is None else list(found)
         except Exception as error:
             torch.cuda.synchronize(needs.device)
