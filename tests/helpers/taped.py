@@ -216,7 +216,13 @@ def is_recorded(device: torch.device) -> bool:
 
 def play_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treats the CPU as a device with graphs."""
-    for name, value in {"CUDAGraph": Tape, "graph": _recording, "synchronize": lambda device: None}.items():
+    faked = {
+        "CUDAGraph": Tape,
+        "graph": _recording,
+        "synchronize": lambda device: None,
+        "current_stream": lambda device: SimpleNamespace(wait_stream=lambda stream: None),
+    }
+    for name, value in faked.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(_captured, "Pool", lambda: SimpleNamespace(handle=None, stream=None))
     monkeypatch.setattr(_graph, "GraphStreams", Streams)
