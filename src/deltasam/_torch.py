@@ -127,12 +127,16 @@ def with_gradient_hooks(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.
 _tensor_hooks = attrgetter("_backward_hooks")
 
 
-def with_tensor_hooks(parameters: Mapping[str, Tensor]) -> list[str]:
-    """The names of those for which ``register_hook`` was called (2.6). If torch no longer tells, none."""
+def tensor_hooks_of(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Those for which ``register_hook`` was called (2.6), with the numbers of their hooks; none if torch does not tell.
+
+    No number is given twice.
+    """
     try:
-        return list(compress(parameters, map(_tensor_hooks, parameters.values())))
+        hooked = compress(parameters.items(), map(_tensor_hooks, parameters.values()))
+        return {name: tuple(_tensor_hooks(p)) for name, p in hooked}
     except AttributeError:
-        return []
+        return {}
 
 
 def output_dtype(node: Any) -> torch.dtype | None:

@@ -40,6 +40,7 @@ def test_rounding_again_changes_nothing_and_constant_groups_stay() -> None:
     assert torch.allclose(rounded(once, 4), once, atol=1e-6)
     constant = torch.full((2, 64), 0.3)
     assert torch.equal(rounded(constant, 4), constant)
+    assert torch.equal(rounded(torch.tensor(0.3), 4), torch.tensor(0.3))
     assert rounded(torch.randn(2, 64, dtype=torch.bfloat16), 4).dtype == torch.bfloat16
 
 

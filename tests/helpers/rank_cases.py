@@ -426,6 +426,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     fully_shard(whole, mesh=mesh, ignored_params={whole.feed.weight})
     found["unsharded"] = message(SAM(scope="global"), whole)
     found["unsharded local"] = message(SAM(), whole)
+    found["unsharded kept"] = message(SAM(scope="global", params=lambda name, p: name != "feed.weight"), whole)
     engine = type("DeepSpeedEngine", (TinyTransformer,), {"__module__": "deepspeed.runtime.engine"})
     found["deepspeed"] = message(SAM(), engine().double())
     return found

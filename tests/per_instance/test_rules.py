@@ -159,10 +159,13 @@ def test_a_right_rule_in_a_model_with_draws_passes_the_comparison(dropped: bool)
             mixed = rows + torch.randn(rows.shape, generator=own, dtype=rows.dtype)
         return F.bilinear(x, mixed.reshape(4, 6), w)
 
-    for seed in range(20):  # two passes may happen to draw the same mask of four
+    def assert_recorded(seed: int) -> None:
         torch.manual_seed(seed)
         model, x = Apply(noisy, w=(2, 6, 6)), torch.randn(4, 6, dtype=torch.float64)
         assert record(model, lambda: (model(x) - 1).square().sum(1)).losses.shape == (4,)
+
+    for seed in range(20):  # two passes may happen to draw the same mask of four
+        assert_recorded(seed)
 
 
 def divides(state: Any, *args: Any) -> Tensor:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deltasam import PerInstanceSAM
-from deltasam.per_instance import InstancesMixedError
+from deltasam.analysis import adversarial_risk
+from deltasam.per_instance import InstancesMixedError, register_rule
+from deltasam.per_instance.interception.tensors import RULES
 from helpers.instance_reference import gradient_errors, loop
 from helpers.problems import grads
 
@@ -93,6 +95,98 @@ def test_a_weight_and_a_function_of_it() -> None:
     assert_exact(RoundedModel().double(), torch.randn(4, 5, 6).double(), squares, "torch.autograd.Function")
 
 
+class Doubled(torch.autograd.Function):
+    """A function that uses no weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * g
+
+
+class DoublingModel(nn.Module):
+    """A graph with a function, and with a buffer that it saves."""
+
+    mix: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 1)
+        self.register_buffer("mix", torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Doubled.apply(self.last(self.first(x).tanh() @ self.mix))
+
+
+def test_a_function_without_weights_is_no_reason_to_loop() -> None:
+    model, x = DoublingModel().double(), torch.randn(4, 6).double()
+    assert_exact(model, x, squares)
+    model.last.register_full_backward_hook(lambda *_: None)  # torch wraps the module in a function of its own
+    model.first.weight.register_hook(lambda g: None)
+    assert_exact(model, x, squares)
+
+
+def test_a_step_where_gradients_are_disabled() -> None:
+    with torch.no_grad():
+        PerInstanceSAM(engine="low-rank").backward(DoublingModel(), torch.randn(4, 6), squares)
+
+
+def test_the_gradient_at_other_weights_is_no_reason_to_loop() -> None:
+    """Near a minimum the losses of a second ascent step are those at w, but not the gradients."""
+    model, x = DoublingModel(), torch.randn(4, 6)
+    with torch.no_grad():
+        model.last.weight.mul_(1e-3)
+        model.last.bias.zero_()
+
+    def objective(model: nn.Module, x: Tensor) -> Tensor:
+        return 1 + squares(model, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adversarial_risk(model, [x], objective, rho=0.01, steps=3)
+
+
+class BesideModel(nn.Module):
+    """A function uses a weight besides its layer, a little, or for one instance only."""
+
+    def __init__(self, share: float, *, one: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.share, self.one = nn.Linear(6, 6), nn.Linear(6, 6), share, one
+
+    def forward(self, x: Tensor) -> Tensor:
+        beside = self.share * Product.apply(x, self.first.weight)
+        if self.one:
+            beside = beside * (x[:, :1] >= x[:, 0].max())
+        return self.last(self.first(x).tanh()) + beside
+
+
+def test_a_function_that_adds_little() -> None:
+    assert_exact(BesideModel(1e-3, one=False), torch.randn(4, 6), squares, "torch.autograd.Function", tolerance=1e-5)
+    model = BesideModel(1e-3, one=True).double()
+    assert_exact(model, torch.randn(16, 6).double(), squares, "torch.autograd.Function")
+
+
+def test_a_rule_may_stand_for_a_function() -> None:
+    def product(h: Tensor, w: Tensor) -> Tensor:
+        if torch.overrides.has_torch_function((h, w)):
+            return torch.overrides.handle_torch_function(product, (h, w), h, w)
+        return Product.apply(h, w)
+
+    model, ids = TiedModel(product).double(), torch.randint(0, 20, (4, 8))
+
+    @register_rule(product)
+    def rule(state: Any, h: Tensor, w: Any) -> Tensor:
+        return torch.einsum("nti,noi->nto", h, state.values(w))
+
+    try:
+        assert_exact(model, ids, next_tokens)
+    finally:
+        del RULES[product]
+
+
 class Penalised:
     """A gradient penalty, whose graph uses the weights once more. Its factor may grow in a training."""
 
@@ -116,6 +210,16 @@ def test_a_gradient_penalty() -> None:
     assert_exact(model, x, objective, "derivative of the model")
     objective.factor = 1.0
     assert_exact(model, x, objective)
+
+
+def test_a_gradient_penalty_that_does_not_enable_gradients_names_the_remedy() -> None:
+    def objective(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return gradient.square().sum(1)
+
+    with pytest.warns(UserWarning, match="derivative"), pytest.raises(RuntimeError, match=r"torch\.enable_grad\(\)"):
+        PerInstanceSAM().backward(penalised_model(), torch.randn(4, 6), objective)
 
 
 def test_a_small_gradient_penalty_in_float32() -> None:
@@ -155,6 +259,28 @@ def test_a_hook_of_a_weight_that_comes_later() -> None:
     assert_exact(model, x, squares, "hook")
     handle.remove()
     assert_exact(model, x, squares)
+
+
+def test_a_hook_in_the_place_of_another() -> None:
+    model, x = nn.Linear(6, 6).double(), torch.randn(4, 5, 6).double()
+    handle = model.weight.register_hook(lambda g: None)
+    assert_exact(model, x, squares)
+    handle.remove()
+    mask = (torch.arange(6) < 3).double().unsqueeze(1)
+    model.weight.register_hook(lambda g: g * mask)
+    assert_exact(model, x, squares, "hook")
+
+
+def test_a_later_hook_of_a_compiled_model() -> None:
+    model, x = nn.Linear(6, 6).double(), torch.randn(4, 5, 6).double()
+    model.compile(backend="eager")
+    for _ in range(2):
+        assert_exact(model, x, squares)
+    model.weight.register_hook(lambda g: None)
+    assert_exact(model, x, squares)
+    mask = (torch.arange(6) < 3).double().unsqueeze(1)
+    model.weight.register_hook(lambda g: g * mask)
+    assert_exact(model, x, squares, "hook")
 
 
 class Noting(nn.Module):

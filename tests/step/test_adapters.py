@@ -168,6 +168,16 @@ def test_adapters_of_vectors(method: Any) -> None:
     refused(method, model, r"params='base'.*adapters of vectors only")
 
 
+def test_a_prompt_encoder_of_the_model_is_no_adapter() -> None:
+    """Segment Anything has a part of this name."""
+    parts = OrderedDict(prompt_encoder=nn.Linear(6, 6), decoder=nn.Linear(6, 6))
+    with pytest.raises(ValueError, match="adapters"):
+        select(nn.Sequential(parts), "adapters")
+    config = peft.LoraConfig(r=2, target_modules=["decoder"], modules_to_save=["prompt_encoder"])
+    model = peft.get_peft_model(nn.Sequential(parts), config)
+    assert {name.split(".")[1] for name in short(select(model, "adapters"))} == {"lora_A", "lora_B"}
+
+
 @methods
 def test_merged_adapters(method: Any) -> None:
     model = small()

@@ -41,7 +41,7 @@ def rounded(weight: Tensor, bits: int, *, group: int | None = 64, dim: int = -1)
     check_number("bits", bits, 1, 16, whole=True)
     if not weight.is_floating_point():
         raise ValueError(f"weight is {weight.dtype}; only floating-point weights can be rounded")
-    if not weight.numel():
+    if not weight.ndim or not weight.numel():
         return weight.detach().clone()
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).movedim(dim, -1)
     group = max(1, wide.shape[-1]) if group is None else group

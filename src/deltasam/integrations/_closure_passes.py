@@ -74,7 +74,7 @@ class ClosurePasses(Passes):
         """Returns the loss, shape (1,), and its gradient; restores ``.grad``."""
         if weights is not None or cotangents is not None:
             raise self._needs_losses()
-        self.ranks.check(self.scope)
+        self.ranks.check(self.scope, self.params)
         targets = list(self.params.values()) if params is None else list(params)
         require_ordinary(targets, self.params)
         before = [(p, p.grad) for p in {*self.involved.values(), *self._updated}]

@@ -209,7 +209,9 @@ class Method(ABC):
             if uses_a_graph_twice(error):
                 raise RuntimeError(
                     "the objective must only compute the losses, anew in every pass: it must not call backward(), nor "
-                    f"keep results of an earlier pass, nor may the model ({str(error).splitlines()[0]})"
+                    "keep results of an earlier pass, nor may the model. A derivative that is a part of the losses (a "
+                    "gradient penalty) has to be computed under torch.enable_grad(), because some passes are run "
+                    f"without gradients ({str(error).splitlines()[0]})"
                 ) from error
             raise
         except BaseException as stop:

@@ -52,7 +52,7 @@ class MomentumSAM(Method):
     follows_gradient = False
 
     def _step(self, passes: Passes) -> Step:
-        passes.ranks.check(self.scope)
+        passes.ranks.check(self.scope, passes.params)
         frozen = [name for name in passes.params if name not in passes.trainable]
         if frozen:
             raise ValueError(

@@ -7,7 +7,7 @@ to the wrappers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -85,15 +85,20 @@ class Ranks:
         for module in self._shards:  # gradients that wait unsharded would be mixed with those of the ascent
             module.set_requires_gradient_sync(True)
 
-    def check(self, scope: Scope) -> None:
-        """Raises a ValueError if shards, or parameters beside them, would be perturbed by that of one process."""
+    def check(self, scope: Scope, params: Mapping[str, nn.Parameter]) -> None:
+        """Raises a ValueError if one of ``params`` would be perturbed by the gradient of one process only.
+
+        Args:
+            scope: Whose gradients perturb.
+            params: The parameters to be perturbed.
+        """
         if self.sharded and scope == "local":
             raise ValueError(
                 "scope='local' needs whole parameters on every process, and these are sharded: pass "
                 "scope='global' (one perturbation for the batches of all processes), or use DistributedDataParallel"
             )
         if self.sharded:
-            refuse_unsharded(self.inner)
+            refuse_unsharded(params)
 
     def _gather(self) -> None:
         for module in self._shards:

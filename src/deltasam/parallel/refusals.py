@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,13 +44,13 @@ def refuse_parts(model: nn.Module) -> None:
         )
 
 
-def refuse_unsharded(model: nn.Module) -> None:
-    """Refuses trained parameters beside shards whose gradients nothing averages over the processes."""
-    for name, p in model.named_parameters():
-        if p.requires_grad and not is_shard(p):
+def refuse_unsharded(params: Mapping[str, nn.Parameter]) -> None:
+    """Refuses to perturb parameters beside shards whose gradients nothing averages over the processes."""
+    for name, p in params.items():
+        if not is_shard(p):
             raise ValueError(
                 f"scope='global' needs the mean gradient of all processes, and {name} is not sharded, so that nothing "
-                "averages its gradient: shard it, too (fully_shard without ignored_params), or freeze it"
+                "averages its gradient: shard it, too (fully_shard without ignored_params), or leave it out of params"
             )
 
 

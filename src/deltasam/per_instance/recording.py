@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,12 @@ from deltasam.per_instance.verification.diagnosis import NOT_FOUND, diagnose
 from deltasam.per_instance.verification.moved_weights import check_perturbed_pass
 from deltasam.per_instance.verification.objective_kind import kind_of
 from deltasam.per_instance.verification.own_rows import crossed_rows, mixed_rows, rows_have_one_owner
-from deltasam.per_instance.verification.unseen_uses import passes_compare, refuse_direct_uses
+from deltasam.per_instance.verification.unseen_uses import (
+    FunctionCall,
+    function_calls,
+    passes_compare,
+    refuse_direct_uses,
+)
 from deltasam.step.branches import is_recorded
 from deltasam.step.gradients import ReentrantError, grad
 from deltasam.step.model_buffers import ModelBuffers
@@ -50,6 +56,7 @@ Run = Callable[[], Tensor]
 Terms = Sequence[tuple[InstanceGradients, Tensor]]
 
 _MOVES_ROWS = "the model moves rows by their content, and those of an instance are not next to each other"
+_MOST_SIGNATURES = 4096  # to remember
 _ATTEMPTS = 5  # a wrong N, a tiled batch and shared inputs, each corrected once, and one to spare
 
 
@@ -199,6 +206,10 @@ def _attempt(slots: ParameterSlots, request: _Request) -> Recording:
     what = (request.objective, tuple(slots.params), bool(request.terms))
     if region is None or what in region.refused:
         return _by_proxies(slots, request)
+    if slots.hooked != region.hooked:  # hooks that change a gradient are found by comparing this pass with autograd
+        known = _by_proxies(slots, request)
+        region.hooked = region.hooked if is_recorded(known.losses.device) else slots.hooked
+        return known
     why: Exception | None = NotCompilableError("several ascent steps") if request.terms else None
     try:
         if why is None:
@@ -265,22 +276,26 @@ def _by_proxies(slots: ParameterSlots, request: _Request) -> Recording:
 
 
 def _verified(slots: ParameterSlots, request: _Request) -> Recording:
-    recording, signature, check = _pass_at_w(slots, request)
+    recording, signature, check, calls = _pass_at_w(slots, request)
     if check is not None:
-        comparable = passes_compare(slots, request.run, recording.losses, check, request.scale)
+        comparable = passes_compare(slots, request.run, check, calls)
         if check.is_conclusive:
             if comparable and not request.terms:
                 perturb = recording.only(slots.compared.values()).perturbed
                 check_perturbed_pass(
                     slots, request.run, recording.losses, recording.norms, check, request.scale, perturb
                 )
+            if len(slots.memory.verified) > _MOST_SIGNATURES:
+                slots.memory.verified.clear()
             slots.memory.verified.add(signature)
     return recording
 
 
-def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Hashable, CheckResult | None]:
-    """The pass itself, its signature, and the result of the comparison if there was one."""
-    scale, check = request.scale, None
+def _pass_at_w(
+    slots: ParameterSlots, request: _Request
+) -> tuple[Recording, Hashable, CheckResult | None, Counter[FunctionCall]]:
+    """The pass itself, its signature, and if it was compared, the result and the Python functions in its graph."""
+    scale, check, calls = request.scale, None, Counter[FunctionCall]()
     with torch.enable_grad(), slots.filled(request.size, request.group, request.terms, recording=True) as current:
         losses = request.run()
         state = current()
@@ -318,6 +333,7 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
             if is_new:
                 slots.memory.kept |= kept_values(slots.model)
                 refuse_direct_uses(slots, losses, state)
+                calls = function_calls(losses)
                 try:
                     check = compare(slots, losses, state, found, gradients, scale)
                 except SuspectedMixError:
@@ -330,7 +346,7 @@ def _pass_at_w(slots: ParameterSlots, request: _Request) -> tuple[Recording, Has
     if moved is not None and is_recorded(losses.device):
         norms = norms.masked_fill(moved, torch.nan)  # a replay cannot loop: it leaves out its perturbation
     recording = _recording(slots, request, losses.detach(), gradients, norms)
-    return replace(recording, chooses_rows=bool(state.chosen or state.crossings)), signature, check
+    return replace(recording, chooses_rows=bool(state.chosen or state.crossings)), signature, check, calls
 
 
 def _rows_moved(state: PassState, losses: Tensor, scale: Scale | None) -> Tensor | None:
@@ -379,7 +395,7 @@ def _signature(slots: ParameterSlots, state: PassState, request: _Request) -> Ha
         tuple(slots.params),
         seen,
         written_out,
-        slots.hooked,
+        tuple(slots.hooked.items()),
         slots.modes,
         m,
         bool(request.terms),

@@ -28,7 +28,10 @@ def is_adapted(module: nn.Module) -> bool:
 
 def adapter_parameters(model: nn.Module) -> set[int]:
     """The ``id`` of every parameter that belongs to an adapter, or to the prompts that PEFT trains."""
-    found = {id(p) for name, p in model.named_parameters() if "lora_" in name or "prompt_encoder." in name}
+    found = {id(p) for name, p in model.named_parameters() if "lora_" in name}
+    for module in model.modules():
+        prompts = children_of(module).get("prompt_encoder") if hasattr(module, "peft_config") else None
+        found.update(id(p) for p in (prompts.parameters() if isinstance(prompts, nn.ModuleDict) else ()))
     for layer in adapted_layers(model).values():
         for name in layer.adapter_layer_names:  # type: ignore[union-attr]
             part = getattr(layer, str(name), None)
@@ -56,9 +59,9 @@ def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     if not found:
         has = "adapters of vectors only" if layers else "no adapters"
         raise ValueError(
-            f"params='base' selects the matrices that carry adapters, and {type(model).__name__} has {has}: add them "
-            "with peft.get_peft_model(model, LoraConfig(...)), or select the matrices by a predicate "
-            "(name, parameter) -> bool"
+            f"params='base' selects the matrices that carry adapters, and {type(model).__name__} has {has}: adapt "
+            "matrices with peft.get_peft_model(model, LoraConfig(...)), or select the matrices to perturb by a "
+            "predicate (name, parameter) -> bool"
         )
     first = {id(p): name for name, p in reversed(found)}
     return {name: p for name, p in found if first[id(p)] == name}

@@ -85,14 +85,20 @@ def refuse_reentrant(loss: Tensor) -> None:
         raise ReentrantError(
             "activation checkpointing with use_reentrant=True hides its parameters from torch.autograd.grad, which "
             f"this method needs; set use_reentrant=False: with a Trainer TrainingArguments({options}), in a plain "
-            f"loop model.gradient_checkpointing_enable({options}) or checkpoint(..., use_reentrant=False)"
+            f"loop model.gradient_checkpointing_enable({options}) or checkpoint(..., use_reentrant=False); since "
+            "transformers 5.23 the names begin with activation_checkpointing"
         )
 
 
 def graph_of(loss: Tensor) -> set[Any]:
     """All nodes of the graph of a loss."""
+    return nodes_behind(loss.grad_fn)
+
+
+def nodes_behind(*starts: Any) -> set[Any]:
+    """These nodes of a graph, and all from which they are computed."""
     seen: set[Any] = set()
-    left: list[Any] = [loss.grad_fn]
+    left = list(starts)
     while left:
         node = left.pop()
         if node is not None and node not in seen:

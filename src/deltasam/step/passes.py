@@ -203,7 +203,7 @@ class Passes(StepBatch):
             The losses (N,), detached, and one gradient per parameter, None if it was not used. The gradients carry the
             loss scale. With ``scope="global"`` they are the mean over all processes.
         """
-        self.ranks.check(self.scope)
+        self.ranks.check(self.scope, self.params)
         if callable(weights) and len(self.batches) > 1:
             weights = weights(self.losses())
         self.count.forwards += 1

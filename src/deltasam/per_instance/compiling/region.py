@@ -46,6 +46,7 @@ class Region:
 
     def __init__(self, backend: Backend) -> None:
         self.refused: set[Hashable] = set()  # what does not run compiled: kinds of objectives with parameters
+        self.hooked: dict[str, tuple[int, ...]] = {}  # parameters with hooks, with which a pass was compared
         self.backend = backend
         self._pass: Pass | None = None
         self._candidate: tuple[TracedGraph, Hashable] | None = None

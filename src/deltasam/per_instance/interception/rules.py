@@ -259,3 +259,10 @@ def _same(x: Tensor) -> Tensor:
 
 
 register_rule(F.multi_head_attention_forward)(attention)
+
+_OF_THE_PACKAGE = dict(RULES)
+
+
+def has_own_rules() -> bool:
+    """Whether the user has registered rules."""
+    return RULES != _OF_THE_PACKAGE

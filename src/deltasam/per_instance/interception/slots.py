@@ -20,7 +20,7 @@ from deltasam._torch import (
     forward_pre_hooks_of,
     is_compiler_loaded,
     parameters_of,
-    with_tensor_hooks,
+    tensor_hooks_of,
 )
 from deltasam.parallel.refusals import require_whole
 from deltasam.parallel.shards import sharded_modules
@@ -59,7 +59,7 @@ class ParameterSlots:
         model: The model.
         params: The chosen parameters by name.
         frozen: The names of those that are not trained.
-        hooked: The names of those with a hook that may change their gradient.
+        hooked: Those with hooks that may change their gradient, and the numbers of the hooks.
         modes: Which modules are in training mode.
 
     Raises:
@@ -78,7 +78,7 @@ class ParameterSlots:
         self._with_shortcuts: list[nn.Module] = []
         self._changes: list[tuple[dict[str, Any], str, Any]] = []  # other attributes of modules during a pass
         unless_autocast = UnlessAutocast(next(iter(model.parameters())).device.type)
-        self._hooked: list[dict[str, Any]] = []  # attributes of modules whose hooks may compute weights
+        self._with_pre_hooks: list[dict[str, Any]] = []  # attributes of modules whose hooks may compute weights
         self.is_sharded = bool(sharded_modules(model))
         names, others = self.names, list[Tensor]()
         modules = all_modules(model)
@@ -90,7 +90,7 @@ class ParameterSlots:
             elif issubclass(kind, BATCH_NORM):
                 refuse_batch_statistics(model)
             if forward_pre_hooks_of(module):
-                self._hooked.append(vars(module))
+                self._with_pre_hooks.append(vars(module))
             if children_of(module) and (attributes := casting(module)) is not None:
                 self._changes.append((attributes, SWITCH, unless_autocast))
             if own := parameters_of(module):
@@ -106,7 +106,7 @@ class ParameterSlots:
         self._filled = [(own, name, self._proxies[id(p)]) for own, name, p in self._slots]
         for layer, p in quantized:
             self._changes.append((vars(layer), "forward", perturbed_forward(layer, self._proxies[id(p)])))
-        self.hooked = frozenset(with_tensor_hooks(params))
+        self.hooked = tensor_hooks_of(params)
         # Noted here, because a pass changes both.
         self.frozen = {name for name, p in params.items() if not p.requires_grad}
         self._beside = {id(p) for layer, _ in quantized for p in layer.parameters(recurse=False)}
@@ -146,7 +146,12 @@ class ParameterSlots:
         """
         states: list[PassState] = []
         shortened: list[dict[str, Any]] = []
-        made = [(own, name, value) for own in self._hooked for name, value in own.items() if isinstance(value, Tensor)]
+        made = [
+            (own, name, value)
+            for own in self._with_pre_hooks
+            for name, value in own.items()
+            if isinstance(value, Tensor)
+        ]
         had = [(own, name, own[name]) for own, name, _ in self._changes if name in own]
         had_not = [(own, name, None) for own, name, _ in self._changes if name not in own]
         back = chain(

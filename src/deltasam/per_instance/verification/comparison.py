@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -105,7 +105,11 @@ def _raise_cause(
     """Raises the reason for a wrong gradient: an exception to the batch rule, or a model that is not covered."""
     table = state.layout_table
     if hooked := [name for name in wrong if name in slots.hooked]:
-        raise UncoveredError(f"{hooked[0]} has a hook (register_hook) that changes its gradient", hooked)
+        raise UncoveredError(
+            f"{and_more(hooked)} has a hook (register_hook) that changes its gradient: change .grad after the step "
+            "instead",
+            hooked,
+        )
     if mixed and not table.tiled and table.may_be_tiled():
         raise MisreadError("several rows per instance, which are not adjacent", tiled=True)
     if mixed:
@@ -124,13 +128,16 @@ def _raise_cause(
 
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
     """A message with the parameter, its module and the remedy."""
-    name = wrong[0]
-    owner = model.get_submodule(name.rpartition(".")[0])
-    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    owner = model.get_submodule(wrong[0].rpartition(".")[0])
     return (
-        f"{name} ({type(owner).__name__}){more} is used in {operation} that no rule of the low-rank engine covers; "
-        "register one for that torch function with deltasam.per_instance.register_rule"
+        f"{and_more(wrong, f' ({type(owner).__name__})')} is used in {operation} that no rule of the low-rank engine "
+        "covers; register one for that torch function with deltasam.per_instance.register_rule"
     )
+
+
+def and_more(names: Sequence[str], kind: str = "") -> str:
+    """The first name with its kind, and how many more there are."""
+    return f"{names[0]}{kind}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
 
 
 def _differences(
@@ -143,6 +150,7 @@ def _differences(
     """The parameters whose gradient is not autograd's, and whether all could be compared."""
     precisions = {call.weight.dtype for call in state.calls}
     precisions |= {f.d.dtype for fs in gradients.factors.values() for f in fs if isinstance(f, (LowRank, Rows))}
+    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
     biases = _folded_biases(state, gradients, group)
     rows = []
     for p, reference in zip(params.values(), expected, strict=True):
@@ -152,23 +160,12 @@ def _differences(
         )
         mine = sum((part.to(exact.dtype).reshape(exact.shape) for part in parts), torch.zeros_like(exact))
         rows.append(torch.stack([(mine - exact).norm(), exact.norm()]).float())
-    return far_apart(params, rows, precisions)
-
-
-def far_apart(
-    names: Iterable[str], rows: Sequence[Tensor], precisions: Iterable[torch.dtype]
-) -> tuple[list[str], bool]:
-    """Which gradients differ by more than rounding, and whether all could be compared.
-
-    ``rows`` are the norms of the difference and of the exact gradient, for each name.
-    """
-    tolerance = max((_TOLERANCE.get(dtype, 0.2) for dtype in precisions), default=2e-2)
     measured = torch.stack([row.to(rows[0].device) for row in rows])
     # An overflow, or an instance that is not finite, proves nothing about the engine, nor about other parameters.
     finite = torch.isfinite(measured).all(1)
     floor = 1e-2 * measured[finite, 1].norm()
     bad = finite & (measured[:, 0] > tolerance * torch.maximum(measured[:, 1], floor))
-    return [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad], bool(finite.all())
+    return [name for name, is_bad in zip(params, bad.tolist(), strict=True) if is_bad], bool(finite.all())
 
 
 def _folded_biases(state: PassState, gradients: InstanceGradients, group: int) -> dict[int, list[Tensor]]:

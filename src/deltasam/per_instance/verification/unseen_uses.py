@@ -7,17 +7,28 @@ one.
 
 from __future__ import annotations
 
-import torch
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from deltasam.per_instance.errors import UncoveredError
 from deltasam.per_instance.interception.pass_state import PassState
 from deltasam.per_instance.interception.row_moves import nodes_before
+from deltasam.per_instance.interception.rules import has_own_rules
 from deltasam.per_instance.interception.slots import ParameterSlots
-from deltasam.per_instance.verification.comparison import CheckResult, Scale, describe, far_apart
+from deltasam.per_instance.verification.comparison import CheckResult, and_more, describe
 from deltasam.per_instance.verification.plain_pass import Run, plain_losses
-from deltasam.step.gradients import graph_of, refuse_reentrant
+from deltasam.step.gradients import graph_of, nodes_behind, refuse_reentrant
+
+
+class FunctionCall(NamedTuple):
+    """A ``torch.autograd.Function`` in a graph."""
+
+    name: str
+    inputs: tuple[bool, ...]  # which of them have a gradient
 
 
 def refuse_direct_uses(slots: ParameterSlots, losses: Tensor, state: PassState) -> None:
@@ -26,59 +37,79 @@ def refuse_direct_uses(slots: ParameterSlots, losses: Tensor, state: PassState) 
     The derivative of a model by its inputs (a gradient penalty) is computed with the weights themselves.
     """
     ends = {call.edge.node for call in state.calls}
-    reached = {id(node.variable) for node in nodes_before(losses, ends) if hasattr(node, "variable")}
+    reached = _variables(nodes_before(losses, ends))
     if used := [name for number, name in slots.names.items() if number in reached]:
         raise UncoveredError(
-            f"the losses contain a derivative of the model (torch.autograd.grad with create_graph=True), or use "
-            f"{used[0]} by a reference from outside the model, which the low-rank engine does not see",
+            "the losses contain a derivative of the model (torch.autograd.grad with create_graph=True), or use "
+            f"{and_more(used)} by a reference from outside the model, and the low-rank engine sees neither: if it is "
+            "the reference, read the weight from its module",
             used,
         )
 
 
-def passes_compare(slots: ParameterSlots, run: Run, losses: Tensor, check: CheckResult, scale: Scale | None) -> bool:
+def function_calls(losses: Tensor) -> Counter[FunctionCall]:
+    """The Python functions in the graph of the losses, and how often they occur."""
+    return Counter(map(_call, _functions(graph_of(losses))))
+
+
+def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult, calls: Counter[FunctionCall]) -> bool:
     """Raises UncoveredError if a parameter has more of a gradient without proxies.
 
-    A ``torch.autograd.Function`` silently treats a proxy as a constant. Returns False for a model that uses different
-    parameters in every pass, so that passes cannot be compared. Costs a forward; a backward for models with such
-    functions.
+    A ``torch.autograd.Function`` silently treats a proxy as a constant: its call then lacks an input with a gradient,
+    or has no gradient at all. Returns False for a model that uses different parameters in every pass, so that passes
+    cannot be compared. Costs a forward.
 
     Args:
         slots: The parameters.
         run: Makes the pass once more.
-        losses: Those of the pass with proxies, (N,).
         check: The group that was compared.
-        scale: Loss scaling.
+        calls: The :func:`function_calls` of the pass with proxies.
     """
     if slots.is_sharded:
         return True
-    again = plain_losses(slots.model, run)
-    refuse_reentrant(again)
-    nodes = graph_of(again)
-    reached = {id(node.variable) for node in nodes if hasattr(node, "variable")}
-    gradients = dict(zip(slots.compared, check.gradients, strict=True))
-    missed = [name for name, p in slots.compared.items() if id(p) in reached and gradients[name] is None]
-    same = all(id(p) in reached for name, p in slots.compared.items() if gradients[name] is not None)
-    if same and not missed and check.group >= 0 and any(isinstance(node, BackwardCFunction) for node in nodes):
-        missed = _different(slots, again, losses, check, scale)
-    if missed and same:
+    losses = plain_losses(slots.model, run)
+    refuse_reentrant(losses)
+    nodes = graph_of(losses)
+    reached = _variables(nodes)
+    has_gradient = {name: g is not None for name, g in zip(slots.compared, check.gradients, strict=True)}
+    if not all(id(p) in reached for name, p in slots.compared.items() if has_gradient[name]):
+        return False
+    cut_off = _variables(nodes_behind(*_lost_inputs(_functions(nodes), calls)))
+    missed = [
+        name for name, p in slots.compared.items() if id(p) in cut_off or (id(p) in reached and not has_gradient[name])
+    ]
+    if missed:
         raise UncoveredError(describe(slots.model, missed, "a torch.autograd.Function"), missed)
-    return same
+    return True
 
 
-def _different(
-    slots: ParameterSlots, again: Tensor, losses: Tensor, check: CheckResult, scale: Scale | None
-) -> list[str]:
-    """The parameters whose gradient in the plain pass is another one; none if the passes drew other numbers."""
-    precisions = {losses.dtype, *(p.dtype for p in slots.compared.values())}
-    if check.is_half:
-        precisions.add(torch.bfloat16)
-    own, plain = losses[check.members], again[check.members]
-    if far_apart(["losses"], [torch.stack([(own - plain.detach()).norm(), own.norm()]).float()], precisions)[0]:
-        return []
-    total = plain.sum() if scale is None else scale(plain.sum())
-    exact = torch.autograd.grad(total, list(slots.compared.values()), allow_unused=True)
-    rows = []
-    for p, mine, other in zip(slots.compared.values(), check.gradients, exact, strict=True):
-        one, two = (torch.zeros_like(p) if g is None else g.to_dense() for g in (mine, other))
-        rows.append(torch.stack([(one - two).norm(), two.norm()]).float())
-    return far_apart(slots.compared, rows, precisions)[0]
+def _lost_inputs(functions: Iterable[Any], calls: Counter[FunctionCall]) -> list[Any]:
+    """The nodes from which these functions get inputs that have no gradient in the ``calls`` of another pass.
+
+    A rule of the user may stand for a whole function.
+    """
+    functions = list(functions)
+    here = Counter(map(_call, functions))
+    more, fewer = here - calls, calls - here
+    lost = []
+    for node in functions:
+        call = _call(node)
+        others = [other.inputs for other in fewer if other.name == call.name]
+        if call not in more or (not others and has_own_rules()):
+            continue
+        kept = [all(each) for each in zip(*others, strict=False)] or [False] * len(call.inputs)
+        lost += [end for (end, _), is_kept in zip(node.next_functions, kept, strict=False) if not is_kept]
+    return lost
+
+
+def _functions(nodes: Iterable[Any]) -> list[Any]:
+    return [node for node in nodes if isinstance(node, BackwardCFunction)]
+
+
+def _call(node: Any) -> FunctionCall:
+    return FunctionCall(node.name(), tuple(end is not None for end, _ in node.next_functions))
+
+
+def _variables(nodes: Iterable[Any]) -> set[int]:
+    """The ``id`` of the leaves among the nodes."""
+    return {id(node.variable) for node in nodes if hasattr(node, "variable")}
