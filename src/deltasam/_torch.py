@@ -128,9 +128,9 @@ _tensor_hooks = attrgetter("_backward_hooks")
 
 
 def tensor_hooks_of(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Those for which ``register_hook`` was called (2.6), with the numbers of their hooks; none if torch does not tell.
+    """Those for which ``register_hook`` was called (2.6), with the numbers of their hooks, each given only once.
 
-    No number is given twice.
+    If torch no longer tells, none.
     """
     try:
         hooked = compress(parameters.items(), map(_tensor_hooks, parameters.values()))

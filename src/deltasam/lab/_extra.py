@@ -9,7 +9,7 @@ _PACKAGES = {"numpy": "numpy", "pydantic": "pydantic", "transformers": "transfor
 
 if missing := [name for name in _PACKAGES if find_spec(name) is None]:
     raise ModuleNotFoundError(
-        f"experiments, sweeps and reports need {', '.join(_PACKAGES[name] for name in missing)}, which the extra "
-        '`lab` installs: pip install "deltasam[lab]". The methods themselves need only torch: from deltasam import SAM.',
+        f"experiments, sweeps and reports need {', '.join(_PACKAGES[name] for name in missing)}: "
+        'pip install "deltasam[lab]". The methods themselves need only torch: from deltasam import SAM.',
         name=missing[0],
     )
