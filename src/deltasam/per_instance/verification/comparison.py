@@ -106,8 +106,7 @@ def _raise_cause(
     table = state.layout_table
     if hooked := [name for name in wrong if name in slots.hooked]:
         raise UncoveredError(
-            f"{and_more(hooked)} has a hook (register_hook) that changes its gradient: change .grad after the step "
-            "instead",
+            f"a hook (register_hook) changes the gradient of {and_more(hooked)}: change .grad after the step instead",
             hooked,
         )
     if mixed and not table.tiled and table.may_be_tiled():
@@ -129,9 +128,10 @@ def _raise_cause(
 def describe(model: nn.Module, wrong: list[str], operation: str = "an operation") -> str:
     """A message with the parameter, its module and the remedy."""
     owner = model.get_submodule(wrong[0].rpartition(".")[0])
+    used = f"{and_more(wrong, f' ({type(owner).__name__})')} {'is' if len(wrong) == 1 else 'are'} used"
     return (
-        f"{and_more(wrong, f' ({type(owner).__name__})')} is used in {operation} that no rule of the low-rank engine "
-        "covers; register one for that torch function with deltasam.per_instance.register_rule"
+        f"{used} in {operation} that no rule of the low-rank engine covers; register one for that torch "
+        "function with deltasam.per_instance.register_rule"
     )
 
 
