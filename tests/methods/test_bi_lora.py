@@ -260,7 +260,7 @@ def test_the_state_of_another_model() -> None:
 
 def test_a_model_without_adapters() -> None:
     model = nn.Linear(3, 1)
-    with pytest.raises(ValueError, match=r"no adapters: add them with peft"):
+    with pytest.raises(ValueError, match=r"no adapters: adapt matrices with peft"):
         BiLoRA().backward(model, torch.randn(4, 3), lambda m, x: m(x).squeeze(-1))
     with pytest.raises(ValueError, match=r"selects no matrix .*'0.weight'.*params='base'"):
         BiLoRA(params="norms").backward(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def row(architecture: Architecture) -> str:
     try:
         factors = record(model, run).gradients.factors
     except UncoveredError as why:
-        where = str(why).split(" is used")[0]
+        where = re.split(r" (?:is|are) used", str(why))[0]
         return f"| {architecture.name} | loop: {where} | | | | exact by construction |"
     names = {id(p): name for name, p in model.named_parameters()}
     low = [n for n, found in factors.items() if any(isinstance(f, LowRank) for f in found)]
