@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deltasam import PerInstanceSAM
 from deltasam.analysis import adversarial_risk
-from deltasam.per_instance import InstancesMixedError, register_rule
+from deltasam.per_instance import InstancesMixedError, UncoveredError, register_rule
 from deltasam.per_instance.interception.tensors import RULES
 from helpers.instance_reference import gradient_errors, loop
 from helpers.problems import grads
@@ -167,6 +167,13 @@ def test_a_function_that_adds_little() -> None:
     assert_exact(BesideModel(1e-3, one=False), torch.randn(4, 6), squares, "torch.autograd.Function", tolerance=1e-5)
     model = BesideModel(1e-3, one=True).double()
     assert_exact(model, torch.randn(16, 6).double(), squares, "torch.autograd.Function")
+
+
+def test_a_frozen_weight_in_a_function() -> None:
+    model = BesideModel(1e-3, one=True).double()
+    model.first.weight.requires_grad_(False)
+    with pytest.raises(UncoveredError, match=r"first\.weight .*autograd\.Function"):
+        PerInstanceSAM(engine="low-rank", params="all").backward(model, torch.randn(16, 6).double(), squares)
 
 
 def test_a_rule_may_stand_for_a_function() -> None:

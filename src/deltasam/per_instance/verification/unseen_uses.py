@@ -75,10 +75,8 @@ def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult, calls: C
     if not all(id(p) in reached for name, p in slots.compared.items() if has_gradient[name]):
         return False
     cut_off = _variables(nodes_behind(*_lost_inputs(_functions(nodes), calls)))
-    missed = [
-        name for name, p in slots.compared.items() if id(p) in cut_off or (id(p) in reached and not has_gradient[name])
-    ]
-    if missed:
+    cut_off |= {id(p) for name, p in slots.compared.items() if id(p) in reached and not has_gradient[name]}
+    if missed := [name for name, p in slots.params.items() if id(p) in cut_off]:
         raise UncoveredError(describe(slots.model, missed, "a torch.autograd.Function"), missed)
     return True
 
