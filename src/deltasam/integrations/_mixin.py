@@ -99,12 +99,9 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
         if self.args.gradient_checkpointing:
             # The default of transformers 4 does not support torch.autograd.grad, which most methods call.
             options = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
-            for name in (
-                "gradient_checkpointing_kwargs",
-                "activation_checkpointing_kwargs",
-            ):  # since transformers 5.23
-                if hasattr(self.args, name):
-                    setattr(self.args, name, options)
+            self.args.gradient_checkpointing_kwargs = options
+            if hasattr(self.args, "activation_checkpointing_kwargs"):  # the name that transformers 5.23 reads
+                self.args.activation_checkpointing_kwargs = options
         self.method = method
         self.captured = Captured(method) if capture else None
         self.splitting = Splitting(method) if on_out_of_memory == "split" else None

@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -81,12 +81,11 @@ def passes_compare(slots: ParameterSlots, run: Run, check: CheckResult, calls: C
     return True
 
 
-def _lost_inputs(functions: Iterable[Any], calls: Counter[FunctionCall]) -> list[Any]:
+def _lost_inputs(functions: Sequence[Any], calls: Counter[FunctionCall]) -> list[Any]:
     """The nodes from which these functions get inputs that have no gradient in the ``calls`` of another pass.
 
     A rule of the user may stand for a whole function.
     """
-    functions = list(functions)
     here = Counter(map(_call, functions))
     more, fewer = here - calls, calls - here
     lost = []
