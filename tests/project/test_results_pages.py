@@ -65,6 +65,10 @@ def test_the_digest_of_a_figure_ignores_the_last_digits(value: float, same: bool
 
     assert len(digest(0.0, -1.0, 3.0)) == 1
     assert (digest(0.0, -1.0, 3.0) == digest(-1e-16, -1.0, value)) == same
+    with figures.not_drawn():
+        assert digest(0.0, -1.0, 3.0) == [figures.forest({"RTE": {"SAM": (0.0, -1.0, 3.0)}, "CoLA": {}}, "points")]
+        quick = digest(0.0, -1.0, 3.0)
+    assert quick == digest(0.0, -1.0, 3.0)
 
 
 # -- numbers against a slow reference, from the JSON files ---------------------------------------------------------

@@ -123,12 +123,13 @@ class Evaluate:
 
     def _measure(self, loaded: Loaded, before: dict[str, float]) -> Measured:
         """Returns the metrics, and what the task measures once after training; some of it was measured before."""
-        from deltasam.lab.tasks import Measured
+        from deltasam.lab.tasks import Measured, tokenizing_once
 
         task, model, tokenizer, rows = loaded.task, loaded.model, loaded.tokenizer, loaded.rows
-        found = Measured(task.evaluate(model, tokenizer, rows, batch_size=self.batch_size))
-        found |= task.final(model, tokenizer, loaded.data, rows, before=before, batch_size=self.batch_size)
-        return found | Measured(torchao_metrics(loaded, self.batch_size)) if self.torchao else found
+        with tokenizing_once():
+            found = Measured(task.evaluate(model, tokenizer, rows, batch_size=self.batch_size))
+            found |= task.final(model, tokenizer, loaded.data, rows, before=before, batch_size=self.batch_size)
+            return found | Measured(torchao_metrics(loaded, self.batch_size)) if self.torchao else found
 
     def _draw(self, folder: Path, found: Measured, primary: str) -> None:
         from deltasam.analysis import plot_bits, plot_reliability

@@ -26,7 +26,7 @@ from deltasam.lab.experiments._parts import named_plain, to_method
 from deltasam.lab.experiments._result import Result, rank
 from deltasam.lab.experiments.lock import lock_run
 from deltasam.lab.experiments.plain import build
-from deltasam.lab.tasks import Data, DataSource, Measured, dropout_options, find_model, load_tokenizer
+from deltasam.lab.tasks import Data, DataSource, Measured, dropout_options, find_model, load_tokenizer, tokenizing_once
 from deltasam.methods import Method
 from deltasam.objectives import Objective
 from deltasam.speed.capture import PadToBuckets
@@ -202,7 +202,7 @@ def run(
     with explain_storage_errors(folder), _precision(config.precision), attention_without_nan(), logs:
         model = _checked_model(prepared)
         place.claim(config)
-        with lock_run(folder):
+        with lock_run(folder), tokenizing_once():
             # Another process may have finished the run while this one was waiting.
             return place.finished(config) or _train(
                 prepared, model, place, watch, tensorboard=tensorboard, keep_weights=keep_weights

@@ -6,9 +6,11 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from deltasam.lab.pages.contents import CONTENTS
+from deltasam.lab.pages.figures import not_drawn
 from deltasam.lab.pages.prose import problems
 
 ROOT = Path(__file__).parents[4]
@@ -35,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = options.root / "docs" / "_generated"
     folder.mkdir(exist_ok=True)
     wanted = options.only or list(CONTENTS)
-    made = {name: CONTENTS[name](options.root / "results").rstrip() + "\n" for name in wanted}
+    with not_drawn() if options.check else nullcontext():
+        made = {name: CONTENTS[name](options.root / "results").rstrip() + "\n" for name in wanted}
     old = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
     changed = [name for name, text in made.items() if name not in old or differs(name, old[name], text)]
     unknown = sorted(old.keys() - CONTENTS.keys())

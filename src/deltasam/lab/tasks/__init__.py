@@ -15,6 +15,7 @@ from deltasam.lab.tasks._base import Task
 from deltasam.lab.tasks._chat import ChatTask
 from deltasam.lab.tasks._data import Data, DataError
 from deltasam.lab.tasks._docstrings import DocstringTask
+from deltasam.lab.tasks._encoding import tokenizing_once
 from deltasam.lab.tasks._hans import HansTask
 from deltasam.lab.tasks._known import TASKS, find_task
 from deltasam.lab.tasks._language import LanguageTask
@@ -64,4 +65,5 @@ __all__ = [
     "read_sts",
     "rouge",
     "sts_scores",
+    "tokenizing_once",
 ]

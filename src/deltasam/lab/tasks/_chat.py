@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deltasam.lab.tasks._base import Item, batches, evaluating
 from deltasam.lab.tasks._checks import check_columns, check_texts
 from deltasam.lab.tasks._data import Data, DataError, Row
+from deltasam.lab.tasks._encoding import once
 from deltasam.lab.tasks._language import IGNORED, LanguageTask, last_logits, positions
 from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, rouge
 from deltasam.lab.tasks._prompts import check_chat_template
@@ -124,7 +125,7 @@ class ChatTask(LanguageTask):
         """Returns the metrics. ``loss`` is the same as ``nll``."""
         collate, objective = self.collator(tokenizer), CausalLM(predict=last_logits)
         total, right, count = 0.0, 0, 0
-        items = sorted(self.encode(rows, tokenizer), key=lambda item: len(item["input_ids"]))
+        items = sorted(once(self.encode, rows, tokenizer), key=lambda item: len(item["input_ids"]))
         with evaluating(model) as device:
             for chunk in batches(items, batch_size):
                 batch = {name: value.to(device) for name, value in collate(chunk).items()}

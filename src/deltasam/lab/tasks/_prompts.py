@@ -13,6 +13,7 @@ from torch import Tensor
 from deltasam.lab.tasks._base import Item, batches, evaluating
 from deltasam.lab.tasks._data import Data, DataError, Row, Split
 from deltasam.lab.tasks._docstrings import DocstringTask
+from deltasam.lab.tasks._encoding import once
 from deltasam.lab.tasks._language import IGNORED, LanguageTask, last_logits, starts_with, token_ids
 from deltasam.lab.tasks._measured import Measured, Metrics, quality
 from deltasam.lab.tasks._metrics import METRICS
@@ -160,7 +161,7 @@ class PromptTask(LanguageTask, SentenceTask):
 
         Words of one token take one forward pass, longer ones a pass per class.
         """
-        words, prompts = self._words(tokenizer), self._prompts(rows, tokenizer)
+        words, prompts = self._words(tokenizer), once(self._prompts, rows, tokenizer)
         order = sorted(range(len(rows)), key=lambda index: len(prompts[index]))
         found = torch.zeros(len(rows), len(words), dtype=torch.float64)
         with evaluating(model) as device:

@@ -13,7 +13,7 @@ from torch import Tensor
 from deltasam.lab.tasks._base import Collator, Item, Task, batches, evaluating
 from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
 from deltasam.lab.tasks._data import Data, DataError, OtherSet, Row
-from deltasam.lab.tasks._encoding import encoded, padded
+from deltasam.lab.tasks._encoding import encoded, once, padded
 from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits, quality, quality_of_run
 from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
@@ -201,7 +201,7 @@ class SentenceTask(Table, Task):
     ) -> tuple[Tensor, Tensor]:
         """Returns the logits (rows, outputs) and the losses (rows,) on the CPU, in eval mode."""
         objective, collate = self.objective(), self.collator(tokenizer)
-        items = self.encode(rows, tokenizer)
+        items = once(self.encode, rows, tokenizer)
         order = sorted(range(len(items)), key=lambda index: _length(items[index]))  # to save padding
         outputs, losses = [], []
         with evaluating(model) as device:
