@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("datasets", reason="datasets is not installed (extra lab)")
+
 from datasets import Dataset
 
 from deltasam.integrations import MethodTrainer

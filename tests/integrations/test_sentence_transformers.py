@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra sts)")
+pytest.importorskip("datasets", reason="datasets is not installed (extra lab)")
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments

@@ -22,6 +22,9 @@ _PACKAGES = (
 def environment() -> dict[str, str]:
     """Returns the versions of packages that affect results, the device, the plugins, and the commit in a checkout."""
     facts = {"python": platform.python_version(), "platform": platform.platform(), "device": device_name()}
+    if torch.cuda.is_available():  # torch's dropout masks depend on their number, and MPS may show a process fewer
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        facts["multiprocessors"] = str(properties.multi_processor_count)
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             facts[package] = metadata.version(package)

@@ -15,7 +15,9 @@ from deltasam.lab.pages.runs import TASKS
 from deltasam.lab.report import Run, method_name, read_runs
 
 PLAIN = "ERM"
-TOPICS = ("pays", "pays-groups", "pays-llm", "shift", "base")
+OTHER_MASKS = "pays-other-masks"
+"""Runs of the sweeps of ``pays`` whose dropout masks are not those of the runs of plain training in ``pays``."""
+TOPICS = ("pays", "pays-groups", "pays-llm", OTHER_MASKS, "shift", "base")
 """The folders of runs, and the sweeps that make them; a longer name may follow after a hyphen."""
 
 _NAMES = {"RandomPerturbation": "random perturbation"}
