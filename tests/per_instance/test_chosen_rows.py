@@ -237,7 +237,10 @@ def test_the_last_token_of_a_text_stays_in_low_rank() -> None:
         assert relative(mine[1], exact[1]) < 1e-9
 
 
-def test_the_pooling_of_a_classifier_is_not_tested_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_pooling_of_a_classifier_is_not_tested_in_every_step(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """transformers takes the last token's logits after the head; a test would wait for the device."""
     import transformers
 
@@ -247,12 +250,12 @@ def test_the_pooling_of_a_classifier_is_not_tested_in_every_step(monkeypatch: py
         num_key_value_heads=2, pad_token_id=0, num_labels=3,
     )  # fmt: skip
     model = transformers.LlamaForSequenceClassification(config)
-    for model_or_compiled in (model, torch.compile(model, backend="aot_eager")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # no loop, and the compiled model runs compiled
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            step = PerInstanceSAM().backward(model_or_compiled, masked([2, 2, 2, 2]), classified)
-        assert step.forwards == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no loop, and the compiled model runs compiled
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        called = torch.compile(model, backend="aot_eager") if compiled else model
+        step = PerInstanceSAM().backward(called, masked([2, 2, 2, 2]), classified)
+    assert step.forwards == 2
 
 
 def classified(model: nn.Module, batch: Batch) -> Tensor:

@@ -74,6 +74,8 @@ def test_identity_is_what_is_computed() -> None:
     for section, value in other.items():
         assert make(**{section: value}).run_id != config.run_id, section
     assert make(method={"name": "SAM", "rho": 0.01}).run_id == make(method="sam").run_id  # the default
+    other = config.with_seed(7)
+    assert (other, other.run_id) == (make(seed=7), make(seed=7).run_id)
 
 
 def test_later_wins(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def results(folder: Path) -> dict[str, int]:
 def test_runs_are_made_once_measured_tidied_and_not_repeated(bert: str, tmp_path: Path, here: Sweep) -> None:
     file = write(tmp_path / "small.yaml", bert, risk={"rho": 0.05, "rows": 8, "batch_size": 4}, seeds=[1])
     out = tmp_path / "out"
-    code, text, err = finish(start(file, "--output", out))
+    code, text, err = here(file, "--output", out)
     assert code == 0, text + err
     assert "2 results, 2 runs trained now, 0 failed" in text
     made = results(out)

@@ -7,34 +7,38 @@ from dataclasses import replace
 
 import pytest
 
-from deltasam.lab.tasks import DataError, DataSource, find_task
+from deltasam.lab.tasks import Data, DataError, DataSource, find_task
 
 TASK = find_task("docstrings")
-DATA = TASK.load(DataSource())
 
 
-def test_size_and_balance() -> None:
-    sizes = {split: len(rows) for split, rows in DATA.splits.items()}
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return TASK.load(DataSource())
+
+
+def test_size_and_balance(data: Data) -> None:
+    sizes = {split: len(rows) for split, rows in data.splits.items()}
     assert 2000 < sizes["train"] < 8000
     assert 0.15 < sizes["validation"] / sum(sizes.values()) < 0.25
-    for rows in DATA.splits.values():
+    for rows in data.splits.values():
         share = Counter(row["label"] for row in rows)[1] / len(rows)
         assert 0.45 < share < 0.55
 
 
-def test_splits_share_no_function_and_few_descriptions() -> None:
-    train, validation = DATA.splits["train"], DATA.splits["validation"]
+def test_splits_share_no_function_and_few_descriptions(data: Data) -> None:
+    train, validation = data.splits["train"], data.splits["validation"]
     assert not {row["sentence1"] for row in train} & {row["sentence1"] for row in validation}
     seen = {row["sentence2"] for row in train}
     assert sum(row["sentence2"] in seen for row in validation) / len(validation) < 0.2  # "Return a string." is common
 
 
-def test_descriptions_are_the_real_ones() -> None:
+def test_descriptions_are_the_real_ones(data: Data) -> None:
     import gettext
     import inspect
     import textwrap
 
-    rows = {row["sentence1"]: row for split in DATA.splits.values() for row in split}
+    rows = {row["sentence1"]: row for split in data.splits.values() for row in split}
     checked = 0
     for module in (textwrap, inspect, gettext):
         for name, function in vars(module).items():
@@ -46,28 +50,28 @@ def test_descriptions_are_the_real_ones() -> None:
     assert checked > 10
 
 
-def test_mismatch_comes_from_the_same_module() -> None:
+def test_mismatch_comes_from_the_same_module(data: Data) -> None:
     own = {
         row["sentence2"]: row["sentence1"].split(".")[0]
-        for rows in DATA.splits.values()
+        for rows in data.splits.values()
         for row in rows
         if row["label"]
     }
-    wrong = [row for row in DATA.splits["train"] if not row["label"] and row["sentence2"] in own]
+    wrong = [row for row in data.splits["train"] if not row["label"] and row["sentence2"] in own]
     same = sum(own[row["sentence2"]] == row["sentence1"].split(".")[0] for row in wrong)
     assert same / len(wrong) > 0.9
 
 
-def test_label_noise_flips_that_share_of_the_training_labels_only() -> None:
+def test_label_noise_flips_that_share_of_the_training_labels_only(data: Data) -> None:
     noisy = replace(TASK, label_noise=0.2).load(DataSource())
-    flipped = [a["label"] != b["label"] for a, b in zip(noisy.splits["train"], DATA.splits["train"], strict=True)]
+    flipped = [a["label"] != b["label"] for a, b in zip(noisy.splits["train"], data.splits["train"], strict=True)]
     assert 0.17 < sum(flipped) / len(flipped) < 0.23
-    assert noisy.splits["validation"] == DATA.splits["validation"]
+    assert noisy.splits["validation"] == data.splits["validation"]
 
 
-def test_parts_of_splits() -> None:
+def test_parts_of_splits(data: Data) -> None:
     parts = replace(TASK, train_split="train[:90%]", eval_split="train[90%:]").load(DataSource())
-    assert parts.splits["train[:90%]"] + parts.splits["train[90%:]"] == DATA.splits["train"]
+    assert parts.splits["train[:90%]"] + parts.splits["train[90%:]"] == data.splits["train"]
 
 
 def test_errors() -> None:

@@ -167,6 +167,17 @@ class RunConfig:
     @cached_property
     def run_id(self) -> str:
         """A hash of all options that affect the result: equal ids are the same run."""
+        return hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    def with_seed(self, seed: int) -> RunConfig:
+        """Returns the run with another seed. Reading and describing a run takes milliseconds: both are shared."""
+        other = dataclasses.replace(self, seed=seed)
+        other.__dict__["_identity"] = {**self._identity, "seed": seed}
+        return other
+
+    @cached_property
+    def _identity(self) -> Plain:
+        """All options that affect the result."""
         described = without_later(self, self.to_plain())
         identity = {key: value for key, value in described.items() if key not in _NOT_IDENTITY}
         identity["model"] = without_later(self.model, identity["model"])
@@ -175,7 +186,7 @@ class RunConfig:
         if self.model.lora is not None and self.method.params == "all":  # "trained" has the id of the former "all"
             method["params"] = "trained or frozen"
         identity["method"] = {FORMER_NAMES.get(name, name): value for name, value in method.items()}
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+        return identity
 
     @property
     def run_name(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,9 +114,8 @@ def _runs(
             sections = RunConfig.from_plain(sections).to_plain()  # with all options, so that each can be set
         for setting, value in point:
             sections = with_setting(sections, setting, value)
-        # Reading a configuration takes milliseconds; a table of results plans thousands of runs.
-        first = RunConfig.from_plain({**sections, "seed": seeds[0]})
-        configs = [first, *(dataclasses.replace(first, seed=seed) for seed in seeds[1:])]
+        first = RunConfig.from_plain({**sections, "seed": seeds[0]})  # a table of results plans thousands of runs
+        configs = [first, *(first.with_seed(seed) for seed in seeds[1:])]
         return [Planned(setup, method, point, config) for config in configs]
     except ConfigError as error:
         raise ConfigError(f"{setup}, {method}: {error}") from error

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -96,12 +97,15 @@ def _pairs() -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: str(row["sentence1"])))
 
 
-def harvest(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Yields module, qualified name and first sentence of public functions with a description of 3 to 40 words."""
-    for path in sorted(root.rglob("*.py")):
+def harvest(root: Path, packages: Collection[str] = ()) -> Iterator[tuple[str, str, str]]:
+    """Yields module, qualified name and first sentence of public functions with a description of 3 to 40 words.
+
+    Args:
+        root: The folder of the library.
+        packages: Only these of it; all by default.
+    """
+    for path in sorted(_sources(root, packages)):
         parts = path.relative_to(root).with_suffix("").parts
-        if _EXCLUDED & set(parts) or any(part.startswith("__p") for part in parts):
-            continue
         module = ".".join(part for part in parts if part != "__init__")
         seen = set()
         for name, docstring in _documented(ast.parse(path.read_bytes()), module):
@@ -109,6 +113,17 @@ def harvest(root: Path) -> Iterator[tuple[str, str, str]]:
             if name not in seen and 3 <= len(sentence.split()) <= 40:
                 seen.add(name)
                 yield module, name, sentence
+
+
+def _sources(root: Path, packages: Collection[str]) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        wanted = packages if folder == str(root) else ()
+        folders[:] = [name for name in folders if _is_wanted(name, wanted)]  # the others are not entered
+        yield from (Path(folder, name) for name in files if name.endswith(".py") and _is_wanted(name[:-3], wanted))
+
+
+def _is_wanted(name: str, packages: Collection[str]) -> bool:
+    return name not in _EXCLUDED and not name.startswith("__p") and (not packages or name in packages)
 
 
 def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:

@@ -54,10 +54,8 @@ class PackagePromptTask(PromptTask):
 def _descriptions(packages: tuple[str, ...]) -> tuple[tuple[str, Row], ...]:
     """Returns split and row of every description, without those that occur in more than one package."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for module, name, description in harvest(Path(sysconfig.get_paths()["stdlib"])):
-        package = module.partition(".")[0]
-        if package in packages:
-            found.setdefault(description, []).append((package, name))
+    for module, name, description in harvest(Path(sysconfig.get_paths()["stdlib"]), packages):
+        found.setdefault(description, []).append((module.partition(".")[0], name))
     rows = [
         (split_of(places[0][1]), {"text": description, "label": packages.index(places[0][0])})
         for description, places in found.items()
