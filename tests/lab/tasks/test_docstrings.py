@@ -62,13 +62,6 @@ def test_mismatch_comes_from_the_same_module(data: Data) -> None:
     assert same / len(wrong) > 0.9
 
 
-def test_label_noise_flips_that_share_of_the_training_labels_only(data: Data) -> None:
-    noisy = replace(TASK, label_noise=0.2).load(DataSource())
-    flipped = [a["label"] != b["label"] for a, b in zip(noisy.splits["train"], data.splits["train"], strict=True)]
-    assert 0.17 < sum(flipped) / len(flipped) < 0.23
-    assert noisy.splits["validation"] == data.splits["validation"]
-
-
 def test_parts_of_splits(data: Data) -> None:
     parts = replace(TASK, train_split="train[:90%]", eval_split="train[90%:]").load(DataSource())
     assert parts.splits["train[:90%]"] + parts.splits["train[90%:]"] == data.splits["train"]

@@ -55,10 +55,23 @@ def test_stress_is_of_the_training_rows_and_drawn_by_the_seed() -> None:
     assert plain.stressed(data, 1).splits == data.splits
 
 
+@pytest.mark.parametrize("name", ["docstrings", "docstrings-prompt"])
+def test_the_offline_task_has_this_share_of_wrong_labels_and_knows_the_right_ones(name: str) -> None:
+    clean = find_task(name).load(DataSource()).splits["train"]
+    noisy = replace(find_task(name), label_noise=0.2)
+    found = noisy.stressed(noisy.load(DataSource()), 1).splits["train"]
+    wrong = [(old, new) for old, new in zip(clean, found, strict=True) if old["label"] != new["label"]]
+    of_class = Counter(row["label"] for row in clean)
+    assert Counter(old["label"] for old, _ in wrong) == {label: round(0.2 * n) for label, n in of_class.items()}
+    assert [new["clean_label"] for _, new in wrong] == [old["label"] for old, _ in wrong]
+    assert sum("clean_label" in row for row in found) == len(wrong)
+
+
 def test_ids_of_earlier_runs_stay() -> None:
     given = {"task": {"name": "mrpc"}, "model": "bert-base-cased"}
     earlier = RunConfig.from_plain(given).run_id
     assert earlier == "1d9c2e63ac95"
+    assert RunConfig.from_plain({**given, "task": {"name": "docstrings"}}).run_id == "c17d5fffacb5"
     for option in ({"rows": 250}, {"label_noise": 0.2}, {"evaluate_on": ["qqp"]}, {"bits": []}):
         assert RunConfig.from_plain({**given, "task": {"name": "mrpc", **option}}).run_id != earlier
 
