@@ -53,8 +53,11 @@ def test_calibration_has_a_diagram_for_each_evaluation_and_a_table(runs: PageRun
 
 def test_one_run_has_the_interval_of_its_rows_and_two_have_none(tmp_path: Path) -> None:
     metrics = {"ece": 0.1, "ece_low": 0.05, "ece_high": 0.12}
+    metrics |= {"ece_scaled": 0.03, "ece_low_scaled": 0.01, "ece_high_scaled": 0.04}
     write_run(tmp_path, seed=1, metrics=metrics)
-    assert calibration(PageRuns(read_runs(tmp_path))).rows[0]["ECE, 95% interval"] == "0.0500 to 0.1200 (rows)"
+    (row,) = calibration(PageRuns(read_runs(tmp_path))).rows
+    assert row["ECE, 95% interval"] == "0.0500 to 0.1200 (rows)"
+    assert row["ECE, scaled, 95% interval"] == "0.0100 to 0.0400 (rows)"
     write_run(tmp_path, seed=2, metrics=metrics)
     assert "ECE, 95% interval" not in calibration(PageRuns(read_runs(tmp_path))).rows[0]
 

@@ -33,6 +33,7 @@ def calibration(runs: PageRuns) -> Section | None:
         for method, found in methods.items():
             measured = {name: _mean(found, key) for name, key in _COLUMNS.items()}
             measured["ECE, 95% interval"] = _interval(found)
+            measured["ECE, scaled, 95% interval"] = _interval(found, "_scaled")
             if measured["ECE"] or measured["NLL"]:
                 row = {
                     "method": method_name(method),
@@ -58,14 +59,15 @@ def _mean(runs: Sequence[Run], key: str) -> str:
     return f"{fmean(values):.4f}" if values else ""
 
 
-def _interval(runs: Sequence[Run]) -> str:
+def _interval(runs: Sequence[Run], suffix: str = "") -> str:
     """The interval of ECE over the seeds; that of a single run over its rows."""
-    ends = interval_of([run.metrics["ece"] for run in runs if "ece" in run.metrics])
+    name, low, high = (f"{key}{suffix}" for key in ("ece", "ece_low", "ece_high"))
+    ends = interval_of([run.metrics[name] for run in runs if name in run.metrics])
     if ends is not None:
         return f"{ends[0]:.4f} to {ends[1]:.4f}"
     own = runs[0].metrics
-    single = len(runs) == 1 and {"ece_low", "ece_high"} <= own.keys()
-    return f"{own['ece_low']:.4f} to {own['ece_high']:.4f} (rows)" if single else ""
+    single = len(runs) == 1 and {low, high} <= own.keys()
+    return f"{own[low]:.4f} to {own[high]:.4f} (rows)" if single else ""
 
 
 def _pooled(runs: Sequence[Run]) -> dict[str, Bins]:

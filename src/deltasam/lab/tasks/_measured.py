@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from deltasam.step.checks import check_number
+
+if TYPE_CHECKING:
+    from deltasam.analysis import Calibration
 
 Rounding = Literal["group", "channel"]
 Metrics = dict[str, float]
@@ -18,7 +21,7 @@ Bins = list[list[float]]
 _GROUPS: dict[Rounding, int | None] = {"group": 64, "channel": None}
 _RESAMPLES = 1000
 _QUALITY = ("nll", "brier", "ece")
-_SCALED = ("temperature", "nll_scaled", "brier_scaled", "ece_scaled")
+_SCALED = ("temperature", "nll_scaled", "brier_scaled", "ece_scaled", "ece_low_scaled", "ece_high_scaled")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def quality(logits: Tensor, labels: Tensor) -> Metrics:
 
 
 def quality_of_run(logits: Tensor, labels: Tensor) -> Measured:
-    """Returns the quality with the interval of its calibration error, and both after temperature scaling.
+    """Returns the quality with the interval of the calibration error, as it is and after temperature scaling.
 
     They are NaN for a model that has diverged, and without bins.
     """
@@ -59,18 +62,22 @@ def quality_of_run(logits: Tensor, labels: Tensor) -> Measured:
         names = (*_QUALITY, "ece_low", "ece_high", *(_SCALED if len(labels) > 1 else ()))
         return Measured(dict.fromkeys(names, math.nan))
     found = calibration(logits, labels, resamples=_RESAMPLES)
-    assert found.ece_interval is not None
-    metrics = {"nll": found.nll, "brier": found.brier, "ece": found.ece}
-    metrics |= {"ece_low": found.ece_interval[0], "ece_high": found.ece_interval[1]}
+    metrics = _with_interval(found)
     bins = {"evaluation": bins_of(found)}
     if len(labels) > 1 and math.isinf(found.nll):  # it is at every temperature
         metrics |= dict.fromkeys(_SCALED, math.nan)
     elif len(labels) > 1:
-        scaled = calibration(temperature_scaled(logits, labels), labels)
+        scaled = calibration(temperature_scaled(logits, labels), labels, resamples=_RESAMPLES)
         metrics |= {"temperature": temperature(logits, labels)}
-        metrics |= {"nll_scaled": scaled.nll, "brier_scaled": scaled.brier, "ece_scaled": scaled.ece}
+        metrics |= {f"{name}_scaled": value for name, value in _with_interval(scaled).items()}
         bins |= {"scaled": bins_of(scaled)}
     return Measured(metrics, bins)
+
+
+def _with_interval(found: Calibration) -> Metrics:
+    assert found.ece_interval is not None
+    low, high = found.ece_interval
+    return {"nll": found.nll, "brier": found.brier, "ece": found.ece, "ece_low": low, "ece_high": high}
 
 
 def _diverged(logits: Tensor) -> bool:
