@@ -184,7 +184,7 @@ def test_runs_that_did_not_learn_are_in_a_box(tmp_path: Path) -> None:
     write_run(tmp_path, "DeltaSAM", 1, score=0.51, rho=0.05)
     found = warnings(page_runs(tmp_path))
     (line,) = found.lines
-    assert line.startswith("δ-SAM on reviews, tiny, 1 of 1 seed: the accuracy 0.5100 is that of guessing")
+    assert line.startswith("δ-SAM on reviews, tiny, 1 of 1 seed: the accuracy 0.5100 is no better than guessing")
     assert '<div class="warning">' in html_report(read_runs(tmp_path), [])
 
 

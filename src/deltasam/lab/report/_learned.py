@@ -66,7 +66,7 @@ def _majority(run: Run) -> str:
     rows = run.evaluation.rows or math.inf
     if accuracy > share + math.sqrt(share * (1 - share) / rows):
         return ""
-    return f"the accuracy {accuracy:.4f} is that of {what} ({share:.4f})"
+    return f"the accuracy {accuracy:.4f} is no better than {what} ({share:.4f})"
 
 
 def _constant(run: Run) -> str:
