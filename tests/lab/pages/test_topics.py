@@ -201,6 +201,7 @@ def test_runs_with_other_dropout_masks_are_compared_with_one_another_only(tmp_pa
     assert found["random perturbation"][0] == "50.00"
     assert found["δ-SAM"][0] == "2.00 [2.00, 2.00]"
     assert "Over MRPC, bert-small-wiki." in text
+    assert "ERM on these setups, with its own masks: metric 70.20, " in text, "the control had other luck"
     assert table_rows(stress.differences(tmp_path, "rows", "score"))["δ-SAM"] == ["-"] * 3
     assert "ERM" not in found
 

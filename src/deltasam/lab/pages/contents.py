@@ -259,6 +259,7 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     "noise-tasks-40.md": partial(stress.by_setup, axis="noise", level=0.4),
     "noise-controlled.md": partial(stress.controlled, axis="noise", level=0.2),
     "noise-controlled-10.md": partial(stress.controlled, axis="noise", level=0.1),
+    "noise-controlled-40.md": partial(stress.controlled, axis="noise", level=0.4),
     "rows-controlled.md": partial(stress.controlled, axis="rows", level=250),
     "rows-tasks.md": partial(stress.by_setup, axis="rows", level=250),
     "rows-tasks-1000.md": partial(stress.by_setup, axis="rows", level=1000),

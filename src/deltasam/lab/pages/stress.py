@@ -78,11 +78,17 @@ def by_setup(results: Path, axis: str, level: float, metric: str = "score") -> s
 
 
 def controlled(results: Path, axis: str, level: float) -> str:
-    """The runs whose dropout masks plain training does not have: differences to random perturbations, which do."""
+    """The runs whose dropout masks plain training does not have: differences to random perturbations, which do.
+
+    The note has plain training on the same setups, so that the luck of these masks can be seen.
+    """
     frame, control = _level(topic(results, OTHER_MASKS), axis, level), arm_name("RandomPerturbation")
-    kinds = set(frame["kind"])
+    kinds, setups = set(frame["kind"]), list(counted(values(of_arm(frame, control), "score")))
     text = effect_table(frame, METRICS, [arm for arm in ARMS if arm in kinds], second=control)
-    return noted(text, f"Over {'; '.join(counted(values(of_arm(frame, control), 'score')))}.")
+    plain = of_arm(at(results, axis, level), PLAIN)
+    plain = plain[plain["setup"].isin(setups)]
+    own = ", ".join(f"{name} {mean(values(plain, metric))}" for metric, name in METRICS.items())
+    return noted(text, f"Over {'; '.join(setups)}. {PLAIN} on these setups, with its own masks: {own}.")
 
 
 def figure(results: Path, axis: str) -> str:
