@@ -13,7 +13,7 @@ import torch
 from deltasam.lab.experiments import RunConfig, load_run, prepare, run
 from deltasam.lab.sweeps import record_weights
 from deltasam.lab.tasks import DataError, DataSource, SentenceTask, find_task
-from deltasam.lab.tasks._other_sets import other_logits
+from deltasam.lab.tasks._other_sets import class_groups, other_logits
 from deltasam.lab.tasks._stress import balanced, with_wrong_labels
 from helpers.pretrained import bert_folder
 
@@ -122,6 +122,14 @@ def test_other_sets_have_the_columns_of_the_task_and_their_own_classes(source: D
     for name, message in (("sst2", "of 1 texts"), ("nothing", "not a task"), ("mirror", "not a task of sentences")):
         with pytest.raises(DataError, match=message):
             replace(task, evaluate_on=(name,)).load(source)
+
+
+@pytest.mark.parametrize(
+    ("task", "other", "groups"),
+    [("mrpc", "qqp", [0, 1]), ("mrpc", "rte", [1, 0]), ("qnli", "mrpc", [1, 0]), ("mnli", "rte", [0, 1, 1])],
+)
+def test_classes_with_not_in_their_name_go_together(task: str, other: str, groups: list[int]) -> None:
+    assert class_groups(find_task(task).classes, find_task(other).classes) == groups  # type: ignore[attr-defined]
 
 
 def test_a_model_of_scores_is_evaluated_on_other_scores(tmp_path: Path) -> None:

@@ -48,14 +48,16 @@ def class_groups(classes: Sequence[str], others: Sequence[str]) -> list[int]:
     """Returns for each class the number of the other class that it counts as.
 
     Classes of the same names are the same. Where there are two others and one of them has a name of ours, the rest
-    counts as the second: neutral and contradiction are not_entailment. Otherwise equally many classes are the same in
-    their order.
+    counts as the second: neutral and contradiction are not_entailment. Of two classes each, those that start with
+    "not_" are the same, if there is one on both sides. Otherwise equally many classes are the same in their order.
 
     Example:
         >>> class_groups(["entailment", "neutral", "contradiction"], ["entailment", "not_entailment"])
         [0, 1, 1]
         >>> class_groups(["not_equivalent", "equivalent"], ["not_duplicate", "duplicate"])
         [0, 1]
+        >>> class_groups(["not_equivalent", "equivalent"], ["entailment", "not_entailment"])
+        [1, 0]
     """
     if set(classes) == set(others):
         return [others.index(name) for name in classes]
@@ -63,6 +65,9 @@ def class_groups(classes: Sequence[str], others: Sequence[str]) -> list[int]:
     if len(others) == 2 and len(shared) == 1:
         same = others.index(shared[0])
         return [same if name == shared[0] else 1 - same for name in classes]
+    negative, other_negative = ([name.startswith("not_") for name in names] for names in (classes, others))
+    if len(classes) == len(others) == 2 and sum(negative) == sum(other_negative) == 1:
+        return [other_negative.index(one) for one in negative]
     if len(classes) == len(others):
         return list(range(len(classes)))
     raise DataError(f"task.evaluate_on: the classes {list(others)} do not fit {list(classes)}")
