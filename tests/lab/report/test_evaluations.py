@@ -307,6 +307,7 @@ def test_risks_of_different_radii_are_not_averaged(tmp_path: Path) -> None:
         '{"settings": {"rho": 0.05}, "value": null}',
         f'{{"settings": {{"rho": 0.05}}, "value": {10**400}, "lines": {{"a": {{"x": [0], "loss": [{10**400}]}}}}}}',
         f'{{"settings": {{"rho": 1{10**400}}}, "value": 1, "examples": [], "weights": [{10**400}]}}',
+        '{"weights": [1.0], "examples": [], "wrong_labels": {"count": 1, "weight": null, "others": 1}}',
     ],
     ids=lambda text: text[:40],
 )

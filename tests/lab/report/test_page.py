@@ -252,8 +252,12 @@ def test_maps_of_a_setup_have_the_same_colours_and_named_axes(tmp_path: Path) ->
 
 def test_weights_are_drawn_and_examples_listed(tmp_path: Path) -> None:
     examples = [{"weight": 2.0, "rank": 1, "text": "heavy <b>"}, {"weight": 0.125, "rank": 3, "text": "light" * 50}]
-    folder = measured(tmp_path, "instance-weights", {"weights": [0.125, 0.5, 2.0], "examples": examples})
+    wrong = {"count": 2, "weight": 1.5, "others": 0.75}
+    content = {"weights": [0.125, 0.5, 2.0], "examples": examples, "wrong_labels": wrong}
+    folder = measured(tmp_path, "instance-weights", content)
     found = section("weights", folder)
+    (line,) = found.lines
+    assert "2 rows with a wrong label have a mean weight of 1.500, the others 0.750" in line
     (figure,) = [figure for title, figure in found.figures if title.startswith("Weights g at the end")]
     assert list(figure.axes[0].lines[0].get_ydata()) == [0.125, 0.5, 2.0]
     text = found.frame_html()

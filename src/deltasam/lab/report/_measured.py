@@ -60,9 +60,14 @@ def _is_landscape(found: Any) -> bool:
 
 
 def _are_weights(found: Any) -> bool:
-    return _are_numbers(found["weights"]) and all(
-        _is_finite(example["weight"]) and _is_finite(example["rank"]) and "text" in example
-        for example in found["examples"]
+    wrong = found.get("wrong_labels", {"count": 0, "weight": 0.0, "others": 0.0})
+    return (
+        _are_numbers(found["weights"])
+        and all(_is_finite(wrong[key]) for key in ("count", "weight", "others"))
+        and all(
+            _is_finite(example["weight"]) and _is_finite(example["rank"]) and "text" in example
+            for example in found["examples"]
+        )
     )
 
 

@@ -141,13 +141,19 @@ def weights(runs: PageRuns) -> Section | None:
         "weights_std": "standard deviation of g",
         "weights_max": "largest g in a batch",
     }
-    figures, rows = _curves(runs, runs.setups, logged, title="Weights g in training"), []
+    figures, rows, lines = _curves(runs, runs.setups, logged, title="Weights g in training"), [], []
     for (task, model), methods in runs.setups.items():
         for method, run in _each_run(methods):
             measured = run.measured(WEIGHTS) or {"weights": [], "examples": []}
             for example in measured["examples"]:
                 row = {"text": str(example["text"]), "g": f"{example['weight']:.4g}", "rank": int(example["rank"])}
                 rows.append({**row, "task": run.task, "method": method_name(method), "seed": run.seed})
+            if wrong := measured.get("wrong_labels"):
+                lines.append(
+                    f"{task}, {model}, {method_name(method)}, seed {run.seed}: {wrong['count']} rows with a wrong "
+                    f"label have a mean weight of {wrong['weight']:.3f}, the others {wrong['others']:.3f} (1 is the "
+                    "mean of a batch)."
+                )
             if len(measured["weights"]) > 1:
                 (ax,) = axes()
                 count = len(measured["weights"])
@@ -156,8 +162,9 @@ def weights(runs: PageRuns) -> Section | None:
                 ax.set_ylabel("g")
                 title = f"Weights g at the end: {task}, {model}, {method_name(method)}, seed {run.seed}"
                 figures.append((title, ax.figure))
-    found = figures or rows
-    return Section(name="weights", title="Instance weights", figures=figures, rows=rows) if found else None
+    if not figures and not rows:
+        return None
+    return Section(name="weights", title="Instance weights", figures=figures, rows=rows, lines=lines)
 
 
 def landscape(runs: PageRuns) -> Section | None:
