@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deltasam.analysis import quantized
+from deltasam.analysis import calibration, quantized, temperature_scaled
 from deltasam.lab.cli import _torchao, main
 from deltasam.lab.cli._conditions import by_bits, by_condition
 from deltasam.lab.experiments import RunConfig, load_run, run
@@ -74,12 +74,20 @@ def test_bits_are_those_asked_for_and_those_of_the_library(folder: Path, capsys:
     assert sorted(name for name in found if name.startswith("nll_") and "bit" in name) == [
         "nll_2bit",
         "nll_2bit_channel",
+        "nll_scaled_2bit",
+        "nll_scaled_2bit_channel",
     ]
     _, loaded = load_run(folder, rows="all")
     for suffix, group in (("", 64), ("_channel", None)):
         with quantized(loaded.model, 2, group=group):
             expected = loaded.task.evaluate(loaded.model, loaded.tokenizer, loaded.rows)["loss"]
+            logits, _ = loaded.task.outputs(loaded.model, loaded.tokenizer, loaded.rows)
         assert found[f"nll_2bit{suffix}"] == pytest.approx(expected, rel=1e-5)
+        labels = loaded.task.labels(loaded.rows)
+        scaled = calibration(temperature_scaled(logits, labels), labels, resamples=1000)
+        assert found[f"nll_scaled_2bit{suffix}"] == pytest.approx(scaled.nll, rel=1e-5)
+        interval = (found[f"ece_low_scaled_2bit{suffix}"], found[f"ece_high_scaled_2bit{suffix}"])
+        assert interval == pytest.approx(scaled.ece_interval, rel=1e-4)
     assert found["nll_2bit"] != found["nll"]
 
 
@@ -93,9 +101,10 @@ def test_a_table_with_a_row_per_condition_and_figures(
     lines = shown.out.splitlines()
     assert lines[0].split() == ["condition", "accuracy", "f1", "NLL", "Brier", "ECE", "95%", "interval"]
     starts = ["as trained", "temperature-scaled", f"on {other}", f"on {other}, temperature-scaled",
-              "4 bits, groups of 64", "4 bits, channels"]  # fmt: skip
-    assert [line.split("  ")[0] for line in lines[1:7]] == starts
-    assert all(line.endswith("]") for line in lines[1:5])
+              "4 bits, groups of 64", "4 bits, groups of 64, temperature-scaled", "4 bits, channels",
+              "4 bits, channels, temperature-scaled"]  # fmt: skip
+    assert [line.split("  ")[0] for line in lines[1:9]] == starts
+    assert all(line.endswith("]") for line in lines[1:9])
     assert "8 rows of" in lines[-1]
     for name, text in (("reliability.svg", "temperature"), ("bits.svg", "bits")):
         assert (tmp_path / "new/pictures" / name).stat().st_size > 2000, text
@@ -131,10 +140,13 @@ def test_torchao_rounds_a_little(folder: Path, capsys: pytest.CaptureFixture[str
 
 def test_names_of_metrics_are_taken_apart() -> None:
     metrics = {"loss": 1.0, "general_nll_before": 2.0, "ece_scaled_on_mnli:validation_mismatched": 3.0}
+    metrics |= {"accuracy_scaled_8bit": 7.0, "nll_scaled_torchao_int4": 8.0}
     metrics |= {"accuracy": 0.9, "accuracy_3bit_channel": 4.0, "accuracy_8bit": 5.0, "accuracy_torchao_int4": 6.0}
     assert by_condition(metrics) == {
         "as trained": {"loss": 1.0, "general_nll_before": 2.0, "accuracy": 0.9},
         "on mnli:validation_mismatched, temperature-scaled": {"ece": 3.0},
+        "8 bits, groups of 64, temperature-scaled": {"accuracy": 7.0},
+        "torchao, int4, temperature-scaled": {"nll": 8.0},
         "3 bits, channels": {"accuracy": 4.0},
         "8 bits, groups of 64": {"accuracy": 5.0},
         "torchao, int4": {"accuracy": 6.0},

@@ -40,18 +40,20 @@ def by_bits(metrics: Mapping[str, float], name: str) -> dict[str, dict[int, floa
     found: dict[str, dict[int, float]] = {}
     for key, value in metrics.items():
         match = _NAME.fullmatch(key)
-        if match is not None and match["name"] == name and match["bits"]:
+        if match is not None and match["name"] == name and match["bits"] and not match["scaled"]:
             found.setdefault(_rounding(match), {FULL: metrics[name]})[int(match["bits"])] = value
     return found
 
 
 def _condition(match: re.Match[str]) -> str:
+    parts = []
     if match["bits"]:
-        return f"{match['bits']} bits, {_rounding(match)}"
-    if match["kind"]:
-        return f"torchao, {match['kind']}"
-    parts = [f"on {match['other']}"] * bool(match["other"]) + ["temperature-scaled"] * bool(match["scaled"])
-    return ", ".join(parts) or AS_TRAINED
+        parts.append(f"{match['bits']} bits, {_rounding(match)}")
+    elif match["kind"]:
+        parts.append(f"torchao, {match['kind']}")
+    elif match["other"]:
+        parts.append(f"on {match['other']}")
+    return ", ".join(parts + ["temperature-scaled"] * bool(match["scaled"])) or AS_TRAINED
 
 
 def _rounding(match: re.Match[str]) -> str:

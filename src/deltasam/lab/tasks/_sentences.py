@@ -14,7 +14,7 @@ from deltasam.lab.tasks._base import Collator, Item, Task, batches, evaluating
 from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels, infer_classes, scores
 from deltasam.lab.tasks._data import Data, DataError, OtherSet, Row
 from deltasam.lab.tasks._encoding import encoded, once, padded
-from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits, quality, quality_of_run
+from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits, quality_of_run
 from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
 from deltasam.lab.tasks._other_sets import class_groups, other_logits, read_other
@@ -242,9 +242,10 @@ class SentenceTask(Table, Task):
         return found | Measured(dict(at_few_bits(model, self.bits, self.rounding, again)))
 
     def essentials(self, logits: Tensor, rows: Sequence[Row]) -> Metrics:
-        """Returns the primary metric and the quality of the probabilities."""
+        """Returns the primary metric, and the quality of the probabilities before and after temperature scaling."""
         primary = {self.primary: self.measure(logits, rows)[self.primary]}
-        return primary | (quality(logits, self.labels(rows)) if self.kind == "classification" else {})
+        classes = self.kind == "classification"
+        return primary | (quality_of_run(logits, self.labels(rows)).metrics if classes else {})
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
         """Returns the numbers of the classes of the rows."""
