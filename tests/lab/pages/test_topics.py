@@ -206,6 +206,22 @@ def test_runs_with_other_dropout_masks_are_compared_with_one_another_only(tmp_pa
     assert "ERM" not in found
 
 
+def test_runs_with_other_dropout_masks_count_once_plain_training_has_them(tmp_path: Path) -> None:
+    """Then they are paired with it, and not with plain training of the same seed that has the first masks."""
+    write_both(tmp_path / "pays", ENCODERS, 3)
+    other = tmp_path / "pays-other-masks"
+    for seed in (1, 2, 3):
+        write_evidence(other, "mrpc", "ERM", seed=seed, score=0.5, rows=250)
+        write_evidence(other, "mrpc", "DeltaSAM", seed=seed, score=0.51 + seed / 1000, rows=250)
+        write_evidence(other, "mrpc", "DeltaSAM", seed=seed, score=0.9, rows=1000)  # without plain training
+        write_evidence(other, "mrpc", SAM, seed=seed, score=0.9, rows=250)  # has its runs with the first masks
+    found = table_rows(stress.differences(tmp_path, "rows", "score"))
+    few, many = (found["difference to ERM"].index(f"{rows} rows (2 setups)") for rows in ("250", "1,000"))
+    assert found["δ-SAM"][few].startswith("1.20 [")
+    assert found["δ-SAM"][many] == "-"
+    assert found["SAM"][few] == "2.00 [2.00, 2.00]"
+
+
 def test_groups_and_noise_are_compared_with_the_own_direction(tmp_path: Path) -> None:
     write_both(tmp_path / "pays", ENCODERS, 1)
     for seed in (1, 2, 3):

@@ -19,6 +19,7 @@ OTHER_MASKS = "pays-other-masks"
 """Runs of the sweeps of ``pays`` whose dropout masks are not those of the runs of plain training in ``pays``."""
 TOPICS = ("pays", "pays-groups", "pays-llm", OTHER_MASKS, "shift", "base")
 """The folders of runs, and the sweeps that make them; a longer name may follow after a hyphen."""
+_OTHER_SEEDS = 1_000_000  # added to the seeds of runs with other masks: their draws are not those of the same seed
 
 _NAMES = {"RandomPerturbation": "random perturbation"}
 _KEYS = (
@@ -46,9 +47,15 @@ def evidence(results: Path, *folders: str) -> pd.DataFrame:
 
 
 def topic(results: Path, name: str) -> pd.DataFrame:
-    """The runs of the folders of a topic: ``pays`` has those of ``pays-noise``, too, but not of ``pays-llm``."""
+    """The runs of the folders of a topic: ``pays`` has those of ``pays-noise``, too, but not of ``pays-llm``.
+
+    Runs with other dropout masks count as further seeds once plain training has run with these masks, too: they are
+    paired with it alone.
+    """
     folders = sorted(path.name for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
-    return evidence(results, *(folder for folder in folders if belongs(folder, name)))
+    own = tuple(folder for folder in folders if belongs(folder, name))
+    others = tuple(folder for folder in folders if name == "pays" and belongs(folder, OTHER_MASKS))
+    return _with_other_masks(results, own, others) if others else evidence(results, *own)
 
 
 def belongs(name: str, topic: str) -> bool:
@@ -59,6 +66,20 @@ def belongs(name: str, topic: str) -> bool:
 def topic_of(name: str) -> str:
     """The topic of a folder or a sweep: the longest of :data:`TOPICS` with which its name starts, or ``""``."""
     return max((each for each in TOPICS if f"{name}-".startswith(f"{each}-")), key=len, default="")
+
+
+@lru_cache
+def _with_other_masks(results: Path, own: tuple[str, ...], others: tuple[str, ...]) -> pd.DataFrame:
+    """The runs of ``own``, and those of ``others`` that can be paired; cells that both have count in ``own`` only."""
+    frame, more = evidence(results, *own), evidence(results, *others)
+    plain = more[more["kind"] == PLAIN]
+    if plain.empty:
+        return frame
+    cell = ["setup", "noise", "rows", "seed"]
+    known = more[["kind", *cell]].merge(frame[["kind", *cell]].drop_duplicates(), how="left", indicator=True)["_merge"]
+    new = (more["kind"] == PLAIN) | (known == "left_only")
+    paired = more[new].merge(plain[cell])
+    return with_arms(pd.concat([frame, paired.assign(seed=paired["seed"] + _OTHER_SEEDS)], ignore_index=True))
 
 
 def with_arms(frame: pd.DataFrame) -> pd.DataFrame:

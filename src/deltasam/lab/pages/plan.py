@@ -67,6 +67,7 @@ def planned(root: Path) -> pd.DataFrame:
         sweep, topic = read_sweep(file), evidence.topic_of(file.stem)
         known = read(results, *(name for name in folders if not topic or evidence.belongs(name, topic)))
         scores = dict(zip(known["run_id"], known["score"], strict=True)) if len(known) else {}
+        done = scores.keys() | (set(evidence.topic(results, topic)["run_id"]) if topic else set())
         tuning = [(run, run.config.run_id) for run in tuning_runs(sweep)]
         points: dict[tuple[str, str], dict[Any, list[float]]] = {}
         for run, run_id in tuning:
@@ -76,7 +77,7 @@ def planned(root: Path) -> pd.DataFrame:
         runs = final_runs(sweep, chosen) if chosen else finals_of(file)
         final = [(run, run.config.run_id) for run in runs]
         rows += [
-            (file.stem, run.config.task.name, run.method, run_id, kind, run_id in scores)
+            (file.stem, run.config.task.name, run.method, run_id, kind, run_id in done)
             for kind, found in (("tuning", tuning), ("final", final))
             for run, run_id in found
         ]
