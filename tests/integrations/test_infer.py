@@ -72,6 +72,22 @@ def test_peft_models_are_unwrapped() -> None:
     assert infer_objective(model) == Classification()
 
 
+@pytest.mark.parametrize("factor", [0.01, 0.0])
+def test_the_regulariser_of_adalora(factor: float, tmp_path: Path) -> None:
+    """Only the model adds it to its loss; compared on the first batch, a small one would pass as rounding."""
+    peft = pytest.importorskip("peft", reason="peft is not installed (extra peft)")
+    options = {"target_modules": ["query"], "task_type": "SEQ_CLS", "total_step": 9}
+    model = peft.get_peft_model(classifier(num_labels=3), peft.AdaLoraConfig(orth_reg_weight=factor, **options))
+    assert infer_objective(model, label_smoothing=0.1) == Classification(label_smoothing=0.1)
+    if not factor:
+        assert infer_objective(model) == Classification()
+        return
+    data = [{**{k: v[0] for k, v in sentences(1).items()}, "labels": torch.tensor(1)}] * 8
+    trainer = MethodTrainer(model=model, args=arguments(tmp_path), method=ERM(), train_dataset=data)
+    with pytest.raises(ValueError, match=r"AdaLoRA adds 0\.01 times.*orth_reg_weight=0.*objective"):
+        trainer.train()
+
+
 def test_several_labels_raise(tmp_path: Path) -> None:
     args = arguments(tmp_path, label_names=["labels", "more"])
     trainer = MethodTrainer(model=classifier(), args=args, method=ERM())

@@ -100,7 +100,7 @@ def test_other_batch_sizes(family: str, n: int) -> None:
     check(family, "LoRA", n)
 
 
-def check_small(model: nn.Module) -> None:
+def check_small(model: nn.Module, *more: str) -> None:
     model = model.double().train()
     with torch.no_grad():
         for p in model.parameters():
@@ -110,7 +110,8 @@ def check_small(model: nn.Module) -> None:
     def objective(model: nn.Module, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(model(ids), labels, reduction="none")
 
-    exact = reference(model, lambda model: objective(model, None), base_names(model), RHO)
+    chosen = base_names(model) + [name for name, _ in model.named_parameters() if name.endswith(more)]
+    exact = reference(model, lambda model: objective(model, None), chosen, RHO)
     step = PerInstanceSAM(rho=RHO, params="base").backward(model, (ids, labels), objective)
     assert (step.forwards, step.backwards) == (2, 2)
     assert gradient_errors(trained_gradients(model), exact.gradient) < 1e-9
@@ -137,6 +138,29 @@ def test_two_active_adapters() -> None:
     model.add_adapter("other", peft.LoraConfig(target_modules=["up"]))
     model.base_model.set_adapter(["default", "other"])
     check_small(model)
+
+
+class Experts(nn.Module):
+    """The experts of a mixture, stacked in one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.score = nn.Embedding(9, 4), nn.Linear(4, 3)
+        self.table = nn.Parameter(torch.randn(2, 4, 4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.score(torch.einsum("ntd,edo->neto", self.words(ids), self.table).mean((1, 2)))
+
+
+def test_lora_of_a_parameter() -> None:
+    """PEFT takes the parameter out of its module in every forward, and puts back what it found there."""
+    if not hasattr(peft.LoraConfig, "target_parameters"):
+        pytest.skip("this version of peft adapts modules only")
+    torch.manual_seed(0)
+    model = nn.Sequential(Experts())
+    model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["score"], target_parameters=["0.table"]))
+    check_small(model, "table")
+    assert not dict(model.named_buffers())
 
 
 def test_dora_in_groups() -> None:

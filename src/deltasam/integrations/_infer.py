@@ -33,6 +33,8 @@ def infer_objective(
         raise ValueError(f"cannot infer the objective of {type(inner).__name__} from its head; {_REMEDY}")
     if len(label_names) > 1:
         raise ValueError(f"{type(inner).__name__} has several labels, {list(label_names)}; {_REMEDY}")
+    if not label_smoothing:  # Trainer's smoothed loss omits it
+        _refuse_orthogonal_term(model)
     labels = label_names[0] if label_names else "labels"
     router = 0.0 if label_smoothing else _router_coefficient(inner)  # Trainer's smoothed loss omits it
     common: dict[str, Any] = {"label_smoothing": label_smoothing, "labels": labels}
@@ -111,6 +113,16 @@ def _router_coefficient(model: Any) -> float:
         return 0.0
     # The models use the attribute, a copy of the configuration at construction.
     return float(getattr(model, "router_aux_loss_coef", getattr(config, "router_aux_loss_coef", 0.0)))
+
+
+def _refuse_orthogonal_term(model: Any) -> None:
+    """Raises a ValueError if PEFT's AdaLoRA adds its regulariser, which may be too small for the comparison to see."""
+    factor = getattr(getattr(model, "active_peft_config", None), "orth_reg_weight", 0)
+    if factor:
+        raise ValueError(
+            f"PEFT's AdaLoRA adds {factor} times a regulariser of its factors to the model's loss, which the losses "
+            f"of instances do not have: set AdaLoraConfig(orth_reg_weight=0) to train without it, or {_REMEDY}"
+        )
 
 
 def _virtual_tokens(model: Any) -> int:

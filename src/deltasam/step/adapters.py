@@ -95,6 +95,7 @@ def refuse_dora(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:
 
 def _base(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     base, prefix = layer.base_layer, f"{prefix}.base_layer".lstrip(".")
+    only = getattr(layer, "parameter_name", None)  # PEFT's target_parameters: one parameter of a module of several
     while is_adapted(base):  # type: ignore[arg-type]  # several adapters around one another
         base, prefix = base.base_layer, f"{prefix}.base_layer"  # type: ignore[union-attr]
     assert isinstance(base, nn.Module)
@@ -102,5 +103,5 @@ def _base(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield f"{prefix}.weight", stand_in(base)
         return
     for name, p in base.named_parameters():
-        if p.ndim > 1 and p.is_floating_point():
+        if p.ndim > 1 and p.is_floating_point() and only in (None, name):
             yield f"{prefix}.{name}", p

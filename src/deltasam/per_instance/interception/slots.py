@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from deltasam._torch import (
     BATCH_NORM,
+    buffers_of,
     children_of,
     forward_pre_hooks_of,
     is_compiler_loaded,
@@ -75,6 +76,7 @@ class ParameterSlots:
         self.memory = memory_of(model)
         self.names = {id(p): name for name, p in params.items()}
         self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._beside_slots: list[tuple[dict[str, Any], str, None]] = []  # buffers of the names of the slots
         self._with_shortcuts: list[nn.Module] = []
         self._changes: list[tuple[dict[str, Any], str, Any]] = []  # other attributes of modules during a pass
         unless_autocast = UnlessAutocast(next(iter(model.parameters())).device.type)
@@ -97,6 +99,7 @@ class ParameterSlots:
                 for name, p in own.items():
                     if id(p) in names:
                         self._slots.append((own, name, p))
+                        self._beside_slots.append((buffers_of(module), name, None))
                     elif p is not None:
                         others.append(p)
         is_known = self._was_checked(others)
@@ -155,7 +158,12 @@ class ParameterSlots:
         had = [(own, name, own[name]) for own, name, _ in self._changes if name in own]
         had_not = [(own, name, None) for own, name, _ in self._changes if name not in own]
         back = chain(
-            starmap(setitem, self._slots), starmap(setitem, had), starmap(dict.pop, had_not), lengthening(shortened)
+            starmap(setitem, self._slots),
+            # PEFT's LoRA of a parameter (target_parameters) puts back what it found, and a proxy as a buffer.
+            starmap(dict.pop, self._beside_slots),
+            starmap(setitem, had),
+            starmap(dict.pop, had_not),
+            lengthening(shortened),
         )
 
         def start(count: int) -> None:
