@@ -58,6 +58,7 @@ class StepBatch:
         sizes: The number of instances of each, as soon as it is known.
         objective: Maps (model, batch) to losses of shape (N,).
         ranks: The processes that train the model.
+        randomness: Whether all passes share their random draws.
         fraction: What the gradient of a part is multiplied with, compared with that of its instances in the batch.
         as_whole: What the losses of a micro-batch are multiplied with to be those of the whole batch.
 
@@ -92,6 +93,7 @@ class StepBatch:
         self.as_whole: float | Tensor = 1.0  # losses of this part, as they are in the whole batch, over its own
         devices = accelerators([*self.named.values(), *tensors(self.batches)])
         self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
+        self.randomness = randomness
         self._replay = self._from_here(structure=structure) if replay else None
 
     @property
