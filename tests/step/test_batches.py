@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from deltasam import ERM, ESAM, SAM, Method, MicroBatches, SubsetSAM
+from deltasam import ERM, ESAM, SAM, Method, MicroBatches, PerInstanceSAM, SubsetSAM
 from deltasam.speed.splitting import Splitting
 from deltasam.step.batches import batch_size, portion, ratio, repeat, shares, take
 
@@ -97,7 +97,32 @@ def test_one_batch_instead_of_several_is_refused(kind: Any) -> None:
 
 @pytest.mark.parametrize("method", [SubsetSAM(), ESAM(gamma=0.5)], ids=lambda method: type(method).__name__)
 def test_methods_that_take_a_part_of_a_batch_of_texts(method: Method) -> None:
-    assert method.backward(nn.Linear(2, 3), TEXTS, lengths).backwards == 2
+    batch = {name: value for name, value in TEXTS.items() if name != "size"}
+    assert method.backward(nn.Linear(2, 3), batch, lengths).backwards == 2
+
+
+NO_ROWS = {
+    "images": torch.zeros(5, 2), "numbers": [1.0, 2.0, 3.0, 4.0], "zipped": (224, 224, 3, 1),
+    "boxes": [{"box": torch.zeros(1, 4)}] * 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+@pytest.mark.parametrize(
+    "method", [SubsetSAM(), ESAM(gamma=0.5), PerInstanceSAM(at_once=3)], ids=lambda method: type(method).__name__
+)
+def test_a_batch_without_one_row_per_instance_is_not_cut(method: Method, name: str) -> None:
+    """An objective that pairs the losses with such a list would take the entries of the first instances."""
+    batch = {"x": torch.randn(4, 2), "labels": torch.tensor([0, 1, 2, 0]), name: NO_ROWS[name]}
+    model = nn.Linear(2, 3)
+
+    def losses(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        return cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+
+    with pytest.raises(ValueError, match=r"batch of 4 instances has a (tensor|list) .*unsqueeze\(0\).*at_once"):
+        method.backward(model, batch, losses)
+    batch[name] = torch.zeros(1, 4)
+    method.backward(model, batch, losses)
 
 
 def test_a_batch_of_texts_is_split_when_memory_runs_out() -> None:

@@ -75,7 +75,8 @@ class PerInstanceSAM(Method):
             the direction of the perturbation and rounds nothing else; ``"auto"``: ``"bfloat16"`` on a GPU with TF32,
             which rounds products anyway, for layers with more outputs than inputs, else ``"exact"``.
         at_once: The most instances that pass through the model together; None for the whole batch. The result is the
-            same, and both passes over one part hold the activations and factors of this part only.
+            same, and both passes over one part hold the activations and factors of this part only. Tensors with one
+            row per instance are cut; what the instances share needs a first dimension of 1.
         max_extra_memory: Bytes that the gradients of the layers' matrices may take between the two passes. The fastest
             forms of the layers that fit are taken; if even the smallest do not fit, those are, and a warning names the
             ``at_once`` that would fit. None: 1.25 times what low rank would keep, the inputs and output gradients of

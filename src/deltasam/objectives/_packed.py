@@ -49,6 +49,14 @@ class PackedCausalLM(CausalLM):
         found = super().inputs(model, batch)
         return {name: value for name, value in found.items() if name != LENGTHS} if is_packed(batch) else found
 
+    def items(self, batch: Any) -> Tensor | None:
+        """As :meth:`Tokens.items`; the number of documents if every document counts the same."""
+        if self.reduction == "token" or not is_packed(batch):
+            return super().items(batch)
+        positions = batch["position_ids"]
+        found: Tensor = positions.new_full((), _documents(batch, document_index(positions).flatten()))
+        return found
+
     def reduced(self, values: Tensor, labels: Tensor, batch: Any) -> Tensor:
         if not is_packed(batch):
             return super().reduced(values, labels, batch)

@@ -32,6 +32,7 @@ fails a comparison the engine falls back, with one warning, to a loop over the i
 ``verification/``   the comparisons on first use, and what an error means
 ``compiling/``      both passes of a compiled model: rules for its graph, instead of proxies
 ``recording``       pass 1, with its verification: :func:`record`; pass 2: ``Recording.perturbed``
+``cut_out``         whether an instance that the loop cuts out of its batch has the loss that it has in the batch
 ``ascent``          adversaries by one or several ascent steps, or by the loop
 ``functions``       the public functions for one batch
 =================== ===================================================================================================

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deltasam.per_instance.algebra.gradient import InstanceGradients
 from deltasam.per_instance.compiling.region import warn_about_wrapper
+from deltasam.per_instance.cut_out import CutOut
 from deltasam.per_instance.errors import UncoveredError
 from deltasam.per_instance.interception.memory import memory_of, warn_once
 from deltasam.per_instance.interception.slots import ParameterSlots
@@ -182,7 +183,15 @@ def one_by_one(part: Passes, group: int, *, keep_side_effects: bool = False) -> 
             "batch through the model for each of them: cut out, they would get other draws. It is faster in eval mode "
             "or with dropout 0",
         )
-    return losses, [part.instances(members, alone=alone and not has_draws) for members in groups]
+    return losses, [_passes_of(part, members, losses, alone=alone and not has_draws) for members in groups]
+
+
+def _passes_of(part: Passes, members: Tensor, losses: Tensor, *, alone: bool) -> Passes:
+    own = part.instances(members, alone=alone)
+    # Passes with draws of their own have other losses in any case; a recorded step cannot read them.
+    if own.batches is not part.batches and part.randomness == "shared" and not is_recorded(part.device):
+        own.objective = CutOut(own.objective, part, members, losses)
+    return own
 
 
 def by_loop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ from deltasam._torch import BATCH_NORM
 from deltasam.methods import Method, Step
 from deltasam.objectives import Objective
 from deltasam.parallel.shards import is_distributed
-from deltasam.step.batches import MicroBatches, are_texts, batch_size, take, tensors
+from deltasam.step.batches import MicroBatches, batch_size, obstacle_to_cut, take, tensors
 from deltasam.step.checks import check_number
 from deltasam.step.draws import use_of
 from deltasam.step.gradients import set_aside
@@ -175,20 +175,7 @@ def check_out_of_memory(value: str, *, capture: bool) -> None:
 def _size(batch: Any) -> int | None:
     """The number of instances of a batch that can be split; None if it cannot."""
     size = batch_size(batch)
-    return None if size is None or _has_rows(batch, size) else size
-
-
-def _has_rows(batch: Any, size: int) -> bool:
-    """Whether the batch contains a list with one entry per instance that is not split: of numbers, or of objects."""
-    if isinstance(batch, Mapping):
-        return any(_has_rows(value, size) for value in batch.values())
-    if isinstance(batch, (list, tuple)):
-        if are_texts(batch):
-            return False
-        if len(batch) == size and not any(isinstance(value, (Tensor, Mapping, list, tuple)) for value in batch):
-            return True
-        return any(_has_rows(value, size) for value in batch)
-    return False
+    return None if size is None or obstacle_to_cut(batch, size) is not None else size
 
 
 def _obstacle(model: nn.Module, parts: MicroBatches) -> str | None:

@@ -106,6 +106,38 @@ def cut(batch: Any, most: int, size: int) -> list[Any]:
     return [tree_map(partial(piece, start=start), batch) for start in range(0, size, most)]
 
 
+def obstacle_to_cut(batch: Any, size: int) -> str | None:
+    """What prevents a batch of ``size`` instances from being cut: entries that do not have one row per instance.
+
+    A tensor of another length may be shared, or hold the images of all texts. A list with one number, object or
+    mapping per instance is not cut, unlike one of texts. Not recognised: a tensor that has this length by chance.
+
+    Example:
+        >>> obstacle_to_cut({"x": torch.zeros(4, 2), "images": torch.zeros(5, 3)}, 4)
+        'a tensor of shape (5, 3)'
+    """
+    for tensor in tensors(batch):
+        if tensor.ndim and tensor.shape[0] not in (1, size):
+            return f"a tensor of shape {tuple(tensor.shape)}"
+    return f"a list of {size} entries that are not tensors" if _has_list(batch, size) else None
+
+
+def _has_list(batch: Any, size: int) -> bool:
+    """Whether there is a list with one entry per instance inside the batch, which itself may be a pair."""
+    if isinstance(batch, Mapping):
+        values = list(batch.values())
+    elif isinstance(batch, (list, tuple)) and not are_texts(batch):
+        values = list(batch)
+    else:
+        return False
+    return any(_is_list(value, size) or _has_list(value, size) for value in values)
+
+
+def _is_list(value: Any, size: int) -> bool:
+    is_one = isinstance(value, (list, tuple)) and len(value) == size and not are_texts(value)
+    return is_one and not any(isinstance(each, (Tensor, list, tuple)) for each in value)
+
+
 def repeat(batch: Any, times: int, size: int) -> Any:
     """The batch, repeated ``times`` times: (x_1..x_N, x_1..x_N, ...)."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.parallel.ranks import Ranks
-from deltasam.step.batches import MicroBatches, batch_size, cut, ratio, shares, take, tensors
+from deltasam.step.batches import MicroBatches, batch_size, cut, obstacle_to_cut, ratio, shares, take, tensors
 from deltasam.step.counts import HostShares, counts_of
 from deltasam.step.randomness import Randomness, Replay, accelerators
 from deltasam.step.structure import Structure
@@ -58,6 +58,7 @@ class StepBatch:
         sizes: The number of instances of each, as soon as it is known.
         objective: Maps (model, batch) to losses of shape (N,).
         ranks: The processes that train the model.
+        randomness: Whether all passes share their random draws.
         fraction: What the gradient of a part is multiplied with, compared with that of its instances in the batch.
         as_whole: What the losses of a micro-batch are multiplied with to be those of the whole batch.
 
@@ -92,6 +93,7 @@ class StepBatch:
         self.as_whole: float | Tensor = 1.0  # losses of this part, as they are in the whole batch, over its own
         devices = accelerators([*self.named.values(), *tensors(self.batches)])
         self._from_here: Callable[..., Replay] = partial(Replay, self.inner, devices, randomness)
+        self.randomness = randomness
         self._replay = self._from_here(structure=structure) if replay else None
 
     @property
@@ -155,18 +157,13 @@ class StepBatch:
         """The passes of this step over some instances of its batch; they are counted with the others.
 
         Raises:
-            ValueError: The step has several micro-batches, or the batch has no tensors to index.
+            ValueError: The step has several micro-batches, or the batch does not have one row per instance.
         """
         size = self._only_size()
         if (n := len(self.batches)) > 1 or size is None:
             which = f"MicroBatches of {n}: call backward() for each, with scale=1 / {n}" if n > 1 else "one without"
             raise ValueError(f"a part of the batch can be taken from one batch of tensors only, not from {which}")
-        if not self._rows_are_instances(size):
-            raise ValueError(
-                f"the batch has {batch_size(self.batches[0])} rows for {size} losses, so a part of the instances "
-                "cannot be taken: give the objective a method prepare_batch(model, batch) that returns a batch with "
-                "one row per instance, as deltasam.DPO does"
-            )
+        _check_rows(self.batches[0], size)
         other = copy(self)
         other.batches, other._is_part = MicroBatches([take(self.batches[0], index, size)]), True
         other.sizes = [index.shape[0]]
@@ -206,6 +203,8 @@ class StepBatch:
             size = batch_size(batch)
             if size is None:
                 raise ValueError("a batch without tensors cannot be cut into parts")
+            if size > most:
+                _check_rows(batch, size)
             pieces = [batch] if size <= most else cut(batch, most, size)
             counts = counts_of(self.objective, pieces) or [batch_size(piece) for piece in pieces]
             parts += pieces
@@ -243,13 +242,27 @@ class StepBatch:
         return other
 
     def _rows_are_instances(self, size: int) -> bool:
-        """Whether the batch has one row per instance.
-
-        An objective may need several, such as the answers of a pair. A tensor of another length may be shared, or hold
-        the images of all texts: then nothing can be cut out.
-        """
+        """Whether the batch has one row per instance. An objective may need several, such as the answers of a pair."""
         batch = self.batches[0]
-        return batch_size(batch) == size and all(t.shape[0] in (1, size) for t in tensors(batch) if t.ndim)
+        return batch_size(batch) == size and obstacle_to_cut(batch, size) is None
 
     def _only_size(self) -> int | None:
         return self.sizes[0] or batch_size(self.batches[0])
+
+
+def _check_rows(batch: Any, size: int) -> None:
+    """Raises a ValueError if a batch does not have one row for each of ``size`` instances."""
+    rows, obstacle = batch_size(batch), obstacle_to_cut(batch, size)
+    if rows != size:
+        raise ValueError(
+            f"the batch has {rows} rows for {size} losses, so a part of the instances cannot be taken: give the "
+            "objective a method prepare_batch(model, batch) that returns a batch with one row per instance, as "
+            "deltasam.DPO does"
+        )
+    if obstacle is not None:
+        raise ValueError(
+            f"the batch of {size} instances has {obstacle}, so a part of the instances cannot be taken: give what all "
+            "instances share a first dimension of 1 with unsqueeze(0), or keep it out of the batch; make of what "
+            f"belongs to the instances a tensor with {size} rows; or leave out at_once, or choose a method that takes "
+            "the whole batch"
+        )

@@ -114,6 +114,10 @@ class Perturbation:
             return self._vectors(*terms[0])[id(parameter)].view(self.grouping.size, *parameter.shape)
         dtype = wide_dtype(parameter.dtype)
         value = parameter.to(dtype).unsqueeze(0)
+        if self.grouping.size == 1:
+            # Nothing is summed over the instances, so .grad would be a view of a gradient that others share, and what
+            # changes it in place (accumulation, clipping) would change theirs. The backward of a product is a new one.
+            value = value * 1
         for factor, c in terms:
             value = value + self._move(factor, c, spread=True).reshape(-1, *parameter.shape).to(dtype)
         return value.expand(self.grouping.size, *parameter.shape)
