@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from deltasam.integrations import MethodOptimizer
-from deltasam.methods import ERM, SAM, Method, Step, make_step
+from deltasam.methods import ERM, SAM, Method, Step, make_step, radius
+from deltasam.objectives import Classification
 from deltasam.step.passes import Passes
 from helpers.problems import TRANSFORMER, grads, relative_error
 
@@ -104,3 +105,28 @@ def test_a_method_may_override_is_erm() -> None:
     ERM().backward(model, x, lambda m, x: m(x).squeeze(-1).square())
     assert (step.forwards, step.backwards) == (2, 2)
     assert relative_error(found, {name: 2 * g for name, g in grads(model).items()}) == pytest.approx(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpAndDown(Method):
+    """Ascends twice along one list of directions, which the first ascent empties."""
+
+    rho: float = radius()
+    consume: bool = True
+
+    def _step(self, passes: Passes) -> Step:
+        losses, grads = passes.gradient()
+        with passes.ascend(grads, self.radius, consume=self.consume):
+            passes.losses()
+        with passes.ascend(grads, -self.radius) as ascent:
+            perturbed = passes.accumulate()
+        return make_step(passes, losses, perturbed=perturbed, ascent=ascent)
+
+
+def test_a_list_of_directions_used_twice_raises() -> None:
+    model = nn.Linear(3, 2)
+    batch = (torch.randn(4, 3), torch.randint(2, (4,)))
+    with pytest.raises(ValueError, match=r"0 tensors for 2 parameters.*consume=False"):
+        UpAndDown(rho=0.1).backward(model, batch, Classification())
+    step = UpAndDown(rho=0.1, consume=False).backward(model, batch, Classification())
+    assert step.sharpness < 0

@@ -261,10 +261,18 @@ class Passes(StepBatch):
             params: The parameters that move; by default those that may be perturbed.
             consume: Empty the list of directions, so that their memory can be freed.
 
+        Raises:
+            ValueError: The number of directions is not that of the parameters.
+
         Yields:
             The norm, unscaled, and whether the move was skipped because it was zero or not finite.
         """
         moving = list(self.params.values()) if params is None else list(params)
+        if len(direction) != len(moving):
+            raise ValueError(
+                f"the direction has {len(direction)} tensors for {len(moving)} parameters: pass one, or None, for "
+                "each of passes.params; ascend empties the list, so to use it again pass consume=False"
+            )
         if norm is None:
             norm = global_norm([d for d in direction if isinstance(d, Tensor)]).to(self.device)
         rule = as_radius(rho)

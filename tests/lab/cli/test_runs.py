@@ -205,6 +205,7 @@ def test_own_files(bert: Path, tmp_path: Path) -> None:
         (["--metod", "sam"], "--method"),
         (["seed"], "section.option=value"),
         (["seed", "method.rho=1"], "'seed': a setting has the form section.option=value"),
+        (["seed", "--dry-run", "method.rho=1"], "'seed': a setting has the form section.option=value"),
         (["glue/bert-base/mrpc", "seed=3"], "did you mean --preset glue/bert-base/mrpc"),
         (["mrpc", "seed=3"], "did you mean --task mrpc"),
         (["--data", "./nowhere"], "does not exist"),

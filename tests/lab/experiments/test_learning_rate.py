@@ -33,7 +33,7 @@ def test_only_a_missing_rate_is_chosen(tmp_path: Path) -> None:
 
 
 def test_a_model_of_unknown_size_is_an_error_that_names_the_setting() -> None:
-    with pytest.raises(ConfigError, match=r"nowhere.*optimizer\.lr"):
+    with pytest.raises(ConfigError, match=r"^model './nowhere': there is no such folder.*size.*optimizer\.lr"):
         resolve(options={"task": "rte", "model": "./nowhere"})
     assert resolve(options={"task": "rte", "model": "./nowhere"}, settings=["optimizer.lr=1e-3"]).optimizer.lr == 1e-3
 

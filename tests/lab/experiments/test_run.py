@@ -122,6 +122,16 @@ def test_folder_of_another_run_is_refused(bert: str, tmp_path: Path) -> None:
         run(config(bert), tmp_path / "mine/thesis.tex")
 
 
+def test_a_folder_of_runs_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not a run folder .*`deltasam train` creates one"):
+        load_run(tmp_path)
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"not a run folder .*such as .*a$"):
+        load_run(tmp_path)
+
+
 def test_nothing_is_written_for_bad_input(bert: str, tmp_path: Path) -> None:
     with pytest.raises(DataError):
         run(config(bert, task="classification"), tmp_path / "run")

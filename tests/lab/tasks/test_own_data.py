@@ -93,10 +93,17 @@ def test_a_column_of_scores_or_texts_raises(tmp_path: Path, labels: list[Any], m
 @pytest.mark.parametrize("mark", [";", "|", "\t"])
 def test_another_separator_raises(tmp_path: Path, mark: str) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text(f"text{mark}label\nfine{mark}1\ndull{mark}0\n")
-    header = re.escape(repr(f"text{mark}label"))
-    with pytest.raises(DataError, match=rf"rows.csv: there is no column 'text' in row 0; there are {header}"):
+    for quote in ("", '"'):
+        path.write_text(f"{quote}text{quote}{mark}label\nfine, really{mark}1\ndull{mark}0\n")
+        with pytest.raises(DataError, match=rf"rows.csv: .* separated by {re.escape(repr(mark))}.* commas, .*\.tsv"):
+            _task(path).load(DataSource())
+
+
+def test_labels_that_differ_in_spaces_raise(tmp_path: Path) -> None:
+    path = _json_lines(tmp_path / "a.jsonl", ["good", "bad", "good "])
+    with pytest.raises(DataError, match=r"a.jsonl: column 'label' .*'good' and 'good ', .*spaces.*task.classes"):
         _task(path).load(DataSource())
+    assert _names(_task(path, classes=("bad", "good", "good "))) == ["good", "bad", "good "]
 
 
 def test_negative_labels_raise(tmp_path: Path) -> None:
@@ -183,7 +190,7 @@ def test_empty_cells_after_the_last_column_and_lines_in_quotes_are_read(tmp_path
 def test_another_encoding_raises(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("text,label\nfrançais,good\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"a.csv: cannot be read .*utf-8"):
+    with pytest.raises(DataError, match=r"a.csv: is not UTF-8 \(.* position 15.*\); save it as UTF-8, .*Excel"):
         _task(path).load(DataSource())
 
 

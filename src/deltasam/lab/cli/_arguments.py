@@ -61,18 +61,21 @@ def _settings_last(kind: Any, words: Sequence[str]) -> list[str]:
     options = {field.name.replace("_", "-"): field for field in fields(kind) if field.name != "settings"}
     settings: list[str] = []
     others: list[str] = []
-    takes_value = False
+    takes_value = takes_more = False
     takes_words = any(str(field.type).startswith("Positional[") for field in options.values())
     for word in words:
-        stray = not others and not takes_words  # a mistake: reading it as a setting gives the clearer error
+        stray = not takes_more and not takes_words  # a mistake: reading it as a setting gives the clearer error
         is_setting = ("=" in word or stray) and not word.startswith("-") and not takes_value
         (settings if is_setting else others).append(word)
         takes_value = False
         if word.startswith("--"):
             name, equals, _ = word[2:].replace("_", "-").partition("=")
-            if name not in (*options, "help") and not name.startswith("tyro-"):
+            of_tyro = name.startswith("tyro-")
+            if name not in (*options, "help") and not of_tyro:
                 raise InputError(f"--{name}: unknown option; {_hint(kind, name, list(options))}")
-            takes_value = not equals and name in options and options[name].type != "bool"
+            of = "str" if of_tyro else str(options[name].type) if name in options else "bool"
+            takes_value = not equals and of != "bool"
+            takes_more = takes_value and of.startswith("tuple[")
     # After "--", so that an option with several values does not take them.
     return [*others, "--", *settings] if settings else others
 

@@ -64,8 +64,8 @@ def _parameters(path: str) -> int:
     except (DataError, OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"the learning rate is chosen by the size of the model, which cannot be read ({reason}); choose another "
-            "model, or set optimizer.lr"
+            f"{reason} (the size of the model is needed to choose the learning rate; choose another model, or set "
+            "optimizer.lr)"
         ) from error
 
 

@@ -132,7 +132,11 @@ def load_run(
     """
     place = RunFolder(folder)
     if not place.config.is_file():
-        raise ConfigError(f"{folder}: not a run folder (it has no config.yaml); `deltasam train` creates one")
+        inside = min(folder.glob(f"*/{place.config.name}"), default=None)
+        remedy = (
+            "`deltasam train` creates one" if inside is None else f"name one of those in it, such as {inside.parent}"
+        )
+        raise ConfigError(f"{folder}: not a run folder (it has no config.yaml); {remedy}")
     config = RunConfig.read(place.config)
     if not place.result.is_file():
         raise ConfigError(

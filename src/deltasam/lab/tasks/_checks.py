@@ -92,6 +92,7 @@ def infer_classes(rows: Sequence[Row], column: str, origin: str) -> tuple[str, .
         count, most, example = largest + 1, max(_MANY_CLASSES, 2 * len(values)), str(largest)
     else:
         found = sorted({_name(value) for value in values})
+        _check_spaces(found, where)
         plausible = _MANY_SCORES if all(map(_is_finite, found)) else _MANY_CLASSES
         count, most, example = len(found), max(plausible, len(values) // 2), found[0]
     if count > most:
@@ -117,6 +118,17 @@ def _check_label(value: Any, where: str) -> None:
         raise DataError(f"{where}: a label is one name or number, not {value!r}; choose the column by task.label=...")
     if _is_missing(value):
         raise DataError(f"{where}: the label is missing; drop such rows")
+
+
+def _check_spaces(names: Sequence[str], where: str) -> None:
+    """Raises a DataError for two names that differ only in spaces around them: usually one class."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.strip(), name)) != name:
+            raise DataError(
+                f"{where} has the labels {other!r} and {name!r}, which differ only in spaces; remove the spaces, or "
+                "name the classes (task.classes=...)"
+            )
 
 
 def _check_unicode(text: str, where: str) -> None:

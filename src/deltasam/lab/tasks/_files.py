@@ -15,6 +15,7 @@ from deltasam.lab.tasks._data import DataError, Row
 #: File endings that :func:`read_rows` reads, in the order of the search.
 ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
+_SEPARATORS = (",", ";", "\t", "|")
 _LONGEST_CELL = 2**31 - 1  # a C long on every platform
 
 
@@ -33,7 +34,9 @@ def read_rows(path: Path) -> list[Row]:
             return list(parquet.read_table(path).to_pylist())
         data = path.read_bytes()
         text = (gzip.decompress(data) if ending.endswith(".gz") else data).decode("utf-8-sig")
-    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: not UTF-8, or not Parquet
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 ({error}); save it as UTF-8, in Excel as 'CSV UTF-8'") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: not Parquet
         raise DataError(f"{path}: cannot be read ({error})") from error
     if ending.startswith(".jsonl"):
         return list(_json_lines(path, text))
@@ -55,6 +58,11 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
 
 def _table(path: Path, text: str, delimiter: str) -> list[Row]:
     """Returns the rows of a CSV file. Python's limit of 131,072 characters per cell is too low for articles."""
+    first = text.partition("\n")[0]
+    if delimiter not in first and (mark := next(filter(first.__contains__, _SEPARATORS), None)):
+        raise DataError(
+            f"{path}: columns are separated by {mark!r}, not {delimiter!r}; use commas, or tabs in a .tsv file"
+        )
     limit = csv.field_size_limit(_LONGEST_CELL)
     # Strict: otherwise an unclosed quote turns the rest of the file into one text.
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
