@@ -402,7 +402,7 @@ class _Recomputing(threading.local):
 
 
 _RECOMPUTING = _Recomputing()
-_REPLACED: list[Any] = []  # torch's own function, once for every context of any thread that is open
+_REPLACED: dict[object, Any] = {}  # torch's own function, once for every context of any thread that is open
 _REPLACING = threading.Lock()
 
 
@@ -428,19 +428,22 @@ def recomputed_by(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
         yield
         return
 
-    with _REPLACING:
-        own = _REPLACED[0] if _REPLACED else getattr(module, name)
-        _REPLACED.append(own)
-        setattr(module, name, partial(_checkpointed, own))
-    _RECOMPUTING.ways.append(run)
-    try:
+    key, ways = object(), _RECOMPUTING.ways
+    depth = len(ways)
+    try:  # from here on: an interruption (Ctrl-C) must not leave the way of this context to later ones
+        with _REPLACING:
+            own = _REPLACED[key] = next(iter(_REPLACED.values()), getattr(module, name))
+            setattr(module, name, partial(_checkpointed, own))
+        ways.append(run)
         yield
     finally:
-        _RECOMPUTING.ways.pop()
+        del ways[depth:]
         with _REPLACING:
-            _REPLACED.pop()
-            if not _REPLACED:
-                setattr(module, name, own)
+            if key in _REPLACED:
+                own = _REPLACED[key]
+                del _REPLACED[key]  # a call, as of pop, could be interrupted
+                if not _REPLACED:
+                    setattr(module, name, own)
 
 
 def _checkpointed(own: Callable[..., Any], function: Callable[..., Any], *rest: Any, **options: Any) -> Any:
