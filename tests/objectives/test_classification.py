@@ -244,6 +244,7 @@ BAD = {
     "labels (N, 1)": (Classification(), labelled(LABELS[:, None]), r"shape \(4, 1\).*must have \(N,\)"),
     "labels (N, T)": (Classification(), labelled(torch.zeros(4, 7).long()), r"Tokens\(\)"),
     "multi-label shape": (Classification(multi_label=True), labelled(LABELS), r"labels must be \(N, C\)"),
+    "multi-label ignored": (Classification(multi_label=True), labelled(torch.full((4, 3), -100)), "contain -100"),
     "num_labels 3": (Regression(), labelled(torch.rand(4)), r"predicts \(4, 3\).*num_labels=1"),
     "bool": (Regression(), labelled(torch.ones(4).bool()), "torch.bool"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, get_args
 
@@ -145,6 +146,29 @@ def test_adapters_added_by_transformers_are_disabled_too() -> None:
     reference = DPO().prepare_batch(model, pairs())
     margin = 0.1 * (reference[COLUMNS[0]] - reference[COLUMNS[1]])
     torch.testing.assert_close(before, -logsigmoid(margin))
+
+
+@pytest.mark.parametrize("active", [["mine"], ["mine", "more"]])
+@pytest.mark.parametrize("is_peft", [True, False])
+def test_a_named_adapter_is_the_reference_and_then_the_others_are_active_again(is_peft: bool, active: Any) -> None:
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model: Any = llama().double()
+    if is_peft:
+        model = peft.get_peft_model(model, config, "mine")
+    for name in ("reference", "more") if is_peft else ("reference", "more", "mine"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # several adapters
+            model.add_adapter(*((name, config) if is_peft else (config, name)))
+    activate = model.base_model.set_adapter if is_peft else model.set_adapter
+    activate("reference")
+    expected = DPO(reference=model).prepare_batch(model, pairs())
+    activate(active)
+    found = DPO(reference="reference").prepare_batch(model, pairs())
+    for name in COLUMNS:
+        torch.testing.assert_close(found[name], expected[name])
+    assert (model.active_adapters if is_peft else model.active_adapters()) == active
 
 
 class _Frozen(nn.Module):

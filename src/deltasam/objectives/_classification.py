@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from deltasam.objectives._base import Supervised, at_least_float32, directed_kl, symmetric_kl
 from deltasam.objectives._checks import check_integer, check_range, check_smoothing
+from deltasam.step.checks import readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,9 @@ class Classification(Supervised):
                     f"Classification(multi_label=True): labels have shape {tuple(labels.shape)}, logits "
                     f"{tuple(logits.shape)}; labels must be (N, C), a zero or one for every class of every instance"
                 )
-            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(-1)
+            targets = labels.to(logits.dtype)
+            _check_probabilities(targets)
+            return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)
         _check(logits, labels)
         return F.cross_entropy(logits, labels.long(), reduction="none", label_smoothing=self.label_smoothing)
 
@@ -77,6 +80,16 @@ class Classification(Supervised):
             first, second = (torch.stack((x, torch.zeros_like(x)), -1) for x in (first, second))
             return directed_kl(first, second).mean(-1)
         return directed_kl(first, second)
+
+
+def _check_probabilities(targets: Tensor) -> None:
+    outside = (targets - 0.5).abs() > 0.501  # mixed or smoothed labels may exceed 1 by a rounding error
+    if readable(outside) and bool(outside.any()):
+        raise ValueError(
+            f"Classification(multi_label=True): labels contain {float(targets[outside][0]):g}, but must be zeros and "
+            "ones (or probabilities), also where other code ignores a label; drop such instances, or use an objective "
+            "of your own"
+        )
 
 
 def _check(logits: Tensor, labels: Tensor) -> None:

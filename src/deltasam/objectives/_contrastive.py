@@ -44,7 +44,7 @@ class Contrastive(Objective):
             Outputs of shape (N, H) are used as they are.
         adversary: Which view sees perturbed weights: ``"second"``, the paper's choice, "much better" than ``"both"``:
             :math:`h_1 = \mathrm{enc}(x_1; w)`, :math:`h_2 = \mathrm{enc}(x_2; w + \epsilon)`, see
-            :meth:`unperturbed`.
+            :meth:`unperturbed`. Inside R-Drop, R3F, SMART and VAT both views see them.
         predict: How to get embeddings from a view, ``predict(model, view)``, if a plain call of the model is not
             enough.
 

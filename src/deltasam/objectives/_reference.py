@@ -63,12 +63,17 @@ def _chosen(model: nn.Module, reference: Reference) -> tuple[nn.Module, Abstract
 
 @contextmanager
 def _other_adapter(model: Any, name: str) -> Iterator[None]:
-    before = model.active_adapter
+    if callable(model.active_adapters):  # adapters that transformers added; a property of PEFT's models
+        before, several = model.active_adapters(), []
+    else:
+        before, several = model.active_adapter, list(model.active_adapters)
     model.set_adapter(name)
     try:
         yield
     finally:
         model.set_adapter(before)
+        if len(several) > 1:  # a PeftModel itself remembers one
+            model.base_model.set_adapter(several)
 
 
 @contextmanager

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from deltasam.lab.tasks import ChatTask, DataError, DataSource, find_task, load_tokenizer
-from helpers.pretrained import llama_folder
+from helpers.pretrained import CHAT, llama_folder
 
 TASK = ChatTask(name="own", general_rows=0, bits=())
 TURNS = [
@@ -41,6 +43,28 @@ def test_the_assistants_turns_with_their_ends_are_learned(tokenizer: Any) -> Non
     assert tokenizer.decode([t for t in second["labels"] if t >= 0]) == "the file [SEP]"
     assert all(label in (-100, token) for token, label in zip(first["input_ids"], first["labels"], strict=True))
     assert tokenizer.decode(second["input_ids"]) == "[CLS] user : get it [SEP] [CLS] assistant : the file [SEP]"
+
+
+@pytest.mark.parametrize("trim", [False, True])
+def test_tokens_that_contain_spaces_are_learned(trim: bool) -> None:
+    """A token may begin in the prompt, whose last space it takes; one of spaces alone may have an empty span."""
+    spaces = byte_level(trim=trim)
+    conversation = [{"role": "user", "content": "get it"}, {"role": "assistant", "content": "the  file name"}]
+    (item,) = TASK.encode([{"messages": conversation}], spaces)
+    learned = [token for token in item["labels"] if token >= 0]
+    assert spaces.convert_ids_to_tokens(learned) == ["Ġthe", "Ġ", "Ġfile", "Ġname", "[SEP]"]
+
+
+def byte_level(*, trim: bool) -> Any:
+    """A byte-level tokenizer, as of GPT-2, whose words begin with their space; its prompt ends with a space."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.post_processor = processors.ByteLevel(trim_offsets=trim)
+    options = {"special_tokens": ["[PAD]", "[SEP]"], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    inner.train_from_iterator(["get it: the file name"] * 9, trainers.BpeTrainer(show_progress=False, **options))
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[SEP]")
+    made.chat_template = CHAT.replace("[CLS]", "")
+    return made
 
 
 def test_metrics_against_a_loop(folder: Path, tokenizer: Any) -> None:

@@ -203,5 +203,7 @@ def test_classes_must_be_named(tokenizer: Any) -> None:
         replace(TASK, classes=(), words=()).check({"train": ROWS}, {})
     with pytest.raises(DataError, match="does not distinguish"):
         replace(TASK, words=("日", "本", "語")).encode(ROWS, tokenizer)
+    with pytest.raises(DataError, match="the tokens of '1' begin those of '10', which would never be predicted"):
+        replace(TASK, words=("10", "2", "1")).encode(ROWS, tokenizer)
     with pytest.raises(DataError, match=r"task.general=/nowhere.txt: cannot be read"):
         replace(find_task("docstrings-prompt"), general="/nowhere.txt").load(DataSource())

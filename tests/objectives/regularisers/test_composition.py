@@ -188,6 +188,44 @@ def test_any_callable_can_be_noisy() -> None:
         RDrop(noisy)(model, ids)
 
 
+class Counting:
+    """A callable with what the methods look for in an objective."""
+
+    separable = False
+    mixing = "adds them up"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __call__(self, model: nn.Module, ids: Tensor) -> Tensor:
+        return model(ids).squeeze(-1).square()
+
+    def items(self, ids: Tensor) -> Tensor:
+        return (ids > 0).sum()
+
+    def prepare(self, model: nn.Module) -> None:
+        self.calls.append("prepare")
+
+    def check_parts(self, batches: Any) -> None:
+        self.calls.append("check_parts")
+
+
+def test_what_a_callable_says_about_itself_is_kept() -> None:
+    ids = torch.tensor([[1, 2], [3, 0], [0, 0]])
+    own = Counting()
+    noisy = EmbeddingNoise(own, scale=0.5, embeddings="0")
+    assert noisy.items(ids) == 3
+    assert (noisy.separable, noisy.mixing) == (False, "adds them up")
+    found = []
+    for objective in (own, EmbeddingNoise(own, scale=0.0, embeddings="0")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1))
+        ERM().backward(model, MicroBatches([ids[:1], ids[1:]]), objective)
+        found.append(grads(model))
+    assert relative_error(found[1], found[0]) == 0
+    assert own.calls == ["prepare", "check_parts"] * 2
+
+
 def test_the_state_of_nested_regularisers() -> None:
     model, batch = head("bert"), texts()
     nested = RDrop(SMART(Classification(), total_steps=9), passes="two")
@@ -205,6 +243,8 @@ def test_the_state_of_nested_regularisers() -> None:
 def test_separable_is_that_of_the_wrapped_objective() -> None:
     assert RDrop(Classification()).separable
     assert not RDrop(Classification(), reduction="released").separable
+    assert "reduction='released'" in RDrop(Classification(), reduction="released").mixing
+    assert RDrop(Contrastive(), reduction="released").mixing == Contrastive.mixing
     for name, bad in {"alpha": -1.0, "passes": "three", "reduction": "sum"}.items():
         with pytest.raises(ValueError, match=name):
             RDrop(Classification(), **{name: bad})

@@ -207,7 +207,8 @@ def _tokens(turns: Turns, tokenizer: Any) -> tuple[list[int], list[int]]:
             )
         spans.append((len(start), len(stop.rstrip())))
     made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    inside = [any(start <= a and b <= stop and b > a for start, stop in spans) for a, b in made["offset_mapping"]]
+    # A word may begin with the last space of the prompt. A token of spaces alone may have an empty span, at its end.
+    inside = [any(start < b and a < stop for start, stop in spans) for a, b in made["offset_mapping"]]
     ids: list[int] = made["input_ids"]
     return ids, [token if learned else IGNORED for token, learned in zip(ids, inside, strict=True)]
 

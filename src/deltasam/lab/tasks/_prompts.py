@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +202,12 @@ class PromptTask(LanguageTask, SentenceTask):
         found = token_ids(tokenizer, [space + word for word in self.answers])
         if any(not word for word in found) or len(set(map(tuple, found))) < len(found):
             raise DataError(f"task.words={list(self.answers)}: the tokenizer does not distinguish these words")
+        for (ids, word), (others, other) in pairwise(sorted(zip(found, self.answers, strict=True))):
+            if others[: len(ids)] == ids:  # p(other) = p(word) p(rest | word)
+                raise DataError(
+                    f"task.words={list(self.answers)}: the tokens of {word!r} begin those of {other!r}, which would "
+                    "never be predicted; choose words of which none begins with another"
+                )
         return found
 
     def _prompts(self, rows: Sequence[Row], tokenizer: Any) -> list[list[int]]:

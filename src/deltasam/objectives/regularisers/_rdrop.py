@@ -70,6 +70,10 @@ class RDrop(Consistency):
     def separable(self) -> bool:  # type: ignore[override]
         return self.objective.separable and self.reduction == "paper"  # the released one depends on N
 
+    @property
+    def mixing(self) -> str:  # type: ignore[override]
+        return "sums divergences over the batch (reduction='released')" if self.objective.separable else super().mixing
+
     def views(self, model: nn.Module, batch: Any) -> Sequence[Tensor]:
         """Two outputs with different dropout masks."""
         if self.passes == "two":

@@ -22,9 +22,9 @@ class VAT(EmbeddingConsistency):
               g_i = \nabla_r KL(p_i \| f(E_i + r)) \big|_{r = \xi d_i}
 
     with :math:`d_i` a random unit vector; further ``steps`` of the power iteration replace it by
-    :math:`g_i / \lVert g_i \rVert`. Norms are over all real tokens of an instance. If the divergence of the objective
-    has no direction (regression: squared differences), it replaces KL. A gradient that is zero or not finite gives
-    r = 0.
+    :math:`g_i / \lVert g_i \rVert`. Norms are over all real tokens of a row, which is an instance (with DPO one of its
+    two answers, of a packed batch several documents). If the divergence of the objective has no direction (regression:
+    squared differences), it replaces KL. A gradient that is zero or not finite gives r = 0.
 
     Cost: 2 + ``steps`` forwards, ``steps`` backwards into the embeddings and 1 through two passes.
 

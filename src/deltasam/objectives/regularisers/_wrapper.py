@@ -37,6 +37,10 @@ class Wrapper(Objective):
         return self.objective.separable
 
     @property
+    def mixing(self) -> str:  # type: ignore[override]
+        return self.objective.mixing
+
+    @property
     def directional(self) -> bool:  # type: ignore[override]
         return self.objective.directional
 
@@ -141,15 +145,36 @@ class Consistency(Wrapper):
 
 @dataclass(frozen=True)
 class Losses(Objective):
-    """Any callable ``function(model, batch) -> (N,)`` as an objective without a divergence: its outputs are losses."""
+    """Any callable ``function(model, batch) -> (N,)`` as an objective without a divergence: its outputs are losses.
+
+    What the methods look for in a callable (``items``, ``separable``) is taken from it.
+    """
 
     function: Callable[[nn.Module, Any], Tensor]
+
+    @property
+    def separable(self) -> bool:  # type: ignore[override]
+        return getattr(self.function, "separable", Objective.separable)
+
+    @property
+    def mixing(self) -> str:  # type: ignore[override]
+        return getattr(self.function, "mixing", Objective.mixing)
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
         return self.function(model, batch)
 
     def losses(self, outputs: Tensor, batch: Any) -> Tensor:
         return outputs
+
+    def items(self, batch: Any) -> Tensor | None:
+        own = getattr(self.function, "items", None)
+        return None if own is None else own(batch)
+
+    def check_parts(self, batches: Sequence[Any]) -> None:
+        getattr(self.function, "check_parts", lambda batches: None)(batches)
+
+    def prepare(self, model: nn.Module) -> None:
+        getattr(self.function, "prepare", lambda model: None)(model)
 
     def prepare_batch(self, model: nn.Module, batch: Any) -> Any:
         own = getattr(self.function, "prepare_batch", None)
