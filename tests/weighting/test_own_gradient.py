@@ -115,6 +115,24 @@ def test_a_model_that_no_rule_covers_runs_one_instance_at_a_time() -> None:
     assert (step.forwards, step.backwards) == (1 + 3 * 5 + 2, 5 + 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*one after the other")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_in_the_loop_eta_is_in_the_unit_of_the_loss_at_any_scale(parts: int) -> None:
+    architecture = BY_NAME["LSTM tagger"]
+    model, _, batch = make(architecture, 4)
+    cut = MicroBatches([{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))])
+
+    def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return architecture.losses(model, batch)
+
+    method = DeltaSAM(eta=0.05, weighting=OwnGradient(radius=1e-3))  # above 2 h ||grad||
+    found = [
+        method.backward(model, batch if parts == 1 else cut, objective, scale=scale).weights
+        for scale in (1.0, 2.0**16)
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
+
+
 @pytest.mark.filterwarnings("ignore:.*(draws random numbers|one after the other)")
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_loop_compares_losses_with_the_same_masks(parts: int) -> None:
