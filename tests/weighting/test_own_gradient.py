@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import DeltaSAM, MicroBatches
-from deltasam.objectives import Classification
+from deltasam.objectives import Classification, Tokens
 from deltasam.weighting import OwnGradient
 from helpers.architectures import BY_NAME, make
 from helpers.problems import TRANSFORMER_NO_DROPOUT, relative_error
@@ -49,6 +49,18 @@ def test_micro_batches_do_not_change_the_weights() -> None:
     parts = MicroBatches([(inputs[:1], labels[:1]), (inputs[1:], labels[1:])])
     split = DeltaSAM(weighting=OwnGradient()).backward(model, parts, objective)
     assert torch.allclose(whole.weights, split.weights, rtol=1e-6)
+
+
+def test_micro_batches_with_a_mean_over_tokens_and_a_floor() -> None:
+    """Each micro-batch divides its losses by its own number of tokens; eta is in the unit of the whole batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)).double()
+    ids, labels = torch.randint(7, (4, 5)), torch.randint(3, (4, 5))
+    labels[1:, 2:] = -100
+    parts = MicroBatches([(ids[:1], labels[:1]), (ids[1:], labels[1:])])
+    method = DeltaSAM(eta=5.0, weighting=OwnGradient(radius=0.1))
+    whole, split = (method.backward(model, batch, Tokens()).weights for batch in ((ids, labels), parts))
+    torch.testing.assert_close(split, whole, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
