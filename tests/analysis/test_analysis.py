@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -214,3 +215,6 @@ def test_helpers() -> None:
     assert cosine(long, torch.zeros_like(long)).isnan()
     tied = spearman(torch.tensor([1.0, 1.0, 2.0, 3.0]), torch.tensor([5.0, 5.0, 7.0, 6.0]))
     assert tied == pytest.approx(7 / 9)  # mean ranks, as in scipy.stats.spearmanr
+    for lost in (torch.nan, torch.inf):  # with such weights the step falls back to uniform ones, which have no order
+        assert math.isnan(spearman(torch.tensor([1.0, lost, 3.0, 2.0]), torch.arange(4.0)))
+        assert math.isnan(spearman(torch.arange(4.0), torch.tensor([1.0, lost, 3.0, 2.0])))

@@ -36,6 +36,19 @@ def test_every_token_counts_the_same(kind: str) -> None:
         assert found == pytest.approx(obvious(model.eval(), data), abs=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_padding_on_the_left_counts_as_padding_on_the_right(kind: str) -> None:
+    """The first token of a text has none before it, and GPT-2 counts the positions from the padding."""
+    model = causal(kind).double()
+    right = batch([7, 3, 5], 7)
+    left = {
+        name: torch.stack([row.roll(7 - n) for row, n in zip(value, (7, 3, 5), strict=True)])
+        for name, value in right.items()
+    }
+    assert left["attention_mask"][1].tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert token_nll(model, [left]) == pytest.approx(token_nll(model, [right]), abs=1e-12)
+
+
 def test_labels_choose_the_tokens() -> None:
     model = causal("llama").eval()
     ids = torch.randint(1, 40, (1, 6))

@@ -128,3 +128,19 @@ def test_a_mean_in_place_of_losses_is_refused(problem: Any) -> None:
 
 def test_no_distances_are_an_empty_slice(problem: Any) -> None:
     assert instance_slice(*problem, distances=[]) == []
+
+
+def test_the_direction_of_many_batches_in_bfloat16() -> None:
+    """A sum in bfloat16 does not grow any more when it is 256 times as large as its terms."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).bfloat16()
+    data = [torch.randn(4, 3).bfloat16() + 0.5 for _ in range(1000)]
+
+    def objective(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).squeeze(-1).float()
+
+    wanted = torch.cat([torch.stack([x.double().sum(0) for x in data]).sum(0), torch.tensor([4000.0])])
+    found = gradient_direction(model, data, objective)
+    assert {part.dtype for part in found if part is not None} == {torch.bfloat16}
+    direction = torch.cat([part.flatten().double() for part in found if part is not None])
+    torch.testing.assert_close(direction, wanted / wanted.norm(), rtol=5e-3, atol=0)

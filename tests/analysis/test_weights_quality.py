@@ -30,11 +30,15 @@ def slow_weights(model: nn.Module, batch: object, objective: object, weighting: 
 
 
 def test_without_caches_the_result_is_the_same() -> None:
-    """In float64, which autocast does not change: differences of rounded losses depend on the machine."""
+    """In float64: differences of rounded losses depend on the machine."""
     model, batch, objective = TRANSFORMER.make(torch.float64, size=6)
     found = weights_quality(model, [batch], objective, weightings=ALL)
     assert [(row.weighting, row.condition) for row in found] == [(name, c) for name in ALL for c in CONDITIONS]
-    slow = {(n, c): slow_weights(model, batch, objective, w, c) for n, w in ALL.items() for c in CONDITIONS}
+    found = [row for row in found if row.condition not in ("float32", "bf16")]
+    slow = {
+        (row.weighting, row.condition): slow_weights(model, batch, objective, ALL[row.weighting], row.condition)
+        for row in found
+    }
     for row in found:
         g, reference = slow[row.weighting, row.condition], slow[row.weighting, "float64"]
         assert row.median == pytest.approx(float(g.median()))
@@ -42,10 +46,13 @@ def test_without_caches_the_result_is_the_same() -> None:
         assert row.ideal == pytest.approx(spearmanr(g, slow["own", "float64"]).statistic)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("has_bfloat16", [True, False])
-def test_every_condition_runs_in_its_precision(has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_condition_runs_in_its_precision(
+    has_bfloat16: bool, stored: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16)
-    model, batch, _ = TRANSFORMER.make(torch.float32, size=6)
+    model, batch, _ = TRANSFORMER.make(stored, size=6)
     seen: set[torch.dtype] = set()
 
     def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

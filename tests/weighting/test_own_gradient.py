@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deltasam import DeltaSAM, MicroBatches
-from deltasam.objectives import Classification
+from deltasam.objectives import Classification, Tokens
 from deltasam.weighting import OwnGradient
 from helpers.architectures import BY_NAME, make
 from helpers.problems import TRANSFORMER_NO_DROPOUT, relative_error
@@ -49,6 +49,18 @@ def test_micro_batches_do_not_change_the_weights() -> None:
     parts = MicroBatches([(inputs[:1], labels[:1]), (inputs[1:], labels[1:])])
     split = DeltaSAM(weighting=OwnGradient()).backward(model, parts, objective)
     assert torch.allclose(whole.weights, split.weights, rtol=1e-6)
+
+
+def test_micro_batches_with_a_mean_over_tokens_and_a_floor() -> None:
+    """Each micro-batch divides its losses by its own number of tokens; eta is in the unit of the whole batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)).double()
+    ids, labels = torch.randint(7, (4, 5)), torch.randint(3, (4, 5))
+    labels[1:, 2:] = -100
+    parts = MicroBatches([(ids[:1], labels[:1]), (ids[1:], labels[1:])])
+    method = DeltaSAM(eta=5.0, weighting=OwnGradient(radius=0.1))
+    whole, split = (method.backward(model, batch, Tokens()).weights for batch in ((ids, labels), parts))
+    torch.testing.assert_close(split, whole, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +125,24 @@ def test_a_model_that_no_rule_covers_runs_one_instance_at_a_time() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     # The losses at w, a gradient and a pass on each side of every instance; the step's own two.
     assert (step.forwards, step.backwards) == (1 + 3 * 5 + 2, 5 + 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*one after the other")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_in_the_loop_eta_is_in_the_unit_of_the_loss_at_any_scale(parts: int) -> None:
+    architecture = BY_NAME["LSTM tagger"]
+    model, _, batch = make(architecture, 4)
+    cut = MicroBatches([{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))])
+
+    def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return architecture.losses(model, batch)
+
+    method = DeltaSAM(eta=0.05, weighting=OwnGradient(radius=1e-3))  # above 2 h ||grad||
+    found = [
+        method.backward(model, batch if parts == 1 else cut, objective, scale=scale).weights
+        for scale in (1.0, 2.0**16)
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*(draws random numbers|one after the other)")

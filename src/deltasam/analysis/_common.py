@@ -116,8 +116,11 @@ def gradient_of(method: Method, model: nn.Module, batch: Any, objective: Objecti
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Returns the rank correlation; equal values share their mean rank. NaN if all values of one are equal."""
-    if a.shape[0] < 2:
+    """Returns the rank correlation; equal values share their mean rank.
+
+    NaN if all values of one are equal, or one is not finite.
+    """
+    if a.shape[0] < 2 or not (a.isfinite().all() and b.isfinite().all()):
         return float("nan")
     return round(float(torch.corrcoef(torch.stack([_ranks(a), _ranks(b)]))[0, 1]), 12)
 

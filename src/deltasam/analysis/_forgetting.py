@@ -41,7 +41,7 @@ def token_nll(
     total, count = 0.0, 0
     with in_mode(model, False), torch.no_grad():
         for batch in batches_of(model, data, limit, progress, "token nll"):
-            labelled = batch if "labels" in batch else {**batch, "labels": _labels(batch)}
+            labelled = batch if "labels" in batch else _labelled(batch)
             tokens = int(objective.items(labelled) or 0)
             if tokens:  # the losses of a batch without targets are not defined
                 total += float(objective(model, labelled).double().mean()) * tokens
@@ -53,9 +53,20 @@ def token_nll(
     return total / count
 
 
-def _labels(batch: Mapping[str, Tensor]) -> Tensor:
-    ids, mask = batch["input_ids"], batch.get("attention_mask")
-    return ids if mask is None else ids.masked_fill(mask == 0, -100)
+def _labelled(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds every token as a label. Padding on the left is moved to the right.
+
+    On the left the first token of a text would be predicted from padding, and GPT-2 would count that in its positions.
+    """
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return {**batch, "labels": batch["input_ids"]}
+    order = (mask == 0).long().argsort(dim=1, stable=True)
+    rows = {
+        name: value.gather(1, order) if isinstance(value, Tensor) and value.shape == mask.shape else value
+        for name, value in batch.items()
+    }
+    return {**rows, "labels": rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)}
 
 
 @dataclass(frozen=True)

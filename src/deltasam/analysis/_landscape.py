@@ -43,7 +43,8 @@ def gradient_direction(model: nn.Module, data: Iterable[Any], objective: Objecti
         ValueError: The gradient is zero or not finite.
     """
     params = list(trainable(model).values())
-    total: list[Tensor] = [torch.zeros_like(p) for p in params]
+    # A sum in bfloat16 stops growing after a few hundred batches.
+    total = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in params]
     with in_mode(model, False):
         for batch in batches_of(model, data, None, False, "gradient"):
             losses = objective(model, batch)
@@ -55,7 +56,7 @@ def gradient_direction(model: nn.Module, data: Iterable[Any], objective: Objecti
     norm = float(global_norm(total))
     if not 0 < norm < math.inf:
         raise ValueError(f"the gradient of the mean loss has norm {norm}: SAM has no direction at these weights")
-    return [part / norm for part in total]
+    return [(part / norm).to(p.dtype) for part, p in zip(total, params, strict=True)]
 
 
 def line_slice(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from deltasam.analysis._alignment import CONTROLS, WEIGHTINGS
@@ -79,7 +80,8 @@ def weights_quality(
     disabled. "bf16" is autocast around all passes, including the probes, with float32 weights.
 
     Cost per batch: the probes of each weighting once per condition, four of them in float64, and one forward at w per
-    condition for all weightings together. Memory: a float64 copy of the model.
+    condition for all weightings together. Memory: a float64 copy of the model, and a float32 one if its weights are
+    not.
 
     Args:
         model: The model; a float64 copy of it is made.
@@ -103,13 +105,17 @@ def weights_quality(
     check_number("rho", rho, 0, open_low=True)
     check_number("eta", eta, 0, open_low=True)
     chosen = weightings or {n: w for n, w in WEIGHTINGS.items() if n not in CONTROLS}
-    wide = deepcopy(model).double()
+    wide, narrow = deepcopy(model).double(), _single(model)
     found: dict[tuple[str, Condition], list[tuple[float, ...]]] = {}
     progress_bar = bar(data, limit, len(chosen) * len(conditions), progress, "quality of the weights")
     with full_float32(next(model.parameters()).device), progress_bar as begin:
         for number, batch in enumerate(batches_of(model, data, limit, False, "")):
             seeds = Seed(seed, 2 * number), Seed(seed, 2 * number + 1)
-            probes = _Probes(model, wide, batch, objective, rho, eta, *seeds)
+            batches = (
+                batch if narrow is model else tree_map(_to(torch.float32), batch),
+                tree_map(_to(torch.float64), batch),
+            )
+            probes = _Probes(narrow, wide, *batches, objective, rho, eta, *seeds)
             ideal = probes.weights(WEIGHTINGS["OwnGradient"], "float64")
             for name, weighting in chosen.items():
                 reference = probes.weights(weighting, "float64")
@@ -126,9 +132,10 @@ def weights_quality(
 class _Probes:
     """The weights of one batch under every condition, each measured once."""
 
-    model: nn.Module
+    narrow: nn.Module
     wide: nn.Module
-    batch: Any
+    narrow_batch: Any
+    wide_batch: Any
     objective: ObjectiveLike
     rho: float
     eta: float
@@ -147,9 +154,8 @@ class _Probes:
         return self._weights[key]
 
     def _measure(self, weighting: Weighting, condition: Condition) -> Tensor:
-        narrow = condition in ("float32", "bf16")
-        model = self.model if narrow else self.wide
-        batch = self.batch if narrow else tree_map(_doubled, self.batch)
+        is_narrow = condition in ("float32", "bf16")
+        model, batch = (self.narrow, self.narrow_batch) if is_narrow else (self.wide, self.wide_batch)
         masks = _MASKS.get(condition)
         precision = bfloat16(next(model.parameters()).device) if condition == "bf16" else nullcontext()
         if condition == "bf16" and hasattr(weighting, "precision"):
@@ -169,8 +175,14 @@ class _Probes:
         return self._losses[key]
 
 
-def _doubled(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+def _single(model: nn.Module) -> nn.Module:
+    """The model with float32 weights: itself, or a copy."""
+    is_single = all(p.dtype is torch.float32 for p in model.parameters() if p.is_floating_point())
+    return model if is_single else deepcopy(model).float()
+
+
+def _to(dtype: torch.dtype) -> Callable[[Any], Any]:
+    return lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _snr(g: Tensor, reference: Tensor) -> float:

@@ -222,7 +222,7 @@ def by_loop(
             shrink = (rho / global_norm(eps)).clamp_max(1).nan_to_num(1.0)
             eps = [e * shrink.to(e.dtype) for e in eps]
             if k == 0:
-                norms.append(norm / part.share * losses.shape[0])
+                norms.append(norm / part.scaled(torch.ones_like(norm)) / part.share * losses.shape[0])
         for side, sign in zip(found, signs, strict=True):
             with moved(params, eps, sign * one, consume=False):
                 side.append(own.losses())

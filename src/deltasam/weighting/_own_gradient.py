@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from deltasam.per_instance import both_sides
@@ -64,12 +63,13 @@ class OwnGradient(Weighting):
         """Losses on both sides of w along each instance's own gradient; the losses at w come with the gradient."""
         radius = rho if self.radius is None else self.radius
         require_real(passes.params.values(), passes.params)
-        weights = []
+        seconds, slopes = [], []
         with exact(passes, self.precision == "float32"):
             for part in passes.parts(without_side_effects=True):
                 losses, norms, plus, minus = both_sides(part, radius)
                 # In half precision the slope must cancel first: the curvature is a small difference of the sides.
-                second = (plus + minus - 2 * losses).abs()
-                weights.append(second / (2 * radius * norms).to(second.dtype).clamp_min(eta))
-        g = torch.cat(weights)
+                seconds.append((plus + minus - 2 * losses).abs())
+                slopes.append((2 * radius * norms).to(losses.dtype))
+        # eta bounds the slopes of the losses as they are in the whole batch: a mean over tokens differs in its parts.
+        g = passes.joined(seconds) / passes.joined(slopes).clamp_min(eta)
         return lambda losses: g

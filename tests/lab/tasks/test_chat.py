@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from deltasam.lab.experiments import RunConfig, load_run, run
+from deltasam.lab.sweeps import record_weights
 from deltasam.lab.tasks import ChatTask, DataError, DataSource, find_task, load_tokenizer
 from helpers.pretrained import CHAT, llama_folder
 
@@ -115,6 +117,29 @@ def test_conversations_without_room_for_an_answer_are_left_out(tokenizer: Any, c
     assert "1 of 2 conversations are left out" in caplog.text
     with pytest.raises(DataError, match="no turn of the assistant fits"):
         replace(TASK, max_length=6).encode(rows[:1], tokenizer)
+
+
+def test_weights_have_the_texts_of_the_conversations_that_are_not_left_out(folder: Path, tmp_path: Path) -> None:
+    silent = [{"role": "user", "content": ""}] * 6
+    rows = [{"messages": turns} for turns in ([*silent, *TURNS[1:3]], TURNS[1:3], TURNS[3:])]
+    own = tmp_path / "chat.jsonl"
+    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"train": str(own), "validation": str(own)}
+    config = RunConfig.from_plain(
+        {
+            "task": {"name": "chat", "files": files, "max_length": 20, "general_rows": 0, "bits": []},
+            "model": str(folder),
+            "method": "delta-sam",
+            "optimizer": {"lr": 1e-3},
+            "schedule": {"steps": 1},
+            "batch": {"size": 4},
+        }
+    )
+    run(config, tmp_path / "run")
+    _, loaded = load_run(tmp_path / "run")
+    assert [len(batch["labels"]) for batch in loaded.batches(4)] == [2]
+    found = record_weights(tmp_path / "run", batch_size=4)
+    assert {example["text"] for example in found["examples"]} == {f"messages: {row['messages']}" for row in rows[1:]}
 
 
 def test_files_of_the_user_and_tables_with_two_columns(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def record_weights(
     method = config.method
     if getattr(method, "probe_every", 1) != 1:
         method = method.replace(probe_every=1)  # weights in every step
+    kept_rows = loaded.task.encoded_rows(loaded.rows, loaded.tokenizer)
     weights: list[float] = []
     relative: list[float] = []
     for batch in loaded.batches(batch_size):
@@ -124,10 +125,10 @@ def record_weights(
         loaded.model.zero_grad(set_to_none=True)
     ranked = sorted(range(len(weights)), key=lambda i: -weights[i])
     kept = list(dict.fromkeys(ranked[:most] + ranked[-most:]))
-    examples = [{"weight": weights[i], "rank": ranked.index(i) + 1, "text": _text(loaded.rows[i])} for i in kept]
+    examples = [{"weight": weights[i], "rank": ranked.index(i) + 1, "text": _text(kept_rows[i])} for i in kept]
     settings = {"rows": rows, "batch_size": batch_size, **({} if split is None else {"split": split})}
     found = {"settings": settings, "weights": sorted(weights), "examples": examples}
-    wrong = ["clean_label" in row for row in loaded.rows]
+    wrong = ["clean_label" in row for row in kept_rows]
     if any(wrong) and not all(wrong):
         means = [fmean(g for g, is_wrong in zip(relative, wrong, strict=True) if is_wrong == one) for one in (1, 0)]
         found["wrong_labels"] = {"count": sum(wrong), "weight": means[0], "others": means[1]}

@@ -104,6 +104,10 @@ class Task(ABC):
     def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> list[Item]:
         """Returns the rows as items of a training set. ``seed`` is that of the run, for random encodings."""
 
+    def encoded_rows(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+        """Returns the rows that :meth:`encode` does not leave out. By default all."""
+        return list(rows)
+
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """Returns a function that joins items into the batch that the objective takes."""

@@ -111,13 +111,17 @@ class ChatTask(LanguageTask):
         """Returns the tokens of the conversations; labels are those of the assistant. The seed is not used."""
         check_chat_template(tokenizer)
         found = [self._encoded(row["messages"], tokenizer) for row in rows]
-        kept = [item for item in found if any(label != IGNORED for label in item["labels"])]
+        kept = [item for item in found if _has_target(item)]
         if not kept:
             raise DataError(f"task.max_length={self.max_length}: no turn of the assistant fits; set more")
         if len(kept) < len(found):
             _log.warning("%d of %d conversations are left out: within task.max_length=%d they have no turn of the "
                          "assistant", len(found) - len(kept), len(found), self.max_length)  # fmt: skip
         return kept
+
+    def encoded_rows(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+        """Returns the conversations that have a turn of the assistant within the length."""
+        return [row for row in rows if _has_target(self._encoded(row["messages"], tokenizer))]
 
     def evaluate(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
@@ -189,6 +193,10 @@ class ChatTask(LanguageTask):
                 break
             before = shorter
         return ids[-self.max_length :]
+
+
+def _has_target(item: Item) -> bool:
+    return any(label != IGNORED for label in item["labels"])
 
 
 def _tokens(turns: Turns, tokenizer: Any) -> tuple[list[int], list[int]]:
