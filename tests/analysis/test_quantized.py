@@ -316,3 +316,26 @@ def test_an_empty_tensor_stays_and_integers_are_refused() -> None:
     assert rounded(torch.empty(3, 0), 4).shape == (3, 0)
     with pytest.raises(ValueError, match=r"weight is torch\.int8"):
         rounded(torch.ones(2, 2, dtype=torch.int8), 4)
+
+
+class Experts(nn.Module):
+    """Two linear layers of a mixture, stacked in one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack, self.first = nn.Parameter(torch.randn(2, 8, 8)), nn.Linear(8, 8)
+        self.convolution = nn.Conv1d(8, 8, 9)  # its weight has three dimensions, too
+
+
+def test_stacked_experts_are_named() -> None:
+    """Nothing would be lost by rounding a mixture whose experts stay as they are."""
+    model = Experts()
+    with (
+        pytest.warns(UserWarning, match=r"128 weights in 1 parameters.*'stack'.*not rounded; 64 are") as found,
+        quantized(model, 3),
+    ):
+        pass
+    assert found[0].filename == __file__
+    model.stack = nn.Parameter(torch.randn(1, 1, 6))  # a class token
+    with quantized(model, 3):
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -67,7 +68,8 @@ def quantized(
     becomes faster or smaller. Adapters of PEFT on a rounded matrix are merged first, because it is the merged matrix
     that is stored in few bits; other adapters work as always, disabled ones stay out, merged ones stay merged.
     Embeddings, an output layer that shares their weights or is returned by ``get_output_embeddings()``, biases and
-    norms stay, as in the usual quantization of language models.
+    norms stay, as in the usual quantization of language models. So do experts that are stacked in one parameter, with
+    a warning.
 
     Cost: a copy of the rounded matrices, and of the biases beside those that carry adapters. All parameters keep their
     memory (``data_ptr()``).
@@ -96,6 +98,7 @@ def quantized(
             "there is no floating-point matrix of a linear layer to round; a model that is quantized already cannot "
             "be rounded again, and other parameters are selected by params=lambda name, parameter: ..."
         )
+    _warn_about_stacks(model, sum(weight.numel() for weight, _ in matrices))
     chosen = {id(weight) for weight, _ in matrices}
     # Only these are merged: merging and unmerging leaves rounding errors, and an adapter of embeddings would also
     # change an output layer that shares their weights.
@@ -120,6 +123,24 @@ def quantized(
             for weight, dim in matrices:
                 weight.copy_(rounded(weight, bits, group=group, dim=dim))
         yield model
+
+
+def _warn_about_stacks(model: nn.Module, rounded: int) -> None:
+    """Warns if much of the model is in stacks of matrices: models differ in which dimension is that of the inputs."""
+    stacks = [
+        (f"{prefix}.{name}".lstrip("."), p.numel())
+        for prefix, module in model.named_modules()
+        if not isinstance(module, (nn.Conv1d, nn.ConvTranspose1d))
+        for name, p in module.named_parameters(recurse=False)
+        if p.dim() == 3 and p.is_floating_point()
+    ]
+    count = sum(size for _, size in stacks)
+    if count > rounded / 10:
+        warnings.warn(
+            f"{count:,} weights in {len(stacks)} parameters of three dimensions, such as {stacks[0][0]!r}, are not "
+            f"rounded; {rounded:,} are. If they are experts of a mixture, the result says little about the model",
+            stacklevel=4,  # the caller of quantized(): its context manager and two functions are between
+        )
 
 
 def _refuse_merged_and_disabled(layers: dict[str, Any]) -> None:
