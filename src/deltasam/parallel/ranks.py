@@ -55,6 +55,7 @@ class Ranks:
         self._wrapper: DistributedDataParallel | None = None
         self._shards: list[Any] = []
         self._gathered: list[tuple[Any, Any, Any]] = []
+        self._is_held = False
         if is_distributed():
             self._find(model)
             if gather and self.sharded:
@@ -82,8 +83,7 @@ class Ranks:
         refuse_tensor_parallel(parts, fully_sharded=bool(self._shards))
         mesh = parts[0].device_mesh
         self._groups, self.size, self.sharded = mesh.get_all_groups(), mesh.size(), True
-        for module in self._shards:  # gradients that wait unsharded would be mixed with those of the ascent
-            module.set_requires_gradient_sync(True)
+        self._set_exchange(True)  # gradients that wait unsharded would be mixed with those of the ascent
 
     def check(self, scope: Scope, params: Mapping[str, nn.Parameter]) -> None:
         """Raises a ValueError if one of ``params`` would be perturbed by the gradient of one process only.
@@ -127,25 +127,32 @@ class Ranks:
 
         Args:
             wanted: Whether to do so.
-            shards: Do the same with gathered shards. Until the last backward no ascent must run outside, which would
-                exchange what was accumulated.
+            shards: Do the same with gathered shards, which then accumulate whole gradients.
         """
         if not wanted or (self._wrapper is None and not (shards and self._gathered)):
             return nullcontext()
         if self._wrapper is None:
-            return self._without_exchange()
+            return self.shards_held()
         refuse_static_graph(self._wrapper)
         return self._wrapper.no_sync()
 
     @contextmanager
-    def _without_exchange(self) -> Iterator[None]:
-        for module in self._shards:
-            module.set_requires_gradient_sync(False)
+    def shards_held(self) -> Iterator[None]:
+        """Inside, gathered shards exchange no gradients: an ascent would send what earlier parts have accumulated."""
+        if not self._gathered or self._is_held:  # the outermost context decides when the exchange continues
+            yield
+            return
+        self._is_held = True
+        self._set_exchange(False)
         try:
             yield
         finally:
-            for module in self._shards:
-                module.set_requires_gradient_sync(True)
+            self._is_held = False
+            self._set_exchange(True)
+
+    def _set_exchange(self, wanted: bool) -> None:
+        for module in self._shards:  # all of them, so there is no need to recurse
+            module.set_requires_gradient_sync(wanted, recurse=False)
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a small tensor over all processes."""
