@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deltasam._torch import fsdp_parameter_groups, uncompiled
+from deltasam._torch import drop_unsharded_gradients, fsdp_parameter_groups, uncompiled
 from deltasam.parallel.refusals import (
     refuse_foreign,
     refuse_inside_ddp_forward,
@@ -111,6 +111,7 @@ class Ranks:
     def release(self) -> None:
         """Shards gathered parameters again, at the end of the step."""
         for group, forward, backward in self._gathered:
+            drop_unsharded_gradients(group)  # of a step that failed: the next one would send them
             group.post_forward_mesh_info, group.reshard_after_backward = forward, backward
         self._gathered = []
         self.reshard()
