@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from deltasam._torch import fsdp_parameter_groups
 from deltasam.methods import ERM, GSAM, SAM, DeltaSAM, Method, PerInstanceSAM
 from deltasam.weighting import LossWeights
 from helpers.problems import grads, relative_error
@@ -60,6 +61,24 @@ def test_gradients_that_wait_are_not_mixed_with_the_ascent(mesh: Any, make: Call
         found = {name: grad.full_tensor() for name, grad in grads(model).items()}
         assert len(found) == 4, "all are exchanged in every step"
         assert relative_error(found, grads(alone)) < 1e-12
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+def test_fsdp_waits_for_the_gradients_of_every_pass(mesh: Any, make: Callable[[], Method]) -> None:
+    """With ``set_is_last_backward(False)`` it does not: on a GPU the ascent would read unfinished gradients."""
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = network()
+    finished = []
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh)
+    make().backward(model, torch.randn(5, 3).double(), objective)  # torch prepares the groups in the first pass
+    (group,) = fsdp_parameter_groups(model)
+    finish = group.finalize_backward
+    group.finalize_backward = lambda: finished.append(finish())
+    model.set_is_last_backward(False)
+    step = make().backward(model, torch.randn(5, 3).double(), objective)
+    assert len(finished) == step.backwards
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # our layers return views

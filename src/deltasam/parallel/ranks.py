@@ -84,6 +84,8 @@ class Ranks:
         mesh = parts[0].device_mesh
         self._groups, self.size, self.sharded = mesh.get_all_groups(), mesh.size(), True
         self._set_exchange(True)  # gradients that wait unsharded would be mixed with those of the ascent
+        for module in self._shards:  # otherwise FSDP does not wait for the gradients that the ascent reads
+            module.set_is_last_backward(True)
 
     def check(self, scope: Scope, params: Mapping[str, nn.Parameter]) -> None:
         """Raises a ValueError if one of ``params`` would be perturbed by the gradient of one process only.
