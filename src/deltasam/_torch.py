@@ -493,6 +493,15 @@ def fsdp_parameter_groups(module: Any) -> list[Any]:
     return groups
 
 
+def drop_unsharded_gradients(group: Any) -> None:
+    """Drops the gradients that a parameter group of ``fully_shard`` holds back (2.6); ``zero_grad`` does not."""
+    for p in getattr(group, "fsdp_params", ()):
+        p.unsharded_accumulated_grad = None
+        unsharded = getattr(p, "_unsharded_param", None)
+        if unsharded is not None:
+            unsharded.grad = None
+
+
 def fsdp_gathers_as(module: Any) -> torch.dtype | None:
     """The dtype of ``MixedPrecisionPolicy(param_dtype=...)`` of a sharded module (2.6), None if there is none."""
     state: Any = getattr(module, "_get_fsdp_state", lambda: None)()

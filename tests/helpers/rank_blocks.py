@@ -85,6 +85,36 @@ def looped(rank: int, world: int) -> dict[str, float]:
     return found
 
 
+def parts(rank: int, world: int) -> dict[str, float]:
+    """``at_once`` with shards: the processes have different numbers of parts, some only one."""
+    from torch.distributed.fsdp import fully_shard
+
+    random = torch.Generator().manual_seed(3)
+    batches = [torch.randn(5 - 3 * (r % 2), 4, generator=random).double() for r in range(world)]
+
+    def build() -> Any:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3)).double()
+
+    def objective(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().sum(1)
+
+    alone, found = build(), {}
+    for batch in batches:
+        PerInstanceSAM(rho=0.3).backward(alone, batch, objective, scale=1 / world)
+    wanted = {name: p.grad for name, p in alone.named_parameters()}
+    for engine in ("low-rank", "loop"):
+        model = build()
+        mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+        for layer in (model[0], model[3], model):
+            fully_shard(layer, mesh=mesh)
+        for times in (1, 2):  # a second backward adds to .grad
+            PerInstanceSAM(rho=0.3, engine=engine, at_once=2).backward(model, batches[rank], objective)
+            got = {name: p.grad.full_tensor() / times for name, p in model.named_parameters()}
+            found[f"{engine} {times}"] = relative_error(got, wanted)
+    return found
+
+
 def kept(rank: int, world: int) -> dict[str, Any]:
     """The state of methods for shards, saved by every process for itself, or by another process."""
     from torch.distributed.fsdp import fully_shard

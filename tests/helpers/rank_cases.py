@@ -41,7 +41,7 @@ from deltasam.methods import (
 )  # fmt: skip
 from deltasam.weighting import Directional
 from helpers.problems import Outputs, TinyTransformer, cross_entropy, relative_error
-from helpers.rank_blocks import CAN_SHARD, blocks, kept, looped
+from helpers.rank_blocks import CAN_SHARD, blocks, kept, looped, parts
 from helpers.rank_frozen import frozen_replicas, frozen_shards
 from helpers.rank_replicas import buffers, closures, compiled, held_back, inside, routed, uneven, unwrapped
 
@@ -435,7 +435,7 @@ def refusals(rank: int, world: int) -> dict[str, str]:
 CASES: Any = (replicas, accumulation, held_back, routed, buffers, closures, compiled)
 CASES += (inside, unwrapped, uneven, communication, decisions, frozen_replicas)
 if CAN_SHARD:
-    CASES += (frozen_shards, shards, gathered, blocks, looped, kept, directions, refusals)
+    CASES += (frozen_shards, shards, gathered, blocks, looped, parts, kept, directions, refusals)
 
 
 def process(rank: int, world: int, folder: Path) -> None:

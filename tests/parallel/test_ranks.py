@@ -43,7 +43,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     [
         *("replicas", "accumulation", "held_back", "routed", "buffers", "closures", "compiled"),
         "frozen_replicas",
-        *(pytest.param(case, marks=shards) for case in ("shards", "gathered", "blocks", "looped", "frozen_shards")),
+        *(pytest.param(case, marks=shards) for case in ("shards", "gathered", "blocks")),
+        *(pytest.param(case, marks=shards) for case in ("looped", "parts", "frozen_shards")),
     ],
 )
 def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:

@@ -63,6 +63,12 @@ def test_micro_batches_are_refused(method: Method) -> None:
         method.backward(model, MicroBatches(torch.randn(2, 4, 3, dtype=torch.float64).unbind()), objective)
 
 
+def test_parts_of_a_batch_are_refused_by_their_name() -> None:
+    model = DistributedDataParallel(network(), static_graph=True)
+    with pytest.raises(ValueError, match=r"at_once.*leave static_graph out"):
+        PerInstanceSAM(at_once=2).backward(model, torch.randn(4, 3, dtype=torch.float64), objective)
+
+
 def test_the_loop_is_refused() -> None:
     model = DistributedDataParallel(network(), static_graph=True)
     with pytest.raises(ValueError, match=r"PerInstanceSAM's loop need: leave static_graph out"):

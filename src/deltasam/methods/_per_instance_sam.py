@@ -76,7 +76,8 @@ class PerInstanceSAM(Method):
             which rounds products anyway, for layers with more outputs than inputs, else ``"exact"``.
         at_once: The most instances that pass through the model together; None for the whole batch. The result is the
             same, and both passes over one part hold the activations and factors of this part only. Tensors with one
-            row per instance are cut; what the instances share needs a first dimension of 1.
+            row per instance are cut; what the instances share needs a first dimension of 1. With shards each process
+            accumulates whole gradients until its last part: the processes may have different numbers of parts.
         max_extra_memory: Bytes that the gradients of the layers' matrices may take between the two passes. The fastest
             forms of the layers that fit are taken; if even the smallest do not fit, those are, and a warning names the
             ``at_once`` that would fit. None: 1.25 times what low rank would keep, the inputs and output gradients of
@@ -120,7 +121,7 @@ class PerInstanceSAM(Method):
             refuse_batch_statistics(passes.inner)
         if self.at_once is not None:  # groups stay together
             passes = passes.in_parts(max(self.at_once // self.group, 1) * self.group)
-        parts = [self._part(part) for part in passes.parts()]
+        parts = [self._part(part) for part in passes.parts(one_exchange=self.at_once is not None)]
         losses, perturbed, norms, radii = (list(values) for values in zip(*parts, strict=True))
         reached = torch.cat(radii)
         whole = torch.cat(passes.as_in_the_whole(norms, [part.shape[0] for part in losses]))
@@ -173,7 +174,7 @@ class PerInstanceSAM(Method):
         while True:
             sizes = list(part.sizes)
             try:
-                with part.one_pass(keep_side_effects=True), count_pass(part):
+                with part.one_pass(keep_side_effects=True), part.ranks.shards_held(), count_pass(part):
                     found = record(
                         part.inner,
                         run,
@@ -219,9 +220,8 @@ class PerInstanceSAM(Method):
         losses, groups = one_by_one(part, self.group, keep_side_effects=True)
         perturbed, norms, radii = [], [], []
         for k, group in enumerate(groups):
+            _, grads = group.gradient(keep_side_effects=False)
             # One exchange of gradients at the last group, however many groups other processes have.
-            with part.ranks.no_sync(len(groups) > 1, shards=True):
-                _, grads = group.gradient(keep_side_effects=False)
             with part.ranks.no_sync(k < len(groups) - 1, shards=True), group.ascend(grads, rule) as ascent:
                 perturbed.append(group.accumulate())
             norms.append(part.scaled(ascent.norm) / group.share)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deltasam._torch import fsdp_parameter_groups, uncompiled
+from deltasam._torch import drop_unsharded_gradients, fsdp_parameter_groups, uncompiled
 from deltasam.parallel.refusals import (
     refuse_foreign,
     refuse_inside_ddp_forward,
@@ -55,6 +55,7 @@ class Ranks:
         self._wrapper: DistributedDataParallel | None = None
         self._shards: list[Any] = []
         self._gathered: list[tuple[Any, Any, Any]] = []
+        self._is_held = False
         if is_distributed():
             self._find(model)
             if gather and self.sharded:
@@ -82,8 +83,9 @@ class Ranks:
         refuse_tensor_parallel(parts, fully_sharded=bool(self._shards))
         mesh = parts[0].device_mesh
         self._groups, self.size, self.sharded = mesh.get_all_groups(), mesh.size(), True
-        for module in self._shards:  # gradients that wait unsharded would be mixed with those of the ascent
-            module.set_requires_gradient_sync(True)
+        self._set_exchange(True)  # gradients that wait unsharded would be mixed with those of the ascent
+        for module in self._shards:  # otherwise FSDP does not wait for the gradients that the ascent reads
+            module.set_is_last_backward(True)
 
     def check(self, scope: Scope, params: Mapping[str, nn.Parameter]) -> None:
         """Raises a ValueError if one of ``params`` would be perturbed by the gradient of one process only.
@@ -111,6 +113,7 @@ class Ranks:
     def release(self) -> None:
         """Shards gathered parameters again, at the end of the step."""
         for group, forward, backward in self._gathered:
+            drop_unsharded_gradients(group)  # of a step that failed: the next one would send them
             group.post_forward_mesh_info, group.reshard_after_backward = forward, backward
         self._gathered = []
         self.reshard()
@@ -127,25 +130,32 @@ class Ranks:
 
         Args:
             wanted: Whether to do so.
-            shards: Do the same with gathered shards. Until the last backward no ascent must run outside, which would
-                exchange what was accumulated.
+            shards: Do the same with gathered shards, which then accumulate whole gradients.
         """
         if not wanted or (self._wrapper is None and not (shards and self._gathered)):
             return nullcontext()
         if self._wrapper is None:
-            return self._without_exchange()
+            return self.shards_held()
         refuse_static_graph(self._wrapper)
         return self._wrapper.no_sync()
 
     @contextmanager
-    def _without_exchange(self) -> Iterator[None]:
-        for module in self._shards:
-            module.set_requires_gradient_sync(False)
+    def shards_held(self) -> Iterator[None]:
+        """Inside, gathered shards exchange no gradients: an ascent would send what earlier parts have accumulated."""
+        if not self._gathered or self._is_held:  # the outermost context decides when the exchange continues
+            yield
+            return
+        self._is_held = True
+        self._set_exchange(False)
         try:
             yield
         finally:
-            for module in self._shards:
-                module.set_requires_gradient_sync(True)
+            self._is_held = False
+            self._set_exchange(True)
+
+    def _set_exchange(self, wanted: bool) -> None:
+        for module in self._shards:  # all of them, so there is no need to recurse
+            module.set_requires_gradient_sync(wanted, recurse=False)
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a small tensor over all processes."""

@@ -97,7 +97,7 @@ def refuse_static_graph(ddp: Any) -> None:
     if getattr(ddp, "static_graph", False):
         raise ValueError(
             "DistributedDataParallel(static_graph=True) fails, or gives wrong gradients, in no_sync(), which "
-            "MicroBatches, scope='local' in a closure that calls backward(), and PerInstanceSAM's loop need: "
+            "MicroBatches, at_once, scope='local' in a closure that calls backward(), and PerInstanceSAM's loop need: "
             "leave static_graph out"
         )
 

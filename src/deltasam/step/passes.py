@@ -217,6 +217,7 @@ class Passes(StepBatch):
         with (
             torch.enable_grad(),
             self.one_pass(keep_side_effects),
+            self.ranks.shards_held(),
             nullcontext() if self.params is self.trainable else differentiable(self.params),
             gradient(targets, self.involved if self.ranks.sharded else None) as collected,
         ):
@@ -359,10 +360,11 @@ class Passes(StepBatch):
                 self._moved = None
                 self.ranks.reshard()
 
-    def parts(self, *, without_side_effects: bool = False) -> Iterator[Self]:
+    def parts(self, *, without_side_effects: bool = False, one_exchange: bool = False) -> Iterator[Self]:
         """As :meth:`StepBatch.parts`; all parts together count as one sweep."""
         count = self.count
-        for k, part in enumerate(super().parts(without_side_effects=without_side_effects)):
+        parts = super().parts(without_side_effects=without_side_effects, one_exchange=one_exchange)
+        for k, part in enumerate(parts):
             forwards, backwards = count.forwards, count.backwards
             yield part
             if k:

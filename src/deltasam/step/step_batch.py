@@ -169,12 +169,14 @@ class StepBatch:
         other.sizes = [index.shape[0]]
         return other
 
-    def parts(self, *, without_side_effects: bool = False) -> Iterator[Self]:
+    def parts(self, *, without_side_effects: bool = False, one_exchange: bool = False) -> Iterator[Self]:
         """The micro-batches one by one, each with all its passes, for methods that perturb instances and not batches.
 
         Args:
             without_side_effects: Make only extra passes. Each part then starts where the one before ended, as in one
                 sweep over all; otherwise it starts where the random streams are when its turn comes.
+            one_exchange: Gathered shards, too, exchange gradients once: the processes may have different numbers of
+                parts.
         """
         replay = self._from_here(watch=True) if without_side_effects and len(self.batches) > 1 else self._replay
         sizes = [size or batch_size(batch) or 1 for size, batch in zip(self.sizes, self.batches, strict=True)]
@@ -186,7 +188,7 @@ class StepBatch:
             if k:
                 replay = replay.following() if without_side_effects and replay is not None else self._from_here()
             part._replay = replay
-            with self.ranks.no_sync(k < len(self.batches) - 1):
+            with self.ranks.no_sync(k < len(self.batches) - 1, shards=one_exchange):
                 yield part
             self.sizes[k] = part.sizes[0]
 
