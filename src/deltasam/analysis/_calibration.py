@@ -63,8 +63,8 @@ def calibration(logits: Tensor, labels: Tensor, *, bins: int = 15, resamples: in
 
     Computed in float64. The error of few instances is too large in the mean: a perfect model has one, too. Samples of
     the instances add the same excess once more, so the interval is mirrored (the basic bootstrap),
-    :math:`[2 e - q_{97.5}, 2 e - q_{2.5}]`, from 0 on; a small error may lie above it. With 400 instances it covered an error of 0.10 in 96 of 100
-    trials; of a perfect model the lower end was above 0 in 40, by 0.02 at most in 95.
+    :math:`[2 e - q_{97.5}, 2 e - q_{2.5}]`, from 0 on; a small error may lie above it. With 400 instances it covered
+    an error of 0.10 in 96 of 100 trials; of a perfect model the lower end was above 0 in 40, by 0.02 at most in 95.
 
     Args:
         logits: Logits or log-probabilities, (instances, classes). The softmax of log-probabilities is the
