@@ -496,7 +496,8 @@ def fsdp_parameter_groups(module: Any) -> list[Any]:
 def drop_unsharded_gradients(group: Any) -> None:
     """Drops the gradients that a parameter group of ``fully_shard`` holds back (2.6); ``zero_grad`` does not."""
     for p in getattr(group, "fsdp_params", ()):
-        p.unsharded_accumulated_grad = None
+        if "unsharded_accumulated_grad" in vars(p):  # in 2.15 a property that reads the next one
+            p.unsharded_accumulated_grad = None
         unsharded = getattr(p, "_unsharded_param", None)
         if unsharded is not None:
             unsharded.grad = None
