@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from deltasam import CausalLM
-from deltasam.methods import PerInstanceSAM
+from deltasam.methods import SAM, PerInstanceSAM
 from deltasam.per_instance import instance_adversarial_losses, instance_gradient_norms, perturbed_instances
 from helpers.frozen import (
     FAMILIES,
@@ -161,6 +161,34 @@ def test_lora_of_a_parameter() -> None:
     model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["score"], target_parameters=["0.table"]))
     check_small(model, "table")
     assert not dict(model.named_buffers())
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.att, self.score = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.score(self.att(x, x, x, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.skipif(not hasattr(peft.tuners.lora.layer, "MultiheadAttention"), reason="this peft does not adapt it")
+@pytest.mark.parametrize("method", [PerInstanceSAM(), PerInstanceSAM(params="base"), SAM(params="base")])
+def test_attention_whose_matrices_peft_replaces_is_refused(method: Any) -> None:
+    torch.manual_seed(0)
+    model = peft.get_peft_model(Attending(), peft.LoraConfig(r=2, target_modules=["att"]))
+    x, labels = torch.randn(3, 5, 4), torch.tensor([0, 1, 2])
+
+    def losses(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"'base_model.model.att', a MultiheadAttention.*target_modules.*SAM or ERM"):
+        method.backward(model, (x, labels), losses)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    step = SAM().backward(model, (x, labels), losses)
+    assert step.backwards == 2
 
 
 def test_dora_in_groups() -> None:

@@ -98,7 +98,8 @@ def quantized(
             "there is no floating-point matrix of a linear layer to round; a model that is quantized already cannot "
             "be rounded again, and other parameters are selected by params=lambda name, parameter: ..."
         )
-    _warn_about_stacks(model, sum(weight.numel() for weight, _ in matrices))
+    if params is None:
+        _warn_about_stacks(model, sum(weight.numel() for weight, _ in matrices))
     chosen = {id(weight) for weight, _ in matrices}
     # Only these are merged: merging and unmerging leaves rounding errors, and an adapter of embeddings would also
     # change an output layer that shares their weights.
@@ -139,7 +140,7 @@ def _warn_about_stacks(model: nn.Module, rounded: int) -> None:
         warnings.warn(
             f"{count:,} weights in {len(stacks)} parameters of three dimensions, such as {stacks[0][0]!r}, are not "
             f"rounded; {rounded:,} are. If they are experts of a mixture, the result says little about the model",
-            stacklevel=4,  # the caller of quantized(): its context manager and two functions are between
+            stacklevel=4,  # the `with` statement of the caller
         )
 
 

@@ -48,6 +48,7 @@ def base_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     Raises:
         ValueError: No matrix carries an adapter, or adapters are merged into the matrices.
     """
+    refuse_attention(model)
     layers = adapted_layers(model)
     for name, layer in layers.items():
         if getattr(layer, "merged", False):
@@ -72,6 +73,16 @@ def innermost(layer: nn.Module) -> nn.Module:
     while is_adapted(layer):
         layer = layer.base_layer  # type: ignore[assignment]
     return layer
+
+
+def refuse_attention(model: nn.Module) -> None:
+    """Raises a ValueError if PEFT's LoRA of a ``MultiheadAttention`` makes new matrices in every forward pass."""
+    for name, layer in adapted_layers(model).items():
+        if isinstance(layer.base_layer, nn.MultiheadAttention):
+            raise ValueError(
+                f"PEFT puts new matrices into {name!r}, a MultiheadAttention, in every forward pass, so it cannot be "
+                "perturbed: adapt other layers (target_modules=...), or choose SAM or ERM with params='trained'"
+            )
 
 
 def refuse_dora(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:

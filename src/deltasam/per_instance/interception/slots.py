@@ -36,6 +36,7 @@ from deltasam.per_instance.interception.quantized_layers import perturbed_forwar
 from deltasam.per_instance.interception.shortcuts import SHORTCUTS, lengthening, shorten
 from deltasam.per_instance.interception.tensors import PerInstance
 from deltasam.step.adapter_inputs import SWITCH, UnlessAutocast, casting
+from deltasam.step.adapters import refuse_attention
 from deltasam.step.checks import require_apart, sharing
 from deltasam.step.quantized import layer_of
 
@@ -119,6 +120,7 @@ class ParameterSlots:
         places = _places([*self.params.values(), *others], len(self.params))
         if places is not None and places == self.memory.places:
             return True
+        refuse_attention(self.model)
         if sharing(self.params.values(), others):
             require_apart(self.params.values(), dict(self.model.named_parameters()))  # names them in the error
         self.memory.places = places
