@@ -190,22 +190,6 @@ def test_base_size_shows_the_radius_of_each_task_in_one_row(tmp_path: Path) -> N
     assert found["SAM"] == ["2.00 [2.00, 2.00]"] * 2
 
 
-def test_runs_with_other_dropout_masks_are_compared_with_one_another_only(tmp_path: Path) -> None:
-    write_both(tmp_path / "pays", ENCODERS, 3)
-    for seed in (1, 2, 3):
-        for method, score in (("RandomPerturbation", 0.5), ("DeltaSAM", 0.52)):
-            own = {"name": method, "rho": 0.01}
-            write_evidence(tmp_path / "pays-other-masks", "mrpc", own, seed=seed, score=score, rows=250)
-    text = stress.controlled(tmp_path, "rows", 250)
-    found = table_rows(text)
-    assert found["random perturbation"][0] == "50.00"
-    assert found["δ-SAM"][0] == "2.00 [2.00, 2.00]"
-    assert "Over MRPC, bert-small-wiki." in text
-    assert "ERM on these setups, with its own masks: metric 70.20, " in text, "the control had other luck"
-    assert table_rows(stress.differences(tmp_path, "rows", "score"))["δ-SAM"] == ["-"] * 3
-    assert "ERM" not in found
-
-
 def test_runs_with_other_dropout_masks_count_once_plain_training_has_them(tmp_path: Path) -> None:
     """Then they are paired with it, and not with plain training of the same seed that has the first masks."""
     write_both(tmp_path / "pays", ENCODERS, 3)

@@ -11,20 +11,17 @@ import pandas as pd
 
 from deltasam.lab.pages.curves import Line, curves
 from deltasam.lab.pages.effects import (
-    ARMS,
     ENCODERS,
     FEWEST,
     NO_RUNS,
     arms_of,
-    counted,
-    effect_table,
     mean,
     missing,
     noted,
     setup_table,
     shown,
 )
-from deltasam.lab.pages.evidence import OTHER_MASKS, PLAIN, arm_name, of_arm, paired, setup_name, topic, values
+from deltasam.lab.pages.evidence import PLAIN, of_arm, paired, setup_name, topic, values
 from deltasam.lab.pages.plan import cells
 from deltasam.lab.pages.rounding import DRAWN
 from deltasam.lab.pages.statistics import mean_and_ends, table
@@ -33,7 +30,6 @@ from deltasam.step.names import pluralized
 NOISE = {0.0: "clean", 0.1: "10% wrong labels", 0.2: "20% wrong labels", 0.4: "40% wrong labels"}
 ROWS = {0.0: "all rows", 1000.0: "1,000 rows", 250.0: "250 rows"}
 AXES: Mapping[str, Mapping[float, str]] = {"noise": NOISE, "rows": ROWS}
-METRICS = {"score": "metric", "nll": "NLL x 100", "ece": "ECE x 100"}
 _OTHER = {"noise": "rows", "rows": "noise"}
 _TASKS = ("mrpc", "rte", "cola", "sst2")
 
@@ -75,20 +71,6 @@ def by_setup(results: Path, axis: str, level: float, metric: str = "score") -> s
     frame = at(results, axis, level)
     planned = _level(cells(results, "pays"), axis, level)
     return noted(setup_table(frame, metric, planned["setup"].unique(), to=PLAIN), missing(planned))
-
-
-def controlled(results: Path, axis: str, level: float) -> str:
-    """The runs whose dropout masks plain training does not have: differences to random perturbations, which do.
-
-    The note has plain training on the same setups, so that the luck of these masks can be seen.
-    """
-    frame, control = _level(topic(results, OTHER_MASKS), axis, level), arm_name("RandomPerturbation")
-    kinds, setups = set(frame["kind"]), list(counted(values(of_arm(frame, control), "score")))
-    text = effect_table(frame, METRICS, [arm for arm in ARMS if arm in kinds], second=control)
-    plain = of_arm(at(results, axis, level), PLAIN)
-    plain = plain[plain["setup"].isin(setups)]
-    own = ", ".join(f"{name} {mean(values(plain, metric))}" for metric, name in METRICS.items())
-    return noted(text, f"Over {'; '.join(setups)}. {PLAIN} on these setups, with its own masks: {own}.")
 
 
 def figure(results: Path, axis: str) -> str:
