@@ -47,8 +47,12 @@ def differences(results: Path) -> str:
 
 
 def pairs(results: Path) -> str:
+    """The differences between methods that compete, on clean data."""
+    return pair_table(runs(results))
+
+
+def pair_table(frame: pd.DataFrame) -> str:
     """The differences between the methods of :data:`_PAIRS`, over the setups that both have, paired by seed."""
-    frame = runs(results)
     if frame.empty:
         return NO_RUNS
     cells = [[shown(paired(of_arm(frame, a), of_arm(frame, b), metric)) for metric in METRICS] for a, b in _PAIRS]

@@ -252,10 +252,13 @@ CONTENTS: dict[str, Callable[[Path], str]] = {
     **{
         f"{axis}-{metric}.md": partial(stress.differences, axis=axis, metric=metric)
         for axis in stress.AXES
-        for metric in ("score", "nll", "ece")
+        for metric in ("score", "nll", "ece", "nll_scaled")
     },
+    "noise-pairs.md": partial(stress.pairs, axis="noise", level=0.2),
+    "rows-pairs.md": partial(stress.pairs, axis="rows", level=1000),
     "noise-tasks.md": partial(stress.by_setup, axis="noise", level=0.2),
     "noise-tasks-ece.md": partial(stress.by_setup, axis="noise", level=0.2, metric="ece"),
+    "noise-tasks-nll_scaled.md": partial(stress.by_setup, axis="noise", level=0.2, metric="nll_scaled"),
     "noise-tasks-40.md": partial(stress.by_setup, axis="noise", level=0.4),
     "rows-tasks.md": partial(stress.by_setup, axis="rows", level=250),
     "rows-tasks-1000.md": partial(stress.by_setup, axis="rows", level=1000),

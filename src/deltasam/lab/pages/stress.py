@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from deltasam.lab.pages.calibration import pair_table
 from deltasam.lab.pages.curves import Line, curves
 from deltasam.lab.pages.effects import (
     ENCODERS,
@@ -56,6 +57,11 @@ def differences(results: Path, axis: str, metric: str) -> str:
             rows.append([arm, *(shown(found[level], len(values(plain[level], metric))) for level in levels)])
     counts = {level: pluralized(len(values(plain[level], metric)), "setup") for level in levels}
     return table([f"difference to {PLAIN}", *(f"{name} ({counts[level]})" for level, name in levels.items())], rows)
+
+
+def pairs(results: Path, axis: str, level: float) -> str:
+    """The differences between methods that compete, at one level."""
+    return pair_table(at(results, axis, level))
 
 
 def gaps(results: Path, axis: str) -> str:
