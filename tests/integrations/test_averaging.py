@@ -117,3 +117,21 @@ def test_wrong_checkpoints(tmp_path: Path) -> None:
     elsewhere.add_callback(WeightAverageCallback(WeightAverage(), checkpoint=folder))
     elsewhere.train(resume_from_checkpoint=str(folder))
     assert_same_bits(weights(whole.model), weights(elsewhere.model))
+
+
+def test_an_optimizer_that_moves_the_weights_for_evaluations_is_refused(tmp_path: Path) -> None:
+    class ScheduleFree(torch.optim.SGD):
+        def train(self) -> None: ...
+
+        def eval(self) -> None: ...
+
+    model = fresh()
+    trainer = Trainer(
+        model=model,
+        args=arguments(tmp_path),
+        train_dataset=classification_data(),
+        optimizers=(ScheduleFree(model.parameters(), lr=0.1), None),  # type: ignore[arg-type]
+        callbacks=[WeightAverageCallback(WeightAverage())],
+    )
+    with pytest.raises(ValueError, match=r"WeightAverageCallback .*ScheduleFree.*another optimizer"):
+        trainer.train()

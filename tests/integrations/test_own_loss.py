@@ -132,14 +132,27 @@ def test_a_usual_head_passes(tmp_path: Path) -> None:
     assert train(causal("gpt2"), tmp_path, tokens()).global_step == 1
 
 
-def test_a_model_without_a_loss_cannot_be_evaluated_by_one(tmp_path: Path) -> None:
+class Pair(Bag):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = super().forward(input_ids)
+        return logits, 2 * logits
+
+
+class NoLoss(Bag):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        return {"loss": None, "logits": super().forward(input_ids)}
+
+
+@pytest.mark.parametrize("kind", [Bag, Pair, NoLoss])
+def test_a_model_without_a_loss_cannot_be_evaluated_by_one(kind: type[Bag], tmp_path: Path) -> None:
     options = {"args": arguments(tmp_path), "method": SAM(), "objective": Classification()}
     data = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in classification_data()]
-    trainer = MethodTrainer(model=Bag(), train_dataset=data, eval_dataset=data, **options)
+    trainer = MethodTrainer(model=kind(), train_dataset=data, eval_dataset=data, **options)
     trainer.train()
-    with pytest.raises(ValueError, match=r"Bag .*\{\"loss\": ..., \"logits\": ...\}"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} .*\{{\"loss\": ..., \"logits\": ...\}}"):
         trainer.evaluate()
-    assert len(trainer.predict([{"input_ids": row["input_ids"]} for row in data]).predictions) == len(data)
+    if kind is Bag:
+        assert len(trainer.predict([{"input_ids": row["input_ids"]} for row in data]).predictions) == len(data)
 
 
 @pytest.mark.parametrize(

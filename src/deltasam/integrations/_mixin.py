@@ -131,15 +131,17 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
         """Returns the evaluation loss, as the Trainer computes it.
 
         Raises:
-            ValueError: The model returns a tensor. Trainer would use its first row as the loss.
+            ValueError: The model returns no loss. Trainer would use the first part of its outputs.
         """
         if not return_outputs:
             return super().compute_loss(model, inputs, **kwargs)
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
-        if isinstance(outputs, Tensor) and loss.data_ptr() == outputs.data_ptr():
+        is_loss = isinstance(loss, Tensor) and loss.ndim <= 1  # one, or one per instance
+        if not is_loss or (isinstance(outputs, Tensor) and loss.data_ptr() == outputs.data_ptr()):
             raise ValueError(
-                f"{type(unwrapped(model)).__name__} returned a tensor, whose first row Trainer would use as the "
-                'evaluation loss: return {"loss": ..., "logits": ...} from its forward when labels are given'
+                f"{type(unwrapped(model)).__name__} returned a {type(outputs).__name__} without a loss: return "
+                '{"loss": ..., "logits": ...} from its forward when labels are given, or Trainer would use the first '
+                "part of the outputs as the evaluation loss"
             )
         return loss, outputs
 
