@@ -165,6 +165,22 @@ def test_the_comparison_leaves_the_modes_of_modules() -> None:
     assert not any(module.training for module in model.bert.modules())
 
 
+def test_the_comparison_does_not_call_eval() -> None:
+    """Which merges the adapters of loralib: the training would go on without them."""
+
+    class Merging(torch.nn.Identity):
+        merged = False
+
+        def train(self, mode: bool = True) -> Any:
+            self.merged = not mode
+            return super().train(mode)
+
+    model = classifier().train()
+    model.dropout = Merging()
+    check_inferred(model, labelled(torch.tensor([0, 1])), Classification())
+    assert not model.dropout.merged
+
+
 def test_operations_are_those_of_the_model_at_hand(tmp_path: Path) -> None:
     """They are cached during one training: the next may have another model."""
     trainer = MethodTrainer(

@@ -81,8 +81,9 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
         objective = replace(objective, router_aux_loss_coef=0.0)
         batch = {**batch, "output_router_logits": False}
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
+        for module, _ in modes:  # not eval(), which may do more: loralib merges its weights
+            module.training = False
         ours = objective(model, batch).mean()  # first: its errors about unsuitable labels are clearer
         own = getattr(model(**_with_model_names(model, batch, objective)), "loss", None)
         if not isinstance(own, Tensor) or own.numel() != 1:
