@@ -17,7 +17,7 @@ from deltasam.methods import ERM, SAM
 from deltasam.objectives import Classification, Tokens
 from deltasam.objectives.regularisers import RDrop
 from helpers.tiny import causal, classifier, sentences
-from helpers.trainers import Bag, arguments, classification_data
+from helpers.trainers import Bag, arguments, classification_data, fresh
 
 
 class Weighted(hf.Trainer):
@@ -55,6 +55,22 @@ def test_an_overridden_compute_loss_needs_an_objective(kind: Any, tmp_path: Path
     with pytest.raises(ValueError, match=r"\.compute_loss .*objective="):
         kind(model=classifier(), args=arguments(tmp_path), method=ERM())
     kind(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
+
+
+def test_compute_loss_func_beside_an_objective_is_for_the_evaluation(tmp_path: Path) -> None:
+    data = classification_data(4)
+    trainer = MethodTrainer(
+        model=fresh(),
+        args=arguments(tmp_path, logging_strategy="steps", logging_steps=1),
+        train_dataset=data,
+        eval_dataset=data,
+        method=ERM(),
+        objective=Classification(),
+        compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.cross_entropy(outputs.logits, labels) + 10,
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] < 5
+    assert trainer.evaluate()["eval_loss"] > 5
 
 
 def test_smoothing_in_the_evaluation_alone(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
         has_objective = objective is not None or type(self).default_objective is not MethodMixin.default_objective
         refuse_overrides(type(self), MethodMixin, has_objective=has_objective, replaces=self.replaces)
         super().__init__(*args, **kwargs)
-        refuse_unsupported(self)
+        refuse_unsupported(self, has_objective=objective is not None)
         if self.args.gradient_checkpointing:
             # The default of transformers 4 does not support torch.autograd.grad, which most methods call.
             options = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
