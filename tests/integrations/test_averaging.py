@@ -84,6 +84,18 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     assert_same_bits(weights(whole.model), weights(resumed.model))
 
 
+def test_a_resumed_training_that_evaluates_first_shows_the_average(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "no"}
+    average = WeightAverage(kind="swa", start=0.0)
+    whole = trainer_for(tmp_path, Trainer, average, **options)
+    whole.train()
+    resumed = trainer_for(tmp_path, Trainer, average, **options, eval_on_start=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    (step, found), *_ = resumed.noting.evaluated
+    assert step == 4
+    close(found, mean(whole.noting.trained[:4]))
+
+
 def test_a_checkpoint_holds_the_average_as_the_model(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "no"}
     trainer = trainer_for(tmp_path, Trainer, WeightAverage(kind="swa", start=0.0), **options)

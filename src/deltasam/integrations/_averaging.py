@@ -84,6 +84,8 @@ class WeightAverageCallback(TrainerCallback):
         self.average = dataclasses.replace(self._options, total_steps=self._options.total_steps or state.max_steps)
         if state.global_step:
             self._resume(args, state, model)
+            if args.eval_on_start:
+                self._show(model)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
@@ -105,8 +107,7 @@ class WeightAverageCallback(TrainerCallback):
     ) -> None:
         """Puts the average into the model if an evaluation or a checkpoint follows."""
         if self._trained is None and (control.should_evaluate or control.should_save):
-            self._trained = {name: p.clone() for name, p in trained_weights(model).items()}
-            self.average.copy_to(model)
+            self._show(model)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
@@ -125,6 +126,11 @@ class WeightAverageCallback(TrainerCallback):
         if not (args.load_best_model_at_end and state.best_model_checkpoint):
             self.average.copy_to(model)
         self._trained = None
+
+    def _show(self, model: Any) -> None:
+        """Puts the average into the model until the next step begins."""
+        self._trained = {name: p.clone() for name, p in trained_weights(model).items()}
+        self.average.copy_to(model)
 
     def _resume(self, args: TrainingArguments, state: TrainerState, model: Any) -> None:
         folder = Path(self._checkpoint) if self._checkpoint is not None else _folder(args, state)
