@@ -53,6 +53,23 @@ def test_adversarial_risk_is_the_mean_over_instances(engine: str) -> None:
     assert torch.allclose(risk.norms, torch.cat([e.norms for e in exact]), rtol=1e-9)
 
 
+def test_layers_that_merge_their_adapters_in_eval_stay_as_they_are() -> None:
+    """As those of loralib: merged weights would train no adapter afterwards."""
+
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode: bool = True) -> Merging:
+            self.merged = not mode
+            return super().train(mode)
+
+    torch.manual_seed(0)
+    model = Merging(4, 3)
+    adversarial_risk(model, [(torch.randn(2, 4), torch.tensor([0, 1]))], Classification(), rho=0.1)
+    assert model.training
+    assert not model.merged
+
+
 @pytest.mark.filterwarnings("ignore:.*(draws random numbers|one after the other)")
 def test_in_train_mode_the_loop_has_the_masks_of_the_pass_at_w() -> None:
     model, batch = noisy()

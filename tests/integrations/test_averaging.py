@@ -84,6 +84,18 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     assert_same_bits(weights(whole.model), weights(resumed.model))
 
 
+def test_a_resumed_training_that_evaluates_first_shows_the_average(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "no"}
+    average = WeightAverage(kind="swa", start=0.0)
+    whole = trainer_for(tmp_path, Trainer, average, **options)
+    whole.train()
+    resumed = trainer_for(tmp_path, Trainer, average, **options, eval_on_start=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    (step, found), *_ = resumed.noting.evaluated
+    assert step == 4
+    close(found, mean(whole.noting.trained[:4]))
+
+
 def test_a_checkpoint_holds_the_average_as_the_model(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "no"}
     trainer = trainer_for(tmp_path, Trainer, WeightAverage(kind="swa", start=0.0), **options)
@@ -117,3 +129,21 @@ def test_wrong_checkpoints(tmp_path: Path) -> None:
     elsewhere.add_callback(WeightAverageCallback(WeightAverage(), checkpoint=folder))
     elsewhere.train(resume_from_checkpoint=str(folder))
     assert_same_bits(weights(whole.model), weights(elsewhere.model))
+
+
+def test_an_optimizer_that_moves_the_weights_for_evaluations_is_refused(tmp_path: Path) -> None:
+    class ScheduleFree(torch.optim.SGD):
+        def train(self) -> None: ...
+
+        def eval(self) -> None: ...
+
+    model = fresh()
+    trainer = Trainer(
+        model=model,
+        args=arguments(tmp_path),
+        train_dataset=classification_data(),
+        optimizers=(ScheduleFree(model.parameters(), lr=0.1), None),  # type: ignore[arg-type]
+        callbacks=[WeightAverageCallback(WeightAverage())],
+    )
+    with pytest.raises(ValueError, match=r"WeightAverageCallback .*ScheduleFree.*another optimizer"):
+        trainer.train()

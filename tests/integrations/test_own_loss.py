@@ -17,7 +17,7 @@ from deltasam.methods import ERM, SAM
 from deltasam.objectives import Classification, Tokens
 from deltasam.objectives.regularisers import RDrop
 from helpers.tiny import causal, classifier, sentences
-from helpers.trainers import Bag, arguments, classification_data
+from helpers.trainers import Bag, arguments, classification_data, fresh
 
 
 class Weighted(hf.Trainer):
@@ -55,6 +55,22 @@ def test_an_overridden_compute_loss_needs_an_objective(kind: Any, tmp_path: Path
     with pytest.raises(ValueError, match=r"\.compute_loss .*objective="):
         kind(model=classifier(), args=arguments(tmp_path), method=ERM())
     kind(model=classifier(), args=arguments(tmp_path), method=ERM(), objective=Classification())
+
+
+def test_compute_loss_func_beside_an_objective_is_for_the_evaluation(tmp_path: Path) -> None:
+    data = classification_data(4)
+    trainer = MethodTrainer(
+        model=fresh(),
+        args=arguments(tmp_path, logging_strategy="steps", logging_steps=1),
+        train_dataset=data,
+        eval_dataset=data,
+        method=ERM(),
+        objective=Classification(),
+        compute_loss_func=lambda outputs, labels, **_: torch.nn.functional.cross_entropy(outputs.logits, labels) + 10,
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] < 5
+    assert trainer.evaluate()["eval_loss"] > 5
 
 
 def test_smoothing_in_the_evaluation_alone(tmp_path: Path) -> None:
@@ -132,14 +148,27 @@ def test_a_usual_head_passes(tmp_path: Path) -> None:
     assert train(causal("gpt2"), tmp_path, tokens()).global_step == 1
 
 
-def test_a_model_without_a_loss_cannot_be_evaluated_by_one(tmp_path: Path) -> None:
+class Pair(Bag):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        logits = super().forward(input_ids)
+        return logits, 2 * logits
+
+
+class NoLoss(Bag):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        return {"loss": None, "logits": super().forward(input_ids)}
+
+
+@pytest.mark.parametrize("kind", [Bag, Pair, NoLoss])
+def test_a_model_without_a_loss_cannot_be_evaluated_by_one(kind: type[Bag], tmp_path: Path) -> None:
     options = {"args": arguments(tmp_path), "method": SAM(), "objective": Classification()}
     data = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in classification_data()]
-    trainer = MethodTrainer(model=Bag(), train_dataset=data, eval_dataset=data, **options)
+    trainer = MethodTrainer(model=kind(), train_dataset=data, eval_dataset=data, **options)
     trainer.train()
-    with pytest.raises(ValueError, match=r"Bag .*\{\"loss\": ..., \"logits\": ...\}"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} .*\{{\"loss\": ..., \"logits\": ...\}}"):
         trainer.evaluate()
-    assert len(trainer.predict([{"input_ids": row["input_ids"]} for row in data]).predictions) == len(data)
+    if kind is Bag:
+        assert len(trainer.predict([{"input_ids": row["input_ids"]} for row in data]).predictions) == len(data)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from deltasam.integrations import MethodTrainer
+from deltasam import WeightAverage
+from deltasam.integrations import MethodTrainer, WeightAverageCallback
 from deltasam.methods import SAM
 from deltasam.objectives import Classification
 from helpers.trainers import arguments, assert_same_bits, classification_data, fresh, weights
@@ -56,3 +57,19 @@ def test_an_objective_may_be_assigned_afterwards(tmp_path: Path) -> None:
         trainer.train()
         ends.append(weights(trainer.model))
     assert_same_bits(*ends)
+
+
+def test_an_average_adds_no_checkpoint_beside_those_of_the_trials(tmp_path: Path) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    data = classification_data()
+    trainer = MethodTrainer(
+        model_init=lambda trial: fresh(),
+        args=arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=2),
+        method=SAM(),
+        train_dataset=data,
+        eval_dataset=data,
+        callbacks=[WeightAverageCallback(WeightAverage(decay=0.5))],
+    )
+    trainer.hyperparameter_search(hp_space=lambda trial: {}, n_trials=1, backend="optuna")
+    assert list(tmp_path.glob("run-*/checkpoint-2"))
+    assert not list(tmp_path.glob("checkpoint-*"))

@@ -165,6 +165,39 @@ def test_the_comparison_leaves_the_modes_of_modules() -> None:
     assert not any(module.training for module in model.bert.modules())
 
 
+def test_the_comparison_does_not_call_eval() -> None:
+    """Which merges the adapters of loralib: the training would go on without them."""
+
+    class Merging(torch.nn.Identity):
+        merged = False
+
+        def train(self, mode: bool = True) -> Any:
+            self.merged = not mode
+            return super().train(mode)
+
+    model = classifier().train()
+    model.dropout = Merging()
+    check_inferred(model, labelled(torch.tensor([0, 1])), Classification())
+    assert not model.dropout.merged
+
+
+def test_the_comparison_has_no_side_effects_and_repeats_the_draws() -> None:
+    class Always(torch.nn.BatchNorm1d):
+        """Draws and counts in eval mode, too."""
+
+        def forward(self, x: Any) -> Any:
+            with torch.no_grad():
+                self.running_mean += 1
+            return torch.nn.functional.dropout(20 * x, 0.5)
+
+    model = classifier().train()
+    model.dropout = Always(model.config.hidden_size)
+    state = torch.get_rng_state()
+    check_inferred(model, labelled(torch.tensor([0, 1])), Classification())
+    assert not model.dropout.running_mean.any()
+    assert torch.equal(state, torch.get_rng_state())
+
+
 def test_operations_are_those_of_the_model_at_hand(tmp_path: Path) -> None:
     """They are cached during one training: the next may have another model."""
     trainer = MethodTrainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +145,19 @@ def test_probes_run_in_float32_under_autocast_with_a_separate_centre() -> None:
         ambient = weigh(FiniteDifference(radius=1.0, precision="ambient"), model, batch, objective, 0.05)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ambient, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_autocast_that_decorates_the_forward_is_named(enabled: bool) -> None:
+    """As by Accelerate's mixed_precision: nothing around the model can switch it off."""
+
+    class Decorated(nn.Linear):
+        forward = torch.autocast("cpu", torch.bfloat16, enabled=enabled)(nn.Linear.forward)
+
+    torch.manual_seed(0)
+    model, x = Decorated(3, 1), torch.randn(4, 3)
+    with pytest.warns(UserWarning, match="half precision") if enabled else nullcontext():
+        weigh(FiniteDifference(), model, x, lambda model, x: model(x).float().squeeze(1) ** 2, 0.05)
 
 
 def test_several_draws_are_the_expectations_of_the_derivation() -> None:

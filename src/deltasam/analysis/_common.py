@@ -89,8 +89,12 @@ def _number(data: Iterable[Any], limit: int | None) -> int | None:
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Sets train or eval mode inside; restores the mode of every module afterwards."""
     modes = {module: module.training for module in model.modules()}
-    model.train(training)
     try:
+        if training:
+            model.train()
+        else:
+            for module in modes:  # not eval(), which may do more: loralib merges its weights
+                module.training = False
         yield
     finally:
         for module, mode in modes.items():

@@ -53,10 +53,10 @@ def check_label_smoothing(factor: float, objective: Any) -> None:
         )
 
 
-def refuse_unsupported(trainer: Any) -> None:
+def refuse_unsupported(trainer: Any, *, has_objective: bool = False) -> None:
     """Raises a ValueError for settings of a Trainer under which a method would silently do something else."""
     name = type(trainer).__name__
-    if trainer.compute_loss_func is not None:
+    if trainer.compute_loss_func is not None and not has_objective:
         raise ValueError(
             "compute_loss_func returns one loss for the batch, but a method needs one per instance: pass "
             "objective=..., a callable objective(model, batch) -> losses of shape (N,)"

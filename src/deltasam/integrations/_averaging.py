@@ -24,7 +24,8 @@ class WeightAverageCallback(TrainerCallback):
     resumed training equals an uninterrupted one.
 
     It averages after every update. Before the start of the average (``start`` of SWA) the weights are the trained
-    ones. FSDP and DeepSpeed, which shard the weights, raise an error.
+    ones. FSDP and DeepSpeed, which shard the weights, and schedule-free optimizers, which average on their own, raise
+    an error. Put it behind callbacks that ask for evaluations or checkpoints: it looks for them at the end of a step.
 
     Cost: one copy of the trained parameters, a second one during evaluations and checkpoints; see
     :class:`~deltasam.WeightAverage`.
@@ -57,20 +58,34 @@ class WeightAverageCallback(TrainerCallback):
         self._trained: dict[str, Tensor] | None = None  # while the model holds the average
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        optimizer: Any = None,
+        **_: Any,
     ) -> None:
         """Starts a new average, or continues that of the checkpoint.
 
         Raises:
-            ValueError: The weights are sharded.
+            ValueError: The weights are sharded, or the optimizer changes them for evaluations.
             FileNotFoundError: The training resumes from a checkpoint without an average.
         """
         if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
             raise ValueError("WeightAverageCallback: fsdp and deepspeed shard the weights; use DDP, or one process")
+        inner = getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper, which always has modes
+        if callable(getattr(inner, "eval", None)):
+            raise ValueError(
+                f"WeightAverageCallback does not work with {type(inner).__name__}, whose eval() and train() move the "
+                "weights to an average of its own and back: leave the callback out, or use another optimizer"
+            )
         self._trained = None
         self.average = dataclasses.replace(self._options, total_steps=self._options.total_steps or state.max_steps)
         if state.global_step:
             self._resume(args, state, model)
+            if args.eval_on_start:
+                self._show(model)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
@@ -92,13 +107,14 @@ class WeightAverageCallback(TrainerCallback):
     ) -> None:
         """Puts the average into the model if an evaluation or a checkpoint follows."""
         if self._trained is None and (control.should_evaluate or control.should_save):
-            self._trained = {name: p.clone() for name, p in trained_weights(model).items()}
-            self.average.copy_to(model)
+            self._show(model)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
         """Adds the trained weights and the average to the checkpoint."""
+        if state.is_hyper_param_search:  # its checkpoints are in folders of the trials, which do not resume
+            return
         if state.is_world_process_zero and not args.save_only_model:
             trained = trained_weights(model) if self._trained is None else self._trained
             save_state(_folder(args, state), _FILE, {"trained": trained, "average": self.average.state_dict()})
@@ -110,6 +126,11 @@ class WeightAverageCallback(TrainerCallback):
         if not (args.load_best_model_at_end and state.best_model_checkpoint):
             self.average.copy_to(model)
         self._trained = None
+
+    def _show(self, model: Any) -> None:
+        """Puts the average into the model until the next step begins."""
+        self._trained = {name: p.clone() for name, p in trained_weights(model).items()}
+        self.average.copy_to(model)
 
     def _resume(self, args: TrainingArguments, state: TrainerState, model: Any) -> None:
         folder = Path(self._checkpoint) if self._checkpoint is not None else _folder(args, state)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deltasam.objectives import CausalLM, Classification, Objective, Regression, Seq2Seq, Tokens
+from deltasam.step.randomness import Replay, accelerators
 
 _REMEDY = (
     "pass the objective: MethodTrainer(..., objective=Classification()), Regression(), Tokens(), CausalLM(), "
@@ -71,7 +72,8 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
     """Compares an inferred objective with the loss that the model computes, on one batch, without dropout.
 
     The head alone is not enough: some decoders do not shift their labels, and some models add terms. Costs two
-    forwards. Does nothing if a comparison is not possible: the model returns no loss, or there are several processes.
+    forwards, without side effects and with the same draws, if the model draws in eval mode, too. Does nothing if a
+    comparison is not possible: the model returns no loss, or there are several processes.
     """
     sharded = torch.distributed.is_available() and torch.distributed.is_initialized()
     if sharded or not isinstance(batch, Mapping):
@@ -81,10 +83,14 @@ def check_inferred(model: Any, batch: Any, objective: Any) -> None:
         objective = replace(objective, router_aux_loss_coef=0.0)
         batch = {**batch, "output_router_logits": False}
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        ours = objective(model, batch).mean()  # first: its errors about unsuitable labels are clearer
-        own = getattr(model(**_with_model_names(model, batch, objective)), "loss", None)
+        for module, _ in modes:  # not eval(), which may do more: loralib merges its weights
+            module.training = False
+        replay = Replay(model, accelerators(model.parameters()))
+        with replay.extra():  # first: its errors about unsuitable labels are clearer
+            ours = objective(model, batch).mean()
+        with replay.extra():
+            own = getattr(model(**_with_model_names(model, batch, objective)), "loss", None)
         if not isinstance(own, Tensor) or own.numel() != 1:
             return
     finally:

@@ -95,7 +95,7 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
         has_objective = objective is not None or type(self).default_objective is not MethodMixin.default_objective
         refuse_overrides(type(self), MethodMixin, has_objective=has_objective, replaces=self.replaces)
         super().__init__(*args, **kwargs)
-        refuse_unsupported(self)
+        refuse_unsupported(self, has_objective=objective is not None)
         if self.args.gradient_checkpointing:
             # The default of transformers 4 does not support torch.autograd.grad, which most methods call.
             options = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
@@ -131,15 +131,17 @@ class MethodMixin(StepMixin, AccumulationMixin, ObjectiveMixin, CheckpointMixin)
         """Returns the evaluation loss, as the Trainer computes it.
 
         Raises:
-            ValueError: The model returns a tensor. Trainer would use its first row as the loss.
+            ValueError: The model returns no loss. Trainer would use the first part of its outputs.
         """
         if not return_outputs:
             return super().compute_loss(model, inputs, **kwargs)
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
-        if isinstance(outputs, Tensor) and loss.data_ptr() == outputs.data_ptr():
+        is_loss = isinstance(loss, Tensor) and loss.ndim <= 1  # one, or one per instance
+        if not is_loss or (isinstance(outputs, Tensor) and loss.data_ptr() == outputs.data_ptr()):
             raise ValueError(
-                f"{type(unwrapped(model)).__name__} returned a tensor, whose first row Trainer would use as the "
-                'evaluation loss: return {"loss": ..., "logits": ...} from its forward when labels are given'
+                f"{type(unwrapped(model)).__name__} returned a {type(outputs).__name__} without a loss: return "
+                '{"loss": ..., "logits": ...} from its forward when labels are given, or Trainer would use the first '
+                "part of the outputs as the evaluation loss"
             )
         return loss, outputs
 

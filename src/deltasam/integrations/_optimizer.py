@@ -115,7 +115,10 @@ class MethodOptimizer(torch.optim.Optimizer):
         """
         if closure is None:
             wanted = "calls loss.backward() and returns loss" if self.closure == "backward" else "returns losses (N,)"
-            raise TypeError(f"step() needs a closure that {wanted}; in the Hugging Face Trainer use MethodTrainer")
+            raise TypeError(
+                f"step() needs a closure that {wanted}; in the Hugging Face Trainer use MethodTrainer, with a "
+                "GradScaler (fp16) method.backward(model, batch, objective, scale=scaler)"
+            )
         if self._stepping:
             raise RuntimeError(_STEPPED_INSIDE)
         _refuse_accelerate()

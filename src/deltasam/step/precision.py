@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +30,20 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def gathered_as(model: nn.Module) -> torch.dtype | None:
     """The dtype to which FSDP casts the weights when it gathers them; None if it does not cast them."""
     return next((dtype for dtype in map(fsdp_gathers_as, sharded_modules(model)) if dtype is not None), None)
+
+
+def casts_inside(model: nn.Module) -> bool:
+    """Whether autocast decorates the forward of the model, as by Accelerate: code around it cannot switch it off."""
+    forward: Any = model.forward
+    while forward is not None:
+        for cell in getattr(forward, "__closure__", None) or ():
+            with suppress(ValueError):  # an empty cell
+                region = cell.cell_contents
+                if isinstance(region, torch.autocast):
+                    with region:
+                        return torch.is_autocast_enabled(region.device)
+        forward = getattr(forward, "__wrapped__", None)
+    return False
 
 
 # -- the precision in which weights are used --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from deltasam.step.float32 import full_float32, rounded
 from deltasam.step.fused.products import fast_products
 from deltasam.step.norms import global_norm, step_size
 from deltasam.step.passes import Passes
-from deltasam.step.precision import gathered_as, no_autocast
+from deltasam.step.precision import casts_inside, gathered_as, no_autocast
 from deltasam.step.radius import Number
 from deltasam.step.randomness import Seed
 from deltasam.weighting._base import Weighting, check_probes
@@ -143,6 +143,10 @@ def warn_if_imprecise(passes: Passes, lost: str, instead: str) -> None:
     elif gathered in halves:
         cause = f"FSDP gathers the weights in {gathered}"
         remedy = "leave param_dtype out of MixedPrecisionPolicy (and use autocast), or pass scope='local' and"
+    elif casts_inside(passes.inner):
+        name = type(passes.inner).__name__
+        cause = f"autocast decorates the forward of {name}, as Accelerate's mixed_precision does"
+        remedy = "put torch.autocast around the step instead, or pass"
     else:
         return
     warnings.warn(
