@@ -13,6 +13,7 @@ import torch
 from deltasam.lab.experiments import RunConfig, load_run, prepare, run
 from deltasam.lab.sweeps import record_weights
 from deltasam.lab.tasks import DataError, DataSource, SentenceTask, find_task
+from deltasam.lab.tasks._data import OtherSet
 from deltasam.lab.tasks._other_sets import class_groups, other_logits
 from deltasam.lab.tasks._stress import balanced, with_wrong_labels
 from helpers.pretrained import bert_folder
@@ -122,6 +123,26 @@ def test_other_sets_have_the_columns_of_the_task_and_their_own_classes(source: D
     for name, message in (("sst2", "of 1 texts"), ("nothing", "not a task"), ("mirror", "not a task of sentences")):
         with pytest.raises(DataError, match=message):
             replace(task, evaluate_on=(name,)).load(source)
+
+
+def test_the_labels_of_another_file_are_trained_classes(tmp_path: Path) -> None:
+    def load(*labels: str) -> OtherSet:
+        train, other = (
+            _table(tmp_path / name, [{"text": "x", "label": label} for label in given])
+            for name, given in (("train.jsonl", "abc"), ("other.jsonl", labels))
+        )
+        task = SentenceTask(name="own", files={"train": train, "validation": train}, evaluate_on=(other,))
+        return task.load(DataSource()).others[other]
+
+    for labels in ("ab", "cca", "b"):
+        found = load(*labels)
+        assert [found.classes[row["label"]] for row in found.rows] == list(labels)
+        assert class_groups(("a", "b", "c"), found.classes) == [0, 1, 2]
+    for labels in ("ade", "az", "1"):
+        with pytest.raises(DataError):
+            load(*labels)
+    with pytest.raises(DataError):
+        load()
 
 
 @pytest.mark.parametrize(
