@@ -84,6 +84,7 @@ def test_compare_ends_with_a_table_and_a_report_and_is_not_repeated(bert: str, d
     ("words", "message"),
     [
         (("--methods", "sma"), "did you mean SAM?"),
+        (("--methods",), "--methods"),
         (("--text", "review"), "review"),
         (("seed=3",), "--seeds"),
         (("--seeds", 0), "--seeds 0"),

@@ -15,7 +15,7 @@ from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels,
 from deltasam.lab.tasks._data import Data, DataError, OtherSet, Row
 from deltasam.lab.tasks._encoding import encoded, once, padded
 from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits, quality_of_run
-from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS
+from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS, OF_NUMBERS
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
 from deltasam.lab.tasks._other_sets import class_groups, other_logits, read_other
 from deltasam.lab.tasks._siamese import CosineClassifier
@@ -70,7 +70,7 @@ class SentenceTask(Table, Task):
 
     def __post_init__(self) -> None:
         if not self.metrics:
-            fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
+            fitting = ("accuracy", "f1") if self.kind == "classification" else OF_NUMBERS
             object.__setattr__(self, "metrics", fitting)
         super().__post_init__()
         if not 1 <= len(self.text) <= 2:
@@ -92,8 +92,8 @@ class SentenceTask(Table, Task):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """All metrics of classes and numbers."""
-        return tuple(METRICS)
+        """All metrics of classes and numbers; of a regression those of numbers."""
+        return tuple(METRICS) if self.kind == "classification" else OF_NUMBERS
 
     @property
     def higher_is_better(self) -> bool:
