@@ -115,7 +115,10 @@ class SentenceTask(Table, Task):
         if self.rows is not None:
             rows = (balanced if self.kind == "classification" else sampled)(rows, self.rows, seed)
         if self.label_noise:
-            rows = with_wrong_labels(rows, self.label_noise, len(data.classes), seed)
+            # Of ratings 1 to 5 there is no class 0: no label must become one.
+            there = sorted({row["label"] for row in data.splits[self.train_split]})
+            classes = there if len(there) > 1 else range(len(data.classes))
+            rows = with_wrong_labels(rows, self.label_noise, classes, seed)
         return dataclasses.replace(data, splits={**data.splits, self.train_split: rows})
 
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
