@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from deltasam.lab.cli._commands import COMMANDS
 from deltasam.lab.cli.bench import BenchStep
 from deltasam.lab.cli.sweep import SweepCommand
 from deltasam.lab.cli.train import Train
+from helpers.reports import write_run
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,6 +33,24 @@ def test_help_lists_every_command() -> None:
         assert command.summary in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert run().stdout == result.stdout
+
+
+def test_help_on_a_narrow_terminal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "2")
+    command = [sys.executable, "-m", "deltasam", "train", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert "--preset" in result.stdout
+    assert result.returncode == 0
+
+
+def test_a_locale_without_the_signs_of_a_table_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2):
+        write_run(tmp_path, "ERM", seed, score=0.8)
+        write_run(tmp_path, "DeltaSAM", seed, score=0.7, rho=0.01)
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    result = run("table", "results", str(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "0.7000" in result.stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "methods"]])

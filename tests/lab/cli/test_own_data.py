@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,10 +81,25 @@ def test_compare_ends_with_a_table_and_a_report_and_is_not_repeated(bert: str, d
     assert "unreadable" not in out
 
 
+def test_compare_names_a_file_that_has_changed_since_its_runs(
+    bert: str, deltasam: Command, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ("compare", "--train", "rows.csv", "--test", "rows.csv", "--model", bert, "--methods", "erm", *SHORT)
+    for seeds, changed in ((1, False), (1, False), (2, True)):
+        if changed:
+            rows = Path("rows.csv").read_text().splitlines()
+            Path("rows.csv").write_text("\n".join([*rows[:1], *rows[:1:-1]]))
+        caplog.clear()
+        assert deltasam(*words, "--seeds", seeds, "optimizer.lr=0.01", "schedule.steps=1")[0] == 0
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert any("rows.csv" in text for text in warned) == changed
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--methods", "sma"), "did you mean SAM?"),
+        (("--methods",), "--methods"),
         (("--text", "review"), "review"),
         (("seed=3",), "--seeds"),
         (("--seeds", 0), "--seeds 0"),

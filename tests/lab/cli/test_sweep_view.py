@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,14 @@ def test_the_best_error_is_the_smallest() -> None:
         summary(outcome({(): [0.8, 0.9]}, higher=higher), Console(file=printed, width=200))
         (line,) = (line.split() for line in printed.getvalue().splitlines() if "mrpc/bert" in line)
         assert line[-1] == best
+
+
+def test_a_value_that_is_not_finite_is_shown_and_is_not_the_best() -> None:
+    for higher in (True, False):
+        printed = io.StringIO()
+        summary(outcome({(): [math.nan, 0.8]}, higher=higher), Console(file=printed, width=200))
+        (line,) = (line.split() for line in printed.getvalue().splitlines() if "mrpc/bert" in line)
+        assert line[-3:] == ["nan", "nan", "0.8000"]
 
 
 def test_the_line_of_a_run_has_its_note() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deltasam.lab.experiments import ConfigError, RunConfig, load_run, run
+from deltasam.lab.experiments import ConfigError, RunConfig, changed_runs, load_run, run
 from deltasam.lab.tasks import DataError
 from helpers.pretrained import bert_folder
 
@@ -50,6 +50,22 @@ def test_rows_that_changed_after_the_run(one: RunConfig, tmp_path: Path, caplog:
     (message,) = [record.getMessage() for record in caplog.records]
     assert "train.csv) have changed since the run in" in message
     assert "--output" in message
+
+
+def test_rows_that_changed_after_some_runs(one: RunConfig, tmp_path: Path) -> None:
+    runs = []
+    for seed, stress in ((1, {}), (2, {}), (1, {"label_noise": 0.3}), (2, {"label_noise": 0.3})):
+        if seed == 2:
+            write(tmp_path / "train.csv", seed=1)
+        task = dataclasses.replace(one.task, **stress)
+        config = dataclasses.replace(one, task=task, seed=seed)
+        runs.append((config, tmp_path / config.run_name))
+        run(*runs[-1], keep_weights=False)
+        write(tmp_path / "train.csv")
+    assert list(changed_runs(runs)) == [runs[1][1], runs[3][1]]
+    assert "train.csv" in changed_runs(runs)[runs[1][1]]
+    (runs[1][1] / "result.json").unlink()
+    assert list(changed_runs(runs)) == [runs[3][1]]  # an unfinished run is not continued
 
 
 def test_a_run_does_not_go_on_with_other_rows(one: RunConfig, tmp_path: Path) -> None:

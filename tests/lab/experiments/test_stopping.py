@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from deltasam.integrations.storage import seal
 from deltasam.lab.experiments import ConfigError, RunConfig, RunFolder, RunStoppedError, run
 from deltasam.lab.experiments._folder import COMPLETE
 from deltasam.lab.experiments._trainer import RunTrainer
+from helpers.fault_runs import Interrupted, interrupt_at
 from helpers.pretrained import bert_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
@@ -58,6 +60,20 @@ def test_a_stop_makes_no_evaluation_that_is_not_due(
     result = run(one, tmp_path / "run")
     assert evaluations(tmp_path / "run") == [6, 12]
     assert result.best_step in (6, 12)
+
+
+@pytest.mark.parametrize("stop", [interrupt_at, signal_at])
+@pytest.mark.parametrize("at", [6, 7])
+def test_a_checkpoint_at_the_end_of_an_epoch_has_its_evaluation(
+    stop: Callable[[int], Any], at: int, one: RunConfig, tmp_path: Path
+) -> None:
+    every = dataclasses.replace(one, checkpoint_every=3)  # updates; an epoch has six
+    whole = run(every, tmp_path / "whole")
+    with pytest.raises((Interrupted, RunStoppedError)):
+        run(every, tmp_path / "run", watch=stop(at))
+    result = run(every, tmp_path / "run")
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole") == [6, 12]
+    assert (result.best_value, result.best_step) == (whole.best_value, whole.best_step)
 
 
 def test_a_restart_from_the_beginning_is_logged(

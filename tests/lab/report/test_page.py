@@ -153,13 +153,13 @@ def test_odd_numbers_in_a_log_do_not_break_the_figures(tmp_path: Path, value: fl
 
 
 @pytest.mark.parametrize(
-    "line", ['{"step": 1, "loss": null}', '{"step": 1, "loss": "0.5"}', '{"loss": 0.5}', '{"step": "x"}']
+    "line", [b'{"step": 1, "loss": null}', b'{"step": 1, "loss": "0.5"}', b'{"loss": 0.5}', b'{"step": "x"}', b"\xff"]
 )
-def test_invalid_entries_of_a_log_are_left_out(tmp_path: Path, line: str) -> None:
+def test_invalid_entries_of_a_log_are_left_out(tmp_path: Path, line: bytes) -> None:
     before = [run.log() for run in read_runs(GOLDEN / "runs/summarization").finished]
     shutil.copytree(GOLDEN / "runs/summarization", tmp_path, dirs_exist_ok=True)
     for log in tmp_path.rglob("metrics.jsonl"):
-        log.write_text(f"{line}\n{log.read_text()}")
+        log.write_bytes(line + b"\n" + log.read_bytes())
     after = [[entry for entry in run.log() if entry != {"step": 1}] for run in read_runs(tmp_path).finished]
     assert after == before
 

@@ -50,6 +50,20 @@ def test_a_row_has_mean_interval_difference_and_settings(tmp_path: Path) -> None
     assert best(card) == ["SAM"]
 
 
+def test_p_is_adjusted_for_all_tests_of_the_table(tmp_path: Path) -> None:
+    lower = {"task": "stars", "primary_metric": "mse", "higher_is_better": False}
+    for seed in range(6):
+        write_run(tmp_path, "ERM", seed, score=0.8)
+        write_run(tmp_path, "SAM", seed, score=0.9 + seed / 1000, rho=0.05)
+        write_run(tmp_path, "ERM", seed, metrics={"mse": 0.5}, **lower)
+        write_run(tmp_path, "SAM", seed, metrics={"mse": 0.4 - seed / 1000}, rho=0.05, **lower)
+    for seed in range(2):  # too few for the table
+        write_run(tmp_path, "ASAM", seed, score=0.9, rho=0.05)
+    found = paired_tests(page_runs(tmp_path))
+    assert found is not None
+    assert [(row["method"], row["p"], row["Holm p"]) for row in found.rows] == [("SAM", "0.0312", "0.0625")] * 2
+
+
 def test_the_dots_are_where_their_values_are(tmp_path: Path) -> None:
     write_pair(tmp_path)
     scores, gaps = only_card(tmp_path).views

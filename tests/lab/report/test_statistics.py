@@ -61,6 +61,13 @@ def test_the_unit_of_the_scores_does_not_change_the_interval(right: list[int], u
     assert bootstrap_interval([number * unit for number in right]) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize("unit", [1e300, 1e150, 1e-150])
+def test_huge_and_tiny_values_have_an_interval(unit: float) -> None:
+    values = [1.0, 2.0, 4.0, 3.5]
+    wanted = [end * unit for end in bootstrap_interval(values)]
+    assert bootstrap_interval([value * unit for value in values]) == pytest.approx(wanted, rel=1e-9, abs=0)
+
+
 def test_a_single_run_and_equal_runs_have_a_point_as_interval() -> None:
     one = summarize([3.0])
     assert (one.low, one.high, one.n) == (3.0, 3.0, 1)

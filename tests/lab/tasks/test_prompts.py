@@ -190,7 +190,7 @@ def test_docstrings_need_no_data_folder() -> None:
         ({"words": ("a", "b")}, "one for each of 3 classes"),
         ({"bits": (0,)}, "task.bits"),
         ({"pairing": "siamese", "text": ("a", "b")}, "do not exist for prompts"),
-        ({"kind": "regression", "classes": (), "words": ("low", "high")}, "must be numbers"),
+        ({"kind": "regression", "classes": (), "metrics": ("mse",), "words": ("low", "high")}, "must be numbers"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

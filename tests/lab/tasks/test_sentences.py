@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deltasam.lab.tasks import Data, DataError, SentenceTask, find_model, find_task, load_tokenizer
+from deltasam.lab.tasks import Data, DataError, PromptTask, SentenceTask, find_model, find_task, load_tokenizer
 from deltasam.lab.tasks._models import load_model
 from helpers.pretrained import bert_folder
 
@@ -134,6 +134,9 @@ def test_bad_options_raise(bert: str) -> None:
         SentenceTask(name="x", text=("a", "b", "c"))
     with pytest.raises(ValueError, match=r"task.metrics=\['acuracy'\]"):
         SentenceTask(name="x", metrics=("acuracy",))
+    for kind in (SentenceTask, PromptTask):
+        with pytest.raises(ValueError, match=r"task.metrics=\['accuracy'\]"):  # it would fail after the training
+            kind(name="x", kind="regression", metrics=("accuracy",))
     with pytest.raises(ValueError, match=r"task.max_length=0"):
         SentenceTask(name="x", max_length=0)
     with pytest.raises(ValueError, match=r"task.pairing=siamese needs two columns"):

@@ -13,6 +13,7 @@ import torch
 from deltasam.lab.experiments import RunConfig, load_run, prepare, run
 from deltasam.lab.sweeps import record_weights
 from deltasam.lab.tasks import DataError, DataSource, SentenceTask, find_task
+from deltasam.lab.tasks._data import OtherSet
 from deltasam.lab.tasks._other_sets import class_groups, other_logits
 from deltasam.lab.tasks._stress import balanced, with_wrong_labels
 from helpers.pretrained import bert_folder
@@ -33,7 +34,7 @@ def test_a_sample_is_balanced_as_far_as_there_are_rows(count: int, expected: dic
 @pytest.mark.parametrize("share", [0.1, 0.4])
 def test_a_share_of_each_class_is_wrong(classes: int, share: float) -> None:
     rows = [{"text": str(i), "label": i % classes} for i in range(200)]
-    found = with_wrong_labels(rows, share, classes, seed=3)
+    found = with_wrong_labels(rows, share, range(classes), seed=3)
     wrong = [(old, new) for old, new in zip(rows, found, strict=True) if old["label"] != new["label"]]
     assert Counter(old["label"] for old, _ in wrong) == dict.fromkeys(range(classes), round(share * 200 / classes))
     assert all(new["clean_label"] == old["label"] for old, new in wrong)
@@ -122,6 +123,35 @@ def test_other_sets_have_the_columns_of_the_task_and_their_own_classes(source: D
     for name, message in (("sst2", "of 1 texts"), ("nothing", "not a task"), ("mirror", "not a task of sentences")):
         with pytest.raises(DataError, match=message):
             replace(task, evaluate_on=(name,)).load(source)
+
+
+@pytest.mark.parametrize(("labels", "wrong"), [("12345", {1, 2, 3, 4, 5}), ("1", {0})])
+def test_a_wrong_label_is_a_class_that_has_rows(labels: str, wrong: set[int], tmp_path: Path) -> None:
+    path = _table(tmp_path / "own.jsonl", [{"text": "x", "label": int(label)} for label in labels * 20])
+    task = SentenceTask(name="own", files={"train": path, "validation": path}, label_noise=1.0)
+    rows = task.stressed(task.load(DataSource()), seed=1).splits["train"]
+    assert {row["label"] for row in rows} == wrong
+    assert all(row["label"] != row["clean_label"] for row in rows)
+
+
+def test_the_labels_of_another_file_are_trained_classes(tmp_path: Path) -> None:
+    def load(*labels: str) -> OtherSet:
+        train, other = (
+            _table(tmp_path / name, [{"text": "x", "label": label} for label in given])
+            for name, given in (("train.jsonl", "abc"), ("other.jsonl", labels))
+        )
+        task = SentenceTask(name="own", files={"train": train, "validation": train}, evaluate_on=(other,))
+        return task.load(DataSource()).others[other]
+
+    for labels in ("ab", "cca", "b"):
+        found = load(*labels)
+        assert [found.classes[row["label"]] for row in found.rows] == list(labels)
+        assert class_groups(("a", "b", "c"), found.classes) == [0, 1, 2]
+    for labels in ("ade", "az", "1"):
+        with pytest.raises(DataError):
+            load(*labels)
+    with pytest.raises(DataError):
+        load()
 
 
 @pytest.mark.parametrize(

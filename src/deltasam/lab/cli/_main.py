@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import errno
 import inspect
+import io
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_type_hints
 
@@ -16,6 +19,7 @@ from deltasam.lab.cli._commands import COMMANDS
 from deltasam.lab.cli._errors import CommandError
 
 USAGE_ERROR = 2  # the exit code of tyro and argparse
+_NARROWEST = 40  # columns
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or "),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check its permissions, or "),
@@ -38,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         option, 75 for a run that was stopped and can go on, 130 for Ctrl-C.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # signs such as "−" that a locale lacks become question marks
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -109,7 +115,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         words = arranged(kind, arguments)
         # The whole docstring: by default tyro leaves out the examples.
         described, about = _hide_empty_defaults(kind), inspect.getdoc(kind)
-        command = tyro.cli(described, args=words, prog=f"deltasam {name}", description=about, config=options)
+        with _wide_enough():
+            command = tyro.cli(described, args=words, prog=f"deltasam {name}", description=about, config=options)
         return int(command.run() or 0)
     except CommandError as error:
         message, code = str(error), error.exit_code
@@ -127,6 +134,22 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         message, code = f"{where}{error.strerror}; {_REMEDIES.get(error.errno, '')}choose another place", 1
     print(f"deltasam {name}: {message}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def _wide_enough() -> Iterator[None]:
+    """Lets tyro write for at least 40 columns: below 10 its help never ends."""
+    given = os.environ.get("COLUMNS")
+    if shutil.get_terminal_size().columns >= _NARROWEST:
+        yield
+        return
+    os.environ["COLUMNS"] = str(_NARROWEST)
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS")
+        if given is not None:
+            os.environ["COLUMNS"] = given
 
 
 def _hide_empty_defaults(kind: Any) -> Any:

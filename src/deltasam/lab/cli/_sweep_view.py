@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +94,7 @@ def summary(outcome: Outcome, console: Console) -> None:
     """Prints the results of the sweep."""
     from rich.table import Table
 
+    from deltasam.lab.experiments import rank
     from deltasam.step.names import pluralized
 
     cells: dict[tuple[str, str, str], list[Result]] = {}
@@ -104,10 +107,12 @@ def summary(outcome: Outcome, console: Console) -> None:
     )
     for (setup, method, point), results in cells.items():
         values = [result.primary_value for result in results]
-        best = max(values) if results[0].higher_is_better else min(values)
+        best = max(values, key=partial(rank, higher_is_better=results[0].higher_is_better))
+        finite = all(map(math.isfinite, values))  # stdev fails for others before Python 3.13
+        spread = stdev(values) if len(values) > 1 and finite else math.nan
         table.add_row(
             setup, method, results[0].primary_metric, str(len(values)), f"{fmean(values):.4f}",
-            f"{stdev(values):.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
+            f"{spread:.4f}" if len(values) > 1 else "", f"{best:.4f}", point,
         )  # fmt: skip
     console.print(table)
     finished, trained = pluralized(len(outcome.results), "result"), pluralized(outcome.trained, "run")

@@ -89,6 +89,8 @@ class Compare:
         from deltasam.lab.experiments import prepare
         from deltasam.lab.sweeps import final_runs
 
+        if not self.methods:
+            raise InputError("--methods: name at least one, see `deltasam list methods`")
         if self.seeds < 1 or (self.jobs is not None and self.jobs < 1):
             name, value = ("seeds", self.seeds) if self.seeds < 1 else ("jobs", self.jobs)
             raise InputError(f"--{name} {value}: must be at least 1")

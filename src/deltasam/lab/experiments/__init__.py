@@ -11,6 +11,7 @@
 import deltasam.lab._extra  # noqa: F401
 from deltasam.lab.experiments._attention import attention_without_nan
 from deltasam.lab.experiments._config import RunConfig, option_hint
+from deltasam.lab.experiments._data_record import changed_runs
 from deltasam.lab.experiments._environment import environment
 from deltasam.lab.experiments._errors import ConfigError, DivergedError, LockedError, RunStoppedError
 from deltasam.lab.experiments._folder import Keep, RunFolder
@@ -47,6 +48,7 @@ __all__ = [
     "RunStoppedError",
     "Schedule",
     "attention_without_nan",
+    "changed_runs",
     "environment",
     "load",
     "load_preset",

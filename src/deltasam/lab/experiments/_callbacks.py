@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from deltasam.integrations.storage import seal, write_text
 from deltasam.lab.experiments._folder import COMPLETE, RunFolder
+from deltasam.lab.experiments._stopping import epoch_is_over
 
 Watch = Callable[[int, int, dict[str, float]], None]
 """Called with the update, the total number of updates and the latest log entry."""
@@ -40,6 +41,26 @@ class Clock:
         self.evaluating = float(notes["eval_seconds"])
         # `training` subtracts all evaluation, but this process's clock includes only its own: add the earlier one.
         self.earlier = float(notes["train_seconds"]) + self.evaluating
+
+
+class EvaluationFirst(TrainerCallback):
+    """Delays a checkpoint of the last update of an epoch until the evaluation of the epoch.
+
+    A run that resumes from this checkpoint does not make the evaluation again.
+    """
+
+    def __init__(self) -> None:
+        self._delayed = False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Delays the checkpoint."""
+        self._delayed = control.should_save and args.eval_strategy == "epoch" and epoch_is_over(state)
+        control.should_save = control.should_save and not self._delayed
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Asks for it again; Trainer evaluates before it saves."""
+        control.should_save = control.should_save or self._delayed
+        self._delayed = False
 
 
 class Recorder(TrainerCallback):

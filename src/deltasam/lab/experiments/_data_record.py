@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +38,52 @@ def absolute_files(config: RunConfig, folder: Path) -> dict[str, str]:
 
 def changed_split(data: Data, folder: Path) -> str | None:
     """Returns a split whose rows differ from those of the run in this folder, with its origin; else None."""
-    known = _read(folder)
-    other = [name for name, found in _hashes(data).items() if known.get(name, found) != found]
-    return f"{other[0]} ({data.origins.get(other[0], '')})" if other else None
+    other = _other(_hashes(data), folder)
+    return None if other is None else f"{other} ({data.origins.get(other, '')})"
 
 
 def changed_since(config: RunConfig, folder: Path) -> str | None:
     """Same as :func:`changed_split` for a finished run. Missing data is ignored, and nothing is downloaded."""
-    local = config.data is not None or _files(config)
-    if not local or not (folder / FILE).is_file():
-        return None
+    return changed_runs([(config, folder)]).get(folder)
+
+
+def changed_runs(runs: Iterable[tuple[RunConfig, Path]]) -> dict[Path, str]:
+    """Returns the folders of finished runs whose rows have changed since, each with the split and its origin.
+
+    Rows are read once for all runs that share them. Missing data is ignored, and nothing is downloaded.
+    """
+    read: dict[tuple[str, str | None], tuple[Data, dict[str, str]] | None] = {}
+    found = {}
+    for config, folder in runs:
+        local = config.data is not None or _files(config)
+        if not local or not ((folder / FILE).is_file() and (folder / "result.json").is_file()):
+            continue
+        key = (repr(config.task), config.data)
+        if key not in read:
+            read[key] = _present(config)
+        if (present := read[key]) is None:
+            continue
+        data, hashes = present
+        own = config.task.stressed(data, config.seed)  # the rows that it leaves as they are keep their hash
+        now = {name: hashes[name] if rows is data.splits[name] else _hash(rows) for name, rows in own.splits.items()}
+        other = _other(now, folder)
+        if other is not None:
+            found[folder] = f"{other} ({data.origins.get(other, '')})"
+    return found
+
+
+def _present(config: RunConfig) -> tuple[Data, dict[str, str]] | None:
     try:
         data = config.task.load(DataSource.find(config.data))
-        return changed_split(config.task.stressed(data, config.seed), folder)
     except DataError:
         return None
+    return data, _hashes(data)
+
+
+def _other(hashes: Mapping[str, str], folder: Path) -> str | None:
+    """Returns a split whose hash is not the recorded one."""
+    known = _read(folder)
+    return next((name for name, found in hashes.items() if known.get(name, found) != found), None)
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -71,7 +103,8 @@ def _largest_class(rows: list[dict[str, Any]]) -> float:
 
 
 def _hashes(data: Data) -> dict[str, str]:
-    return {
-        name: hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        for name, rows in data.splits.items()
-    }
+    return {name: _hash(rows) for name, rows in data.splits.items()}
+
+
+def _hash(rows: list[dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()[:16]

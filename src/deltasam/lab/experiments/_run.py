@@ -247,7 +247,7 @@ def _train(
     from transformers import PrinterCallback
 
     from deltasam.integrations import WeightAverageCallback
-    from deltasam.lab.experiments._callbacks import Clock, Recorder, Watcher
+    from deltasam.lab.experiments._callbacks import Clock, EvaluationFirst, Recorder, Watcher
     from deltasam.lab.experiments._guard import Guard
     from deltasam.lab.experiments._stopping import Stopper
     from deltasam.lab.experiments._trainer import RunTrainer, arguments
@@ -274,6 +274,7 @@ def _train(
         tokenizer=prepared.tokenizer,
         clock=clock,
         callbacks=[
+            EvaluationFirst(),
             stopper,
             guard,
             *averages,

@@ -38,7 +38,7 @@ class Stopper(TrainerCallback):
         if _any_process(self.by is not None, args) and state.global_step < state.max_steps:
             self.by = self.by or "a signal to another process"
             control.should_training_stop = True
-            control.should_save = control.should_save or not _epoch_is_over(state)  # at its end on_epoch_end saves
+            control.should_save = control.should_save or not epoch_is_over(state)  # at its end on_epoch_end saves
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Trainer calls this also when it is stopped inside an epoch: evaluation, log and checkpoint are not due then.
@@ -47,7 +47,7 @@ class Stopper(TrainerCallback):
         """
         if self.by is None:
             return
-        if not _epoch_is_over(state):
+        if not epoch_is_over(state):
             control.should_evaluate = control.should_save = control.should_log = False
         else:
             control.should_save = True
@@ -69,7 +69,8 @@ class Stopper(TrainerCallback):
         self.release()
 
 
-def _epoch_is_over(state: TrainerState) -> bool:
+def epoch_is_over(state: TrainerState) -> bool:
+    """Whether the update was the last one of an epoch."""
     return state.epoch is not None and abs(state.epoch - round(state.epoch)) < 1e-6
 
 

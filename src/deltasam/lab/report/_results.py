@@ -14,7 +14,7 @@ from deltasam.lab.report._names import method_name
 from deltasam.lab.report._runs import Run, broken_measurements
 from deltasam.lab.report._section import Card, PageRuns, Section, View, setup_title
 from deltasam.lab.report._select import RULE
-from deltasam.lab.report._statistics import bootstrap_interval, paired_test
+from deltasam.lab.report._statistics import bootstrap_interval, holm, paired_test
 from deltasam.lab.report._strips import axis_for, strip
 from deltasam.step.names import pluralized
 
@@ -234,12 +234,14 @@ def paired_tests(runs: PageRuns) -> Section | None:
             left.add(f"{what} ({', '.join(differing)})")
         return not differing
 
-    rows = [
-        _test_row(test, unit)
+    made = [
+        (test, unit)
         for unit, scores in _scores(runs).items()
         for test in comparison_tests(scores, fair=fair)
         if test.outcome.pairs >= MIN_SEEDS
     ]
+    adjusted = holm([test.outcome.p for test, _ in made])  # for all units together
+    rows = [_test_row(test._replace(adjusted=p), unit) for (test, unit), p in zip(made, adjusted, strict=True)]
     notes = ["A p below the smallest possible one needs more seeds. Holm: adjusted for all tests of the table."]
     if any(len(variants) > 1 for variants in runs.variants.values()):
         notes.append("Where the best of several settings was chosen by the same rows, p is too small.")

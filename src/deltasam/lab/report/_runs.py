@@ -93,12 +93,12 @@ class Run:
     def log(self) -> list[dict[str, float]]:
         """Returns the numbers in ``metrics.jsonl``, one entry per logged step; empty if there is no such file."""
         try:
-            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return []
         found = []
         for line in lines:
-            with suppress(ValueError, AttributeError):  # the last line of a run that was killed
+            with suppress(ValueError, AttributeError):  # the last line of a run that was killed, or a damaged one
                 found.append({name: value for name, value in json.loads(line).items() if is_number(value)})
         return [entry for entry in found if "step" in entry]
 

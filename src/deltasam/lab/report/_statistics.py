@@ -85,6 +85,7 @@ def bootstrap_interval(values: Sequence[float], *, level: float = 0.95) -> tuple
     normal = NormalDist()
     bias = normal.inv_cdf(share)
     influence = mean - given  # of the leave-one-out means, up to a factor that cancels
+    influence /= np.abs(influence).max()  # its powers must not overflow: perplexities of runs that diverged
     acceleration = -float((influence**3).sum() / (6 * (influence**2).sum() ** 1.5))
 
     def end(tail: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deltasam.integrations.storage import write_text
-from deltasam.lab.experiments import Result
+from deltasam.lab.experiments import Result, changed_runs
 from deltasam.lab.plugins import named_plugins
 from deltasam.lab.sweeps._file import Sweep
 from deltasam.lab.sweeps._measure import is_measured
@@ -21,6 +22,7 @@ from deltasam.lab.sweeps._ray import RayPool
 from deltasam.lab.sweeps._worker import Job
 
 JOURNAL = "sweep.jsonl"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def _run_missing(
         for risk in [None if planned.config.run_id in without_risk else sweep.risk]
         if _is_missing(folder / (name := planned.config.run_name), risk) and name not in failed
     ]
+    _warn_about_other_rows(runs, folder)
     trained = 0
     events = pool.run(jobs)
     try:
@@ -129,6 +132,18 @@ def _run_missing(
     finally:
         events.close()  # ends the workers
     return trained
+
+
+def _warn_about_other_rows(runs: Sequence[Planned], folder: Path) -> None:
+    """Finished runs are not repeated, so their results may belong to other rows than those of the runs made now."""
+    changed = changed_runs((planned.config, folder / planned.config.run_name) for planned in runs)
+    if changed:
+        place, split = next(iter(changed.items()))
+        _log.warning(
+            "the rows of %s have changed since %s made, such as %s; the results belong to the earlier rows: choose "
+            "another folder by --output to train on the present ones, or remove these runs",
+            split, "1 finished run was" if len(changed) == 1 else f"{len(changed)} finished runs were", place.name,
+        )  # fmt: skip
 
 
 def _only_for_choosing(sweep: Sweep, tuning: Sequence[Planned]) -> set[str]:

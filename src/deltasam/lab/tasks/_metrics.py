@@ -54,6 +54,9 @@ METRICS: dict[str, Callable[..., float]] = {
     "mse": mse,
 }
 
+#: Metrics of predictions that are numbers, not classes.
+OF_NUMBERS = ("pearson", "spearman", "mse")
+
 #: Metrics for which lower is better.
 LOWER_IS_BETTER = frozenset({"mse", "nll", "ece", "brier", "perplexity"})
 

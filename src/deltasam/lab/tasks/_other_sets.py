@@ -22,16 +22,23 @@ def other_logits(other: OtherSet, logits: Tensor, classes: Sequence[str]) -> Ten
     return torch.stack([log_p[:, groups == number].logsumexp(-1) for number in range(len(other.classes))], 1)
 
 
-def read_other(task: Any, name: str, source: DataSource) -> OtherSet:
+def read_other(task: Any, name: str, source: DataSource, classes: tuple[str, ...]) -> OtherSet:
     """Returns the rows of another task (``qqp``, ``mnli:validation_mismatched``) or of a file with the same columns.
+
+    Args:
+        task: The task that is trained.
+        name: The other task, or the file.
+        source: The source of the datasets.
+        classes: The trained classes. A file has labels of these, perhaps not all of them; a task has its own classes.
 
     Raises:
         DataError: There is no such task or file, or its texts or classes do not fit.
     """
     if name.endswith(ENDINGS):
         rows = read_rows(Path(name).expanduser())
-        data = task.check({"other": rows}, {"other": name})
-        return OtherSet(data.splits["other"], name, data.classes)
+        if not rows:
+            raise DataError(f"{name}: the file is empty")
+        return OtherSet(task.check_other(rows, classes, name), name, classes)
     other, split = _task(name)
     if other.kind != task.kind or len(other.text) != len(task.text):
         raise DataError(

@@ -82,8 +82,8 @@ class PromptTask(LanguageTask, SentenceTask):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """All metrics of classes and numbers, and the quality of the probabilities."""
-        return (*METRICS, *_QUALITY)
+        """The metrics of a task of sentences, and the quality of the probabilities."""
+        return (*super().reported, *_QUALITY)
 
     @property
     def answers(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from deltasam.lab.tasks._checks import check_columns, check_texts, class_labels,
 from deltasam.lab.tasks._data import Data, DataError, OtherSet, Row
 from deltasam.lab.tasks._encoding import encoded, once, padded
 from deltasam.lab.tasks._measured import Measured, Metrics, Rounding, at_few_bits, check_bits, quality_of_run
-from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS
+from deltasam.lab.tasks._metrics import LOWER_IS_BETTER, METRICS, OF_NUMBERS
 from deltasam.lab.tasks._models import find_model, load_model, without_pooler
 from deltasam.lab.tasks._other_sets import class_groups, other_logits, read_other
 from deltasam.lab.tasks._siamese import CosineClassifier
@@ -44,7 +44,7 @@ class SentenceTask(Table, Task):
         rows: Train on a sample of so many rows, equally many of each class, drawn by the seed of the run.
         label_noise: Share of the training labels of each class to replace by other classes, by the seed of the run.
         evaluate_on: Other sets to evaluate on after training: tasks (``qqp``, ``mnli:validation_mismatched``), or
-            files with the same columns. The metrics get a suffix, ``accuracy_on_qqp``.
+            files with the same columns and classes. The metrics get a suffix, ``accuracy_on_qqp``.
         bits: The metrics are measured again with weights rounded to these numbers of bits, ``accuracy_4bit``.
         rounding: How they are rounded: ``group``, with one scale for 64 inputs of an output, and ``channel``, with one
             for all inputs, ``accuracy_4bit_channel``.
@@ -70,7 +70,7 @@ class SentenceTask(Table, Task):
 
     def __post_init__(self) -> None:
         if not self.metrics:
-            fitting = ("accuracy", "f1") if self.kind == "classification" else ("pearson", "spearman", "mse")
+            fitting = ("accuracy", "f1") if self.kind == "classification" else OF_NUMBERS
             object.__setattr__(self, "metrics", fitting)
         super().__post_init__()
         if not 1 <= len(self.text) <= 2:
@@ -92,8 +92,8 @@ class SentenceTask(Table, Task):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """All metrics of classes and numbers."""
-        return tuple(METRICS)
+        """All metrics of classes and numbers; of a regression those of numbers."""
+        return tuple(METRICS) if self.kind == "classification" else OF_NUMBERS
 
     @property
     def higher_is_better(self) -> bool:
@@ -103,7 +103,7 @@ class SentenceTask(Table, Task):
     def load(self, source: DataSource, splits: Sequence[str] | None = None) -> Data:
         """Reads and checks the splits, and the other sets to evaluate on."""
         data = super().load(source, splits)
-        others = {name: read_other(self, name, source) for name in self.evaluate_on}
+        others = {name: read_other(self, name, source, data.classes) for name in self.evaluate_on}
         for other in others.values():
             if self.kind == "classification":
                 class_groups(data.classes, other.classes)  # raises an error if they do not fit
@@ -115,29 +115,39 @@ class SentenceTask(Table, Task):
         if self.rows is not None:
             rows = (balanced if self.kind == "classification" else sampled)(rows, self.rows, seed)
         if self.label_noise:
-            rows = with_wrong_labels(rows, self.label_noise, len(data.classes), seed)
+            # Of ratings 1 to 5 there is no class 0: no label must become one.
+            there = sorted({row["label"] for row in data.splits[self.train_split]})
+            classes = there if len(there) > 1 else range(len(data.classes))
+            rows = with_wrong_labels(rows, self.label_noise, classes, seed)
         return dataclasses.replace(data, splits={**data.splits, self.train_split: rows})
 
     def check(self, splits: dict[str, list[Row]], origins: dict[str, str]) -> Data:
         """Returns rows with the texts and a ``label``: the number of a class, or a score."""
-        columns = (*self.text, self.label)
         for split, rows in splits.items():
-            check_columns(rows, columns, origins.get(split, split))
-            check_texts(rows, self.text, origins.get(split, split), allow_empty=not self.own)
-        classes = self.classes
+            self._check_columns(rows, origins.get(split, split))
+        classes = self.classes if self.kind == "classification" else ()
         if self.kind == "classification" and not classes:
             first = self.train_split if self.train_split in splits else next(iter(splits))
             classes = infer_classes(splits[first], self.label, origins.get(first, first))
-        checked = {}
-        for split, rows in splits.items():
-            origin = origins.get(split, split)
-            if self.kind == "classification":
-                labels: list[Any] = class_labels(rows, self.label, classes, origin, inferred=not self.classes)
-            else:
-                labels = scores(rows, self.label, origin)
-            texts = [{column: row[column] for column in self.text} for row in rows]
-            checked[split] = [{**row, "label": label} for row, label in zip(texts, labels, strict=True)]
-        return Data(checked, origins, classes if self.kind == "classification" else ())
+        checked = {split: self._checked(rows, classes, origins.get(split, split)) for split, rows in splits.items()}
+        return Data(checked, origins, classes)
+
+    def check_other(self, rows: list[Row], classes: tuple[str, ...], origin: str) -> list[Row]:
+        """Returns the rows of another file in the form of :meth:`check`. Its labels are ``classes``, those trained."""
+        self._check_columns(rows, origin)
+        return self._checked(rows, classes, origin)
+
+    def _check_columns(self, rows: list[Row], origin: str) -> None:
+        check_columns(rows, (*self.text, self.label), origin)
+        check_texts(rows, self.text, origin, allow_empty=not self.own)
+
+    def _checked(self, rows: list[Row], classes: tuple[str, ...], origin: str) -> list[Row]:
+        if self.kind == "classification":
+            labels: list[Any] = class_labels(rows, self.label, classes, origin, inferred=not self.classes)
+        else:
+            labels = scores(rows, self.label, origin)
+        texts = [{column: row[column] for column in self.text} for row in rows]
+        return [{**row, "label": label} for row, label in zip(texts, labels, strict=True)]
 
     def model(self, path: str, data: Data, **options: Any) -> Any:
         """Returns a sequence classifier with one output per class, or one output for regression."""

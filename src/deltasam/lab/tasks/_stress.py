@@ -37,20 +37,20 @@ def sampled(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
     return [rows[index] for index in sorted(kept)]
 
 
-def with_wrong_labels(rows: Sequence[Row], share: float, classes: int, seed: int) -> list[Row]:
+def with_wrong_labels(rows: Sequence[Row], share: float, classes: Sequence[int], seed: int) -> list[Row]:
     """Returns the rows with the labels of this share of each class replaced by another class, drawn evenly.
 
     Rows with a wrong label have the right one as ``clean_label``.
 
     Example:
-        >>> noisy = with_wrong_labels([{"label": 0}] * 5 + [{"label": 1}] * 5, 0.4, 2, seed=0)
+        >>> noisy = with_wrong_labels([{"label": 0}] * 5 + [{"label": 1}] * 5, 0.4, [0, 1], seed=0)
         >>> [row["label"] for row in noisy].count(1), sum("clean_label" in row for row in noisy)
         (5, 4)
     """
     generator = random.Random(f"labels {seed}")
     found = [dict(row) for row in rows]
     for label, indices in sorted(_by_class(rows).items()):
-        others = [other for other in range(classes) if other != label]
+        others = [other for other in classes if other != label]
         for index in generator.sample(indices, round(share * len(indices))):
             found[index] |= {"label": generator.choice(others), "clean_label": label}
     return found
