@@ -39,6 +39,18 @@ def test_classes_are_inferred_from_all_rows_of_the_run(one: RunConfig, tmp_path:
     assert loaded.model.config.num_labels == 3
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_model_is_not_evaluated_with_other_classes(one: RunConfig, tmp_path: Path, lora: bool) -> None:
+    """Those of the training file may have changed since, also to as many others."""
+    if lora:
+        one = RunConfig.from_plain({**one.to_plain(), "model": {"path": one.model.path, "lora": 2}})
+    run(one, tmp_path / "run")
+    for file in tmp_path.glob("*.csv"):
+        file.write_text(file.read_text().replace(",a\n", ",z\n"))
+    with pytest.raises(DataError, match=r"b, c, z, .* a, b, c"):
+        load_run(tmp_path / "run")
+
+
 def test_rows_that_changed_after_the_run(one: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = run(one, tmp_path / "run")
     caplog.clear()

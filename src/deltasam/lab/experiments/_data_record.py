@@ -1,4 +1,4 @@
-"""``data.json``: hashes of the rows that a run used, so that changed data is detected, and shares of their classes."""
+"""``data.json``: hashes of the rows that a run used, so that changed data is detected, and their classes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,31 @@ from deltasam.lab.tasks import Data, DataError, DataSource
 FILE = "data.json"
 LARGEST_CLASS = "largest class"
 """Share of the most frequent class in every split: what a model scores that always answers the same."""
+_CLASSES = "classes"
 _WORKING_FOLDER = "task.files in"  # relative paths of the user's files start there
 
 
 def record_rows(config: RunConfig, data: Data, folder: Path) -> None:
-    """Writes hashes, shares of classes and the working folder, unless an interrupted run has written them already."""
+    """Writes hashes, classes, their shares and the working folder, unless an interrupted run has written them already."""
     if (folder / FILE).is_file():
         return
     shares = {name: _largest_class(rows) for name, rows in data.splits.items()} if data.classes else {}
     relative = any(not Path(file).expanduser().is_absolute() for file in _files(config).values())
     place = {_WORKING_FOLDER: str(Path.cwd())} if relative else {}
-    write_text(folder / FILE, json.dumps({**_hashes(data), LARGEST_CLASS: shares, **place}, indent=1))
+    write_text(folder / FILE, json.dumps({**_hashes(data), _CLASSES: data.classes, LARGEST_CLASS: shares, **place}, indent=1))
+
+
+def check_classes(data: Data, folder: Path) -> None:
+    """Raises a DataError if the rows have other classes than the run was trained with.
+
+    Classes that nobody has named are inferred from the training rows, which may have changed since.
+    """
+    known = _read(folder).get(_CLASSES)
+    if known is not None and tuple(known) != data.classes:
+        raise DataError(
+            f"the classes of the data are {', '.join(data.classes)}, but the model of {folder} was trained with "
+            f"{', '.join(known)}: its training rows have changed; restore them, or train again with --output"
+        )
 
 
 def absolute_files(config: RunConfig, folder: Path) -> dict[str, str]:

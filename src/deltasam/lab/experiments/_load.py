@@ -12,7 +12,7 @@ import torch
 
 from deltasam.lab.experiments._adapters import load_adapters
 from deltasam.lab.experiments._config import RunConfig
-from deltasam.lab.experiments._data_record import absolute_files
+from deltasam.lab.experiments._data_record import absolute_files, check_classes
 from deltasam.lab.experiments._errors import ConfigError
 from deltasam.lab.experiments._folder import RunFolder
 from deltasam.lab.experiments._lengths import check_lengths
@@ -128,7 +128,7 @@ def load_run(
 
     Raises:
         ConfigError: The folder does not hold a finished run with weights.
-        DataError: The data is missing or wrong.
+        DataError: The data is missing or wrong, or has other classes than those trained.
     """
     place = RunFolder(folder)
     if not place.config.is_file():
@@ -159,4 +159,6 @@ def load_run(
         there = dataclasses.replace(config, task=dataclasses.replace(config.task, **changes))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return config, load(there, path=str(place.model), split=split, rows=rows)
+    loaded = load(there, path=str(place.model), split=split, rows=rows)
+    check_classes(loaded.data, folder)
+    return config, loaded
