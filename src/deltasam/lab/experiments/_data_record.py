@@ -21,13 +21,14 @@ _WORKING_FOLDER = "task.files in"  # relative paths of the user's files start th
 
 
 def record_rows(config: RunConfig, data: Data, folder: Path) -> None:
-    """Writes hashes, classes, their shares and the working folder, unless an interrupted run has written them already."""
+    """Writes hashes, classes, their shares and the working folder, unless an interrupted run has already done so."""
     if (folder / FILE).is_file():
         return
     shares = {name: _largest_class(rows) for name, rows in data.splits.items()} if data.classes else {}
     relative = any(not Path(file).expanduser().is_absolute() for file in _files(config).values())
     place = {_WORKING_FOLDER: str(Path.cwd())} if relative else {}
-    write_text(folder / FILE, json.dumps({**_hashes(data), _CLASSES: data.classes, LARGEST_CLASS: shares, **place}, indent=1))
+    found = {**_hashes(data), _CLASSES: data.classes, LARGEST_CLASS: shares, **place}
+    write_text(folder / FILE, json.dumps(found, indent=1))
 
 
 def check_classes(data: Data, folder: Path) -> None:
